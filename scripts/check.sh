@@ -30,7 +30,7 @@ check_format() {
 # device; the pager knows those; api knows the pager. Nobody outside lib may be included, except the public headers.
 floors=(block_map progress_clock shared 'memory_pressure store_reader isolate gpus' 'failed_blocks lease_grants device_blocks holes' 'memory_waits asks open_ranges' 'install region_charges' page_in
   'read_ahead isolated_blocks store_writer'
-  write_back 'evictor fault_service staging_supply migrator device_write_back' part_copies 'pending_releases demoter promoter arrivals shown_files region_maker' 'range_demoter loans device_views device_room exports tunables' 'device_acquires device_workers host_leases range_writer' 'sync exit_writes hints' 'advisor region_teardown queries' pager)
+  write_back background_writes 'evictor fault_service staging_supply migrator device_write_back' part_copies 'pending_releases demoter promoter arrivals shown_files region_maker' 'range_demoter loans device_views device_room exports tunables' 'device_acquires device_workers host_leases range_writer' 'sync exit_writes hints' 'advisor region_teardown queries' pager)
 floor() {
   local i
   for i in "${!floors[@]}"; do [[ " ${floors[$i]} " == *" $1 "* ]] && { echo $((i + 1)); return; }; done

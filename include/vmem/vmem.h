@@ -137,6 +137,8 @@ struct vmem_stats {
 	uint64_t lost_blocks;       /* blocks whose only copy was lost, since the start: vmem_sync */
 	uint64_t unknown_blocks;    /* blocks now whose last write failed: what the SSD has may be torn */
 	uint64_t neighbour_blocks;  /* read with one that was asked for (VMEM_BLOCK_AUTO): whether they are used is not seen */
+	uint64_t dirty_bytes;       /* blocks in host memory now that may hold what their shared file lacks */
+	uint64_t background_write_bytes; /* .. written since the start while nobody asked for it (setting writeback_interval) */
 };
 
 /* What a region with a device tier stands on: setting `device` */
@@ -198,7 +200,10 @@ int vmem_init(void);
  * does: it waits for streams at most fault_timeout_ms in which none comes to a release, as long for
  * all the work of a device with a live lease for writing, and 30 seconds for a disk or a device
  * that does not answer, and says what was not written. Beside a device it writes what needs none.
- * _exit, quick_exit, exec and signals that end a process lose what was not synced.
+ * A process that ends without exit() (SIGKILL, _exit, quick_exit, exec, abort, other signals) loses
+ * what was stored to shared files within writeback_interval (5 s) before its end, and what
+ * dirty_limit takes to write: see vmem_flush and vmem_flush_on. Stores of a plain mmap are in the
+ * page cache, and lost by none of these.
  *
  * A program that has this library by dlopen may dlclose it: its threads go on, so it stays where it
  * is, and so do the regions, as if it had not been closed.
@@ -528,6 +533,28 @@ int vmem_evict(const void *ptr, size_t size, int location);
  * regions has nothing to sync: 0, and nothing is started.
  */
 int vmem_sync(const void *ptr, size_t size);
+
+/*
+ * Writes changed blocks of every shared file, also those under live leases, as exit() does, and
+ * returns when the files have them: they outlive the process, and not the machine (vmem_sync). To be
+ * called before what ends a process without exit(): _exit, exec, quick_exit. It waits for devices
+ * with a live lease for writing, at most fault_timeout_ms in which none gets on, and for disks
+ * without limit. What was not written is logged, and the first failure is returned: -ENOSPC, -EFBIG,
+ * -EIO, -ETIMEDOUT. 0 without regions; nothing is started. Not from a signal handler.
+ */
+int vmem_flush(void);
+
+/*
+ * From now on each of these `count` signals, when it comes to the process, has shared files written as by
+ * exit(), for as long as that gets on (30 s without progress end it), and then its default action. A
+ * thread of the library's does it, while the program's go on. The same signal again ends the process
+ * at once. SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU and SIGPWR are
+ * accepted. One that is ignored stays so, and one for which sigaction() is called later is the
+ * program's. In a forked child they have their default action. -EINVAL: another signal, or none;
+ * -EBUSY: the program has a handler for it, which can have a thread call vmem_flush or exit();
+ * nothing has changed then. -EAGAIN, -ENOMEM, -EMFILE: no thread or no descriptor.
+ */
+int vmem_flush_on(const int *signals, size_t count);
 
 /*
  * Bytes of the range in each tier at this moment. A block on its way to a device counts as host

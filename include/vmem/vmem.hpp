@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <span>
 #include <string>
 #include <system_error>
@@ -36,6 +37,16 @@ inline void check(int rc) {
 inline int version() {
   return vmem_version();
 }
+/* Shared files get what exit() would write. */
+inline void flush() {
+  check(vmem_flush());
+}
+
+/* .. before one of these signals ends the process. */
+inline void flush_on(std::initializer_list<int> signals) {
+  check(vmem_flush_on(signals.begin(), signals.size()));
+}
+
 /* Every region: vmem_sync(NULL, 0). */
 inline void sync() {
   check(vmem_sync(nullptr, 0));

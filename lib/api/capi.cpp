@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "api/boundary.h"
+#include "api/flush_on.h"
 #include "api/runtime.h"
 #include "core/cancellation.h"
 #include "core/inherited.h"
@@ -501,6 +502,27 @@ VMEM_API int vmem_sync(const void* ptr, size_t size) {
     Runtime::Use pager;
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok() || !pager) return s;
     return pager->sync_all();
+  });
+}
+
+VMEM_API int vmem_flush(void) {
+  return guarded([&]() -> Status {
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use_if_running(&pager); !s.ok() || !pager) return s;
+    pager->flush_host().ignore();  // what fails is tried again
+    return pager->flush_shared();
+  });
+}
+
+VMEM_API int vmem_flush_on(const int* signals, size_t count) {
+  return guarded([&]() -> Status {
+    if (signals == nullptr || count == 0 || count > 64) {
+      return error(EINVAL, "%zu signals at %p; give at least one", count, static_cast<const void*>(signals));
+    }
+    Runtime::Use pager;  // a forked child that cannot begin anew is refused
+    if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
+    const std::vector<int> wanted(signals, signals + count);  // they may lie in a region
+    return vmem::api::flush_on(wanted);
   });
 }
 

@@ -45,6 +45,8 @@ void fill(pager::Pager& pager, publish::Stats* to) {
   to->lost_blocks = stats.lost_blocks;
   to->unknown_blocks = stats.unknown_blocks;
   to->neighbour_blocks = stats.neighbour_blocks;
+  to->dirty_bytes = stats.dirty_bytes;
+  to->background_write_bytes = stats.background_write_bytes;
   to->lease_blocks = read(pager.counters().lease_blocks);
   to->lease_hits = read(pager.counters().lease_hits);
 }

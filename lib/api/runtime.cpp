@@ -200,6 +200,8 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   config.readahead_bytes = options.number(Option::readahead);
   config.checksum = options.number(Option::checksum) != 0;
   config.fault_timeout_ms = static_cast<unsigned>(options.number(Option::fault_timeout_ms));
+  config.writeback_interval_ns = options.number(Option::writeback_interval) * uint64_t{1000000000};
+  config.dirty_limit = options.number(Option::dirty_limit);
   config.allow_move = options.text(Option::transfer) != "copy";
   config.direct_io = options.number(Option::direct_io) != 0;
   if (Status s = parse_nodes(options.text(Option::numa_nodes), &config.numa_nodes); !s.ok()) return s;
@@ -415,9 +417,9 @@ void Runtime::finish() {
   // So another thread writes, and is waited for as long as it gets on: neither a stream of the program's that never
   // ends nor a disk that never answers keeps the process.
   if (gave_up_ && inside) return;
-  static Finishing* left_behind = nullptr;  // the other thread may come late
+  static std::atomic<Finishing*> left_behind{nullptr};  // the other thread may come late
   auto* finishing = new Finishing;
-  finishing->before = std::exchange(left_behind, finishing);
+  finishing->before = left_behind.exchange(finishing);
   std::thread writer;
   const Status started = core::start_thread(
       "vmem-exit",
@@ -530,6 +532,11 @@ Status Runtime::apply(Option option) {
       break;
     case Option::checksum:
       pager->tunables().set_checksum(options_.number(option) != 0);
+      break;
+    case Option::writeback_interval:
+    case Option::dirty_limit:
+      pager->tunables().set_writeback(options_.number(Option::writeback_interval) * uint64_t{1000000000},
+                                      options_.number(Option::dirty_limit));
       break;
     case Option::fault_timeout_ms:
       pager->tunables().set_fault_timeout(static_cast<unsigned>(options_.number(option)));

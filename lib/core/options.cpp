@@ -107,6 +107,15 @@ constexpr OptionInfo kTable[] = {
     {Option::fault_timeout_ms, "fault_timeout_ms", OptionKind::number, "milliseconds", "10000", 10, 3600000, nullptr,
      true,
      "How long a fault may wait for memory while nothing is read, written or evicted (SSD full, say) before SIGBUS."},
+    {Option::writeback_interval, "writeback_interval", OptionKind::number, "seconds", "5", 0, 86400, nullptr, true,
+     "Age at which changed blocks of shared files are written in the background, so that a process that is killed "
+     "loses no older stores. 0: only when they leave memory, at a sync and at exit, and without dirty_limit. A block "
+     "that is stored to all the time is written once in each interval."},
+    {Option::dirty_limit, "dirty_limit", OptionKind::bytes, "bytes", "a quarter of host_budget, at least 64 MiB", 0,
+     kPiB, nullptr, true,
+     "Changed bytes of shared files in host memory at which accesses that would change more blocks wait for the "
+     "disk; from half of it on blocks are written whatever their age. 0: the default. Blocks of 2 MiB and more count "
+     "from their first access on, until they are written or found to be unchanged."},
     {Option::log, "log", OptionKind::choice, "", "warning", 0, 0, "error|warning|info|debug", true,
      "The most talkative lines that are delivered."},
     {Option::publish, "publish", OptionKind::boolean, "", "on", 0, 1, nullptr, true,
@@ -146,6 +155,8 @@ uint64_t default_number(Option id) {
       return 64 * kMiB;
     case Option::fault_timeout_ms:
       return 10000;
+    case Option::writeback_interval:
+      return 5;
     case Option::ssd_budget:
       return UINT64_MAX;
     default:

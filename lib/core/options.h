@@ -39,6 +39,8 @@ enum class Option : unsigned {
   io_threads,
   evict_threads,
   fault_timeout_ms,
+  writeback_interval,
+  dirty_limit,
   log,
   publish,
   debug,

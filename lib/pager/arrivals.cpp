@@ -145,12 +145,14 @@ void Arrivals::pulled(Move* m, int d) {
     resident.promoted = false;
     r.table.change(m->block, State::taking, State::resident);
     trap_.unprotect(r.address(m->block), r.block_size).ignore();
+    map_.note_dirty(r, m->block);
     map_.admit(r, m->block, map_.clock().stamp());
     return;
   }
   if (m->source != r.address(m->block)) {
     frames_.put_bounce(m->source, r.block_size);
   } else {
+    map_.note_clean(r, m->block);
     r.table.change(m->block, State::taking, State::entering);
     block.device = static_cast<uint8_t>(d);
     resident.pool = static_cast<uint8_t>(kDevicePools + d);
@@ -335,6 +337,7 @@ void Arrivals::undo(Move* m, const Status& why, bool trapped, DeferredWork& afte
     resident.frame = m->image;
     resident.pool = staging_pool(r);
     r.table.change(b, State::entering, State::held);
+    if (!proven_clean(block)) map_.note_dirty(r, b);
     map_.admit(r, b, map_.clock().stamp());
   }
   map_.free_move(m);

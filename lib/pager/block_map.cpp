@@ -30,7 +30,8 @@ BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& st
       above_(above),
       policies_(make_policies(devices, config.evictor)),
       copies_(residents_, staging, policies_, clock_),
-      guests_(residents_) {
+      guests_(residents_),
+      dirty_(residents_, config) {
   guests_.set_share(config.device_neighbours);
 }
 
@@ -85,6 +86,7 @@ void BlockMap::withdraw(ResidentId id) {
 void BlockMap::give_resident(ResidentId id) {
   withdraw(id);
   guests_.remove(id);
+  dirty_.remove(id);
   residents_.give(id);
 }
 
@@ -93,6 +95,10 @@ ResidentId BlockMap::new_resident(Region& r, BlockIndex b, std::byte* frame, uin
   const ResidentId id = residents_.take(r, b, frame, pool);
   r.table[b].aux = id;
   return id;
+}
+
+void BlockMap::note_dirty(Region& r, BlockIndex b) {
+  if (r.backing == Backing::file_shared) dirty_.add(r.table[b].aux, now_ns());
 }
 
 void BlockMap::resize_policies(size_t residents) {
@@ -217,6 +223,7 @@ void BlockMap::free_move(Move* m) {
     --m->job->outstanding;
     if (m->job->status.ok()) m->job->status = m->status;
   }
+  if (m->background) dirty_.write_ends(m->region->block_size, now_ns());
   moves_.give(m);
   const core::Block& block = m->region->table[m->block];
   if (core::in_memory(block.state) && std::exchange(residents_[block.aux].leaves, false))
@@ -271,6 +278,7 @@ std::string BlockMap::check() {
   if (std::string s = residents_.check(); !s.empty()) return s;
   if (std::string s = copies_.check(); !s.empty()) return s;
   if (std::string s = guests_.check(); !s.empty()) return s;
+  if (std::string s = dirty_.check(); !s.empty()) return s;
   return moves_.check();
 }
 

@@ -18,6 +18,7 @@
 #include "core/counters.h"
 #include "core/own_memory.h"
 #include "pager/config.h"
+#include "pager/dirty_blocks.h"
 #include "pager/eviction_clock.h"
 #include "pager/guests.h"
 #include "pager/host_copies.h"
@@ -67,6 +68,11 @@ class BlockMap {
   void free_resident(core::BlockIndex b, Region& r) VMEM_LOCKED;
   HostCopies& copies() VMEM_LOCKED { return copies_; }
   Guests& guests() VMEM_LOCKED { return guests_; }
+  DirtyBlocks& dirty() VMEM_LOCKED { return dirty_; }
+  // A block of a shared file that is in host memory: stores to it are not seen any more, or it holds what its file
+  // lacks; its file has its bytes.
+  void note_dirty(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void note_clean(const Region& r, core::BlockIndex b) VMEM_LOCKED { dirty_.remove(r.table[b].aux); }
   EvictionClock& clock() VMEM_LOCKED { return clock_; }
 
   // Which of them leave first, by Resident::pool. admit(): from here on it may be chosen.
@@ -123,6 +129,7 @@ class BlockMap {
   Progress progress_ VMEM_GUARDED_BY(core::big_lock);
   HostCopies copies_ VMEM_GUARDED_BY(core::big_lock);
   Guests guests_ VMEM_GUARDED_BY(core::big_lock);
+  DirtyBlocks dirty_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

@@ -31,7 +31,9 @@ struct Config {
   uint64_t readahead_bytes = uint64_t{64} << 20;
   bool checksum = true;
   unsigned fault_timeout_ms = 10000;
-  unsigned keep_ms = 400;  // memory that nobody uses goes back to the system after one to two times that
+  unsigned keep_ms = 400;              // memory that nobody uses goes back to the system after one to two times that
+  uint64_t writeback_interval_ns = 0;  // 0: nothing is written in the background
+  uint64_t dirty_limit = 0;            // bytes; 0: as DirtyBlocks::limit() has it
   bool allow_move = true;
   bool direct_io = true;
   std::vector<int> numa_nodes;

@@ -280,6 +280,7 @@ void Demoter::rest_in_host(Move* m, bool copied) {
     r.table.change(b, State::leaving, State::resident);
     block.flags &= static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kWanted | core::kWantedWrite));
     trap_.unprotect(r.address(b), r.block_size).ignore();
+    map_.note_dirty(r, b);
     map_.admit(r, b, map_.clock().stamp());
   } else if (m->kept) {
     ++g.evictions;
@@ -291,12 +292,14 @@ void Demoter::rest_in_host(Move* m, bool copied) {
     block.aux = id;
     map_.match_hold(r, b);
     r.table.change(b, State::leaving, State::held);
+    if (!proven_clean(block)) map_.note_dirty(r, b);
   } else if (m->image != nullptr && copied) {
     map_.free_resident(b, r);
     ++g.evictions;
     const core::ResidentId id = map_.new_resident(r, b, m->image, staging_pool(r));
     map_.residents()[id].stamp = map_.clock().stamp();
     r.table.change(b, State::leaving, State::held);
+    if (!proven_clean(block)) map_.note_dirty(r, b);
     map_.admit(r, b, map_.clock().stamp());
   } else {
     map_.free_resident(b, r);

@@ -42,9 +42,11 @@ void Evictor::join() {
 void Evictor::loop() {
   uint8_t next_staging = kStagingPools;
   size_t passed = 0;
+  bool wrote = false;  // the other work has its turn
   Lock lock(map_.mutex());
   while (!stop_) {
     const uint64_t now = now_ns();
+    background_.wake_slowed(now);
     if (waits_.check_starved(lock, now)) {
       page_in_.serve_waiting(lock);
       continue;
@@ -59,6 +61,8 @@ void Evictor::loop() {
       serve_request(lock);
       continue;
     }
+    wrote = !wrote && background_.write_some(lock, now);
+    if (wrote) continue;
     pressure_.lift_cap(now);
     Short what;
     // Who starves while nothing moves needs what a held block has: a buffer.
@@ -233,7 +237,7 @@ void Evictor::serve_request(Lock& lock) {
 // time.
 void Evictor::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
-  uint64_t next = std::min(failed_.next_ns(), pressure_.next_ns());
+  uint64_t next = std::min({failed_.next_ns(), pressure_.next_ns(), background_.next_ns(now)});
   if (write_back_.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
   // Somebody has to look whether anything goes on.
   if (failed_.retries().want_memory()) next = std::min(next, now + Progress::kSlice / 2);

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "pager/background_writes.h"
 #include "pager/evict_requests.h"
 #include "pager/shared.h"
 #include "pager/write_back.h"
@@ -46,7 +47,8 @@ class Evictor : private Shared {
         write_back_(write_back),
         requests_(requests),
         room_(room),
-        above_(above) {}
+        above_(above),
+        background_(shared, isolator, write_back) {}
 
   // Unlocked. So many threads, or fewer: that is slower, and not wrong.
   core::Status start(unsigned threads) VMEM_UNLOCKED;
@@ -80,6 +82,7 @@ class Evictor : private Shared {
   EvictRequests& requests_;
   Room& room_;
   Above& above_;
+  BackgroundWrites background_;
   std::vector<std::thread> threads_;
   uint64_t pins_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // when to look whether pins have ended
   // Blocks that no policy knows until something can be written: there may be some, and some that were set aside since

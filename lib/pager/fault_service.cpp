@@ -173,6 +173,32 @@ void FaultService::note_access(Region& r, BlockIndex b, const trap::Fault& fault
   }
 }
 
+// The fault would make one more block dirty, and there are too many: it waits until some have been written. Of a block
+// that is moved into place, as of one that the module has, later stores are not seen: a load makes it dirty as well.
+bool FaultService::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now) {
+  DirtyBlocks& dirty = map_.dirty();
+  if (r.backing != Backing::file_shared || !dirty.slows(now)) return false;
+  const Block& block = r.table[b];
+  if (core::in_memory(block.state) && dirty.listed(block.aux)) return false;
+  const bool stores = fault.kind != trap::FaultKind::read;
+  switch (block.state) {
+    case State::untouched:
+    case State::held:
+      if ((block.flags & core::kWanted) != 0 || (!stores && r.transfer == Transfer::copy)) return false;
+      break;
+    case State::filling:
+    case State::installing:
+      if (!stores || (block.flags & core::kWantedWrite) != 0) return false;
+      break;
+    case State::resident:
+      if (fault.kind != trap::FaultKind::write_protect) return false;
+      break;
+    default:
+      return false;
+  }
+  return dirty.slow(r, b, now);
+}
+
 // Untouched, or stored: its bytes have to be had.
 void FaultService::met_absent(Region& r, BlockIndex b, uint16_t wanted, DeferredWork& after) {
   Block& block = r.table[b];
@@ -197,6 +223,7 @@ void FaultService::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
     const Status s = trap_.unprotect(r.address(b), r.block_size);
     if (s.code() == -EPERM) return met_shut(r, b, s);
     block.flags &= static_cast<uint16_t>(~core::kProtected);
+    map_.note_dirty(r, b);
     return;
   }
   core::add(counters_.spurious_faults);
@@ -207,6 +234,7 @@ void FaultService::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
   if (met_before(fault.address) && trap_.fill_zero(page, core::kPage).ok() && (block.flags & core::kProtected) != 0) {
     block.flags &= static_cast<uint16_t>(~core::kProtected);
     trap_.unprotect(r.address(b), r.block_size).ignore();
+    map_.note_dirty(r, b);
   }
   trap_.wake(page, core::kPage).ignore();
 }
@@ -265,6 +293,7 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
   if (r->dying) return access_of_dying(*r, b, fault);
   Block& block = r->table[b];
   if (!core::in_transition(block.state) && block.state != State::resident && failed_.retries().waits(*r, b)) return;
+  if (slow_down(*r, b, fault, now)) return;
   const uint16_t wanted =
       static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
   note_access(*r, b, fault, now);

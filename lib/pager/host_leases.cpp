@@ -189,7 +189,10 @@ Status HostLeases::let_write(Region& r, BlockIndex b, unsigned access) {
   Block& block = r.table[b];
   if ((access & VMEM_WRITE) == 0 || (block.flags & core::kProtected) == 0) return {};
   Status s = trap_.unprotect(r.address(b), r.block_size);
-  if (s.code() != -EPERM) block.flags &= static_cast<uint16_t>(~core::kProtected);
+  if (s.code() != -EPERM) {
+    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    map_.note_dirty(r, b);
+  }
   return s;
 }
 

@@ -191,6 +191,7 @@ void Installer::settle_installed(Move* m, const Status& s, DeferredWork& after) 
     if (stays) block.flags |= core::kProtected;
     if (stays && stores) trap_.wake(at, r.block_size).ignore();
   }
+  if ((block.flags & core::kProtected) == 0) map_.note_dirty(r, m->block);
   if (resident.holed) trap_.wake(at, r.block_size).ignore();
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   map_.admit(r, m->block, resident.stamp);

@@ -84,8 +84,15 @@ void IsolatedBlocks::stay_in_place(Move* m, State from) {
   bool stays = same && (block.flags & core::kWantedWrite) == 0;
   if (!stays && m->in_place) stays = trap_.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
   block.flags &= static_cast<uint16_t>(~core::kProtected);
-  if (stays) block.flags |= core::kProtected;
-  resident.proven = stays && proven;
+  // A pin from before the protection stores unseen. Where nobody can see pins, only writes in the background, which
+  // come at any time, are not relied on.
+  const bool seen = trap_.caps().pins == trap::Pins::unseen && (!m->background || core::broken("compare_again"));
+  resident.proven = stays && (proven || seen);
+  if (stays) {
+    block.flags |= core::kProtected;
+  } else {
+    map_.note_dirty(r, m->block);
+  }
   if ((block.flags & core::kWanted) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   map_.admit(r, m->block, map_.clock().stamp());
@@ -101,6 +108,8 @@ void IsolatedBlocks::put_back(Move* m, DeferredWork& after) {
   give_buffers(m);
   Resident& resident = map_.residents()[block.aux];
   if ((m->keep || m->probe) && resident.admitted) map_.policy(block.aux).unhold(block.aux);
+  const bool same_in_store = m->status.ok() && !m->probe && (m->clean || m->io.size != 0);
+  if (same_in_store) map_.note_clean(r, m->block);
 
   if (m->in_place || (!m->status.ok() && !m->from_held && !m->out)) {
     stay_in_place(m, from);
@@ -123,7 +132,9 @@ void IsolatedBlocks::put_back(Move* m, DeferredWork& after) {
     return;
   }
   resident.stamp = map_.clock().stamp();
-  m->protect = false;
+  // Where the trap keeps frames, the block goes back protected, so that its next store is seen.
+  m->protect = m->background && same_in_store && r.transfer == Transfer::install && trap_.caps().write_protect &&
+               (block.flags & (core::kDigest | core::kWantedWrite)) == core::kDigest && !lent_for_writing(r, m->block);
   installer_.start_installing(m, from, after.install);
 }
 

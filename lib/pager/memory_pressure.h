@@ -21,7 +21,10 @@ namespace vmem::pager {
 
 class MemoryPressure : private Shared {
  public:
-  explicit MemoryPressure(const Shared& shared) : Shared(shared) {}
+  explicit MemoryPressure(const Shared& shared) : Shared(shared) {
+    const Lock lock(map_.mutex());
+    map_.dirty().set_bell(&evictors_);
+  }
 
   // The machine wants so many bytes back; refused some.
   void press(uint64_t bytes) VMEM_LOCKED;

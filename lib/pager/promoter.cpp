@@ -207,6 +207,7 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
     r.table.change(b, State::resident, State::taking);
   } else {
     resident.pool = static_cast<uint8_t>(kDevicePools + d);
+    map_.note_clean(r, b);  // its flags say from here on whether the file has its bytes
     r.table.change(b, State::held, State::entering);
     block.device = static_cast<uint8_t>(d);
   }

@@ -105,6 +105,7 @@ void Queries::stats(struct vmem_stats* out) {
   out->copied_bytes = read(counters_.copied_bytes);
   out->lost_blocks = read(counters_.lost_blocks);
   out->neighbour_blocks = read(counters_.neighbour_blocks);
+  out->background_write_bytes = read(counters_.background_write_bytes);
   out->ssd_bytes = space_.used();
   Lock lock(map_.mutex());
   out->host_bytes = budget_.charged();
@@ -113,6 +114,7 @@ void Queries::stats(struct vmem_stats* out) {
   for (const Gpu& g : gpus_) out->device_bytes += g.budget.charged();
   out->regions = map_.regions().size();
   out->unknown_blocks = failed_.unknown_blocks();
+  out->dirty_bytes = map_.dirty().bytes();
 }
 
 Status Queries::device_stats(int d, struct vmem_device_stats* out) {

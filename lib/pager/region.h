@@ -67,8 +67,8 @@ struct Region {
   uint64_t id = 0;
   std::byte* base = nullptr;
   core::NotedAddresses noted;  // for forked children
-  size_t size = 0;  // bytes the caller asked for
-  size_t span = 0;  // bytes of address space: blocks * block_size
+  size_t size = 0;             // bytes the caller asked for
+  size_t span = 0;             // bytes of address space: blocks * block_size
   size_t block_size = 0;
   uint64_t blocks = 0;
   Backing backing = Backing::anonymous;
@@ -113,6 +113,8 @@ struct Region {
   uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
   uint64_t unread = 0;     // blocks with kUnread
   uint64_t stale = 0;      // blocks on a device whose copy in host memory is newer
+  uint64_t retry_ns = 0;   // its file refused a write in the background: none before this
+  unsigned refusals = 0;   // of such writes in a row
   bool dying = false;
   bool quiet = false;                     // dying, and nobody uses it any more: detach() answers every access
   bool unfinished = false;                // at exit: blocks were left that did not come to rest

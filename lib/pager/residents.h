@@ -61,12 +61,14 @@ struct Resident {
   core::ResidentId previous_guest = core::kNoResident, next_guest = core::kNoResident;  // .. there
   bool saved = false;  // on a device, at exit: its file has it, or gets it, as far as the books know
   device::Ticket ticket;
-  bool unwritten = false;  // found to need a write while none could be made; no policy may know it until one can
-  bool lent = false;       // taking: kernels load from its staging frame (Loans)
-  bool proven = false;     // resident, kProtected: it was so from when its pages came, so that no pin can store to them
-  bool dropping = false;   // .. and are being dropped: an absent page is ours, not the program's doing
-  bool holed = false;      // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
-                           // installing: somebody met a page that was not there
+  bool unwritten = false;       // found to need a write while none could be made; no policy may know it until one can
+  bool lent = false;            // taking: kernels load from its staging frame (Loans)
+  bool proven = false;          // resident, kProtected: no pin from before that can store to its pages unseen
+  bool dropping = false;        // .. and are being dropped: an absent page is ours, not the program's doing
+  bool holed = false;           // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
+                                // installing: somebody met a page that was not there
+  uint64_t dirty_since_ns = 0;  // DirtyBlocks; 0: not listed
+  core::ResidentId dirty_before = core::kNoResident, dirty_after = core::kNoResident;
 };
 
 class Residents {
@@ -104,7 +106,7 @@ class Residents {
 // In place, and nobody can have stored to it since it was equal to the store: neither a thread, nor a device that had
 // pinned its pages before they were protected.
 inline bool stood_protected(trap::Pins pins, const core::Block& block, const Resident& resident) {
-  return (block.flags & core::kProtected) != 0 && (pins != trap::Pins::taken_away || resident.proven);
+  return (block.flags & core::kProtected) != 0 && (pins == trap::Pins::protected_ || resident.proven);
 }
 
 // Whoever asks the block elsewhere has to wait for it: it will be on a device, where the request did not find it.

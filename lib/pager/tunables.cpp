@@ -27,6 +27,7 @@ Status Tunables::set_host_budget(uint64_t bytes) {
                  core::human_bytes(reserve_.largest_block()).c_str());
   }
   budget_.set(bytes);
+  in_force_.host_budget = bytes;
   reserve_.follow_budget();
   for (const auto& [base, r] : map_.regions()) {
     if (r->bounces) frames_.limit_bounce(r->block_size, bounce_limit(*r, config_, budget_));
@@ -126,6 +127,13 @@ void Tunables::set_space_budget(uint64_t bytes) {
 void Tunables::set_staging_share(unsigned percent) {
   Lock lock(map_.mutex());
   supply_.set_share(percent);
+}
+
+void Tunables::set_writeback(uint64_t interval_ns, uint64_t dirty_limit) {
+  Lock lock(map_.mutex());
+  in_force_.writeback_interval_ns = interval_ns;
+  in_force_.dirty_limit = dirty_limit;
+  map_.dirty().settings_changed();
 }
 
 void Tunables::set_neighbours(unsigned percent) {

@@ -44,6 +44,8 @@ void WriteBack::settle_taken(Move* m, DeferredWork& after) {
     isolated_.keep_frame(m, after);
   } else if (m->torn) {
     isolated_.lose_taken(m);
+  } else if (!m->status.ok() && m->background) {
+    put_back_dirty(m, after);
   } else if (!m->status.ok()) {
     if (m->stored != 0) {
       map_.residents()[r.table[m->block].aux].unwritten = true;
@@ -62,6 +64,23 @@ void WriteBack::settle_taken(Move* m, DeferredWork& after) {
     if (r.table[m->block].state == State::taking) r.table.change(m->block, State::taking, State::writing);
     writer_.to_store(m, *this, after);
   }
+}
+
+// Locked; a write in the background failed, or could not begin. Nobody waits for it, and other writes do not wait for
+// its file: the file is left alone for a while that grows, a pinned block for one interval.
+void WriteBack::put_back_dirty(Move* m, DeferredWork& after) {
+  constexpr uint64_t kShortest = 100000000, kMostDoubled = 8;  // ns
+  Region& r = *m->region;
+  const uint64_t now = now_ns();
+  if (m->io.size != 0 && m->status.code() != -EFAULT) {
+    core::add(counters_.io_errors);
+    r.retry_ns = now + (kShortest << std::min<uint64_t>(r.refusals++, kMostDoubled));
+    VMEM_LOG_OFTEN(core::Level::warning, "writing failed in the background (%s), the block stays in memory, %s",
+                   vmem_strerror(m->status.code()), map_.where(r, m->block).c_str());
+  }
+  if (m->io.size != 0) failed_.mark_unknown(r, m->block);
+  map_.dirty().put_off(r.table[m->block].aux, now);
+  isolated_.put_back(m, after);
 }
 
 // Locked. The store has these bytes: the memory may go, unless somebody wants the block back or it is to stay.
@@ -192,6 +211,11 @@ void WriteBack::settle_write(Move* m, DeferredWork& after) {
   const bool dropped = m->status.ok() && (m->in_place || in_slot(*m)) && !m->keep && (cut || drop_written(m));
   Lock lock(map_.mutex());
   Block& block = r.table[m->block];
+  if (!m->status.ok() && m->background) {
+    put_back_dirty(m, after);
+    room_.came_free(after);
+    return;
+  }
   if (!m->status.ok()) {
     if (m->status.code() == -EFAULT && m->in_place && m->job == nullptr) {  // no room for the copy: later
       failed_.mark_unknown(r, m->block);
@@ -208,6 +232,8 @@ void WriteBack::settle_write(Move* m, DeferredWork& after) {
   writes_.succeeded();
   map_.progress().made();
   core::add(counters_.write_bytes, m->io.transferred);
+  if (m->background) core::add(counters_.background_write_bytes, m->io.transferred);
+  r.refusals = 0;
   if (r.backing != Backing::file_shared) {
     // Under the lock: when it is let go, the region may be freed, and the store end.
     if (m->new_extent && block.extent) space_.release(block.extent);

@@ -44,6 +44,7 @@ class WriteBack final : private Shared, private IoEnd {
  private:
   void io_ended(Move* m) VMEM_UNLOCKED override;
   void settle_taken(Move* m, DeferredWork& after) VMEM_LOCKED;
+  void put_back_dirty(Move* m, DeferredWork& after) VMEM_LOCKED;
   void finish_clean(Move* m, DeferredWork& after) VMEM_LOCKED;
   void finish_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   bool drop_written(Move* m) VMEM_UNLOCKED;

@@ -37,7 +37,18 @@ from ._range import (
     sync,
 )
 from ._region import Region, alloc, map
-from ._status import DeviceStats, Stats, configure, device_stats, get, set, set_log_callback, stats
+from ._status import (
+    DeviceStats,
+    Stats,
+    configure,
+    device_stats,
+    flush,
+    flush_on,
+    get,
+    set,
+    set_log_callback,
+    stats,
+)
 from ._version import __version__
 
 __all__ = [
@@ -67,6 +78,8 @@ __all__ = [
     "device_stats",
     "evict",
     "export",
+    "flush",
+    "flush_on",
     "get",
     "human_bytes",
     "init",

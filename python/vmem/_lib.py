@@ -107,7 +107,7 @@ StatsStruct = _words(
     "size faults fault_ns_total fault_ns_max read_bytes write_bytes host_bytes device_bytes ssd_bytes evictions"
     " clean_drops prefetched_blocks prefetch_hits host_to_device_bytes device_to_host_bytes io_errors checksum_errors"
     " regions soft_faults prefetch_wasted host_budget copied_bytes lost_blocks unknown_blocks"
-    " neighbour_blocks",
+    " neighbour_blocks dirty_bytes background_write_bytes",
 )
 DeviceStatsStruct = _words(
     "DeviceStatsStruct",
@@ -143,9 +143,9 @@ def _open() -> ctypes.CDLL:
         except OSError as e:
             tried.append(f"{path}: {e}")
             continue
-        if hasattr(library, "vmem_export"):
+        if hasattr(library, "vmem_flush_on"):
             return library
-        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_export)")
+        tried.append(f"{path}: is not libvmem, or too old a one (it has no vmem_flush_on)")
     raise ImportError(
         "libvmem was not found. Tried "
         + printable("; ".join(tried))
@@ -197,6 +197,8 @@ def _declare(library: ctypes.CDLL) -> None:
         "vmem_export": [void, size, flags, ctypes.POINTER(ctypes.c_int)],
         "vmem_evict": [void, size, whole],
         "vmem_sync": [void, size],
+        "vmem_flush": [],
+        "vmem_flush_on": [ctypes.POINTER(whole), size],
         "vmem_query": [void, size, ctypes.POINTER(ResidencyStruct)],
         "vmem_stats": [ctypes.POINTER(StatsStruct)],
         "vmem_device_stats": [whole, ctypes.POINTER(DeviceStatsStruct)],

@@ -74,6 +74,27 @@ def _end_log() -> None:
         set_log_callback(None)
 
 
+def flush() -> None:
+    """Writes what was stored to shared files, as the end of the program does: to be called before os._exit and
+    os.exec*, which lose it otherwise. The files have it then, whatever becomes of the process; Region.sync() makes it
+    durable."""
+    check(lib.vmem_flush())
+
+
+def flush_on(*signals: int) -> None:
+    """Has each of these signals write shared files before it ends the process: flush_on(signal.SIGTERM). EBUSY: Python
+    has a handler for it, as for SIGINT: an exception that nobody catches writes them, too. EINVAL: not a signal of
+    that kind."""
+    numbers = [int(s) for s in signals]
+    check(lib.vmem_flush_on((ctypes.c_int * len(numbers))(*numbers), len(numbers)))
+
+
+# The interpreter ends by SIGINT after an unhandled KeyboardInterrupt: no handler of the C library runs then.
+@atexit.register
+def _flush() -> None:
+    lib.vmem_flush()  # the log says what was not written
+
+
 @dataclass(frozen=True)
 class Stats:
     """Of this process since libvmem started in it: stats().
@@ -92,6 +113,8 @@ class Stats:
     copied_bytes          bytes that a CPU copied to put blocks in place
     lost_blocks           whose only copy was lost, since the start; unknown_blocks now: their last write failed
     neighbour_blocks      read with one that was asked for (block size auto): whether they are used is not seen
+    dirty_bytes           in host memory now that shared files may lack; background_write_bytes: of such, written
+                          while nobody asked for it (setting writeback_interval)
     """
 
     faults: int
@@ -118,6 +141,8 @@ class Stats:
     lost_blocks: int
     unknown_blocks: int
     neighbour_blocks: int
+    dirty_bytes: int
+    background_write_bytes: int
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ int main(void)
 		"vmem_strerror", "vmem_last_error", "vmem_version", "vmem_lease",
 		"vmem_lease_async", "vmem_lease_poll", "vmem_lease_fd", "vmem_lease_end",
 		"vmem_kernel_begin", "vmem_kernel_end", "vmem_export",
+		"vmem_flush", "vmem_flush_on",
 	};
 	char value[64];
 	Dl_info info;
@@ -36,6 +37,8 @@ int main(void)
 	       "vmem_init comes from libvmem-tier.so");
 	expect(vmem_version() == VMEM_VERSION, "the library is of the header's version");
 	expect(vmem_sync(NULL, 0) == 0, "without a region there is nothing to sync");
+	expect(vmem_flush() == 0, "without a region there is nothing to flush");
+	expect(vmem_flush_on(NULL, 0) == -EINVAL, "no signals are -EINVAL");
 	expect(vmem_set("no_such_setting", "1") == -ENOENT, "an unknown setting is -ENOENT");
 	expect(strstr(vmem_last_error(), "no_such_setting") != NULL, "the message names the setting");
 	expect(vmem_get("block_size", value, sizeof(value)) == 0, "a setting can be read");

@@ -12,6 +12,7 @@ compare        | short | unit PagerSteps.WhatIsEvictedComesBack, model --seconds
 write_protect  | short | history --seconds 4 --transfer copy, model --seconds 6 --transfer copy
 release_event  | short | model --seconds 8 --device sim
 unknown_mark   | long  | unit PagerMarks.*
+compare_again  | long  | unit PagerBackgroundWrites.WhatAPinnedPageGetsAfterTheWriteIsNotLost
 write_report   | long  | unit PagerSteps.ABackgroundFailureIsReportedByTheNextSyncOnce
 lost_mark      | long  | unit PagerMarks.*
 leased_drop    | long  | unit PagerMarks.DontNeedLeavesABlockThatWasLeasedWhileItWaited

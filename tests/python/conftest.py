@@ -30,6 +30,8 @@ DEFAULTS = {
     "direct_io": "on",
     "compression": "none",
     "fault_timeout_ms": 10000,
+    "writeback_interval": 5,
+    "dirty_limit": 0,
     "ssd_budget": "1T",
     "evict_threads": 1,
     "io_threads": 1,

@@ -111,6 +111,8 @@ class SystemTest : public ::testing::Test {
                                               {"direct_io", "on"},
                                               {"io_depth", "16"},
                                               {"fault_timeout_ms", "10000"},
+                                              {"writeback_interval", "5"},
+                                              {"dirty_limit", "0"},
                                               {"ssd_budget", "1T"},
                                               {"ssd_path", ""},
                                               {"evict_threads", "1"},

@@ -381,6 +381,8 @@ const std::vector<Field> kFields = {
     {"lost_blocks", &publish::Stats::lost_blocks},
     {"unknown_blocks", &publish::Stats::unknown_blocks},
     {"neighbour_blocks", &publish::Stats::neighbour_blocks},
+    {"dirty_bytes", &publish::Stats::dirty_bytes},
+    {"background_write_bytes", &publish::Stats::background_write_bytes},
     {"lease_blocks", &publish::Stats::lease_blocks},
     {"lease_hits", &publish::Stats::lease_hits},
 };

@@ -1,0 +1,161 @@
+// Processes that end without exit(), and what their shared files have then.
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "exit_child.h"
+
+namespace {
+
+using systest::map_shared;
+using systest::start_child;
+using systest::TempFile;
+using systest::wait_for_child;
+using vmem::test::eventually;
+
+constexpr size_t kSize = 8 << 20;
+
+class Ends : public systest::SystemTest {
+ protected:
+  void SetUp() override {
+    SystemTest::SetUp();
+    configure({});
+  }
+  // Until the child has done what it is to do: it says so in the second file.
+  static bool says(const TempFile& note, const char* word) {
+    return eventually([&] { return systest::text_of(note.path()).find(word) != std::string::npos; },
+                      std::chrono::seconds(60));
+  }
+  static systest::Environment environment(const TempFile& file, const TempFile& note, const char* how) {
+    setenv("VMEM_TEST_FILE", file.path().c_str(), 1);
+    setenv("VMEM_TEST_NOTE", note.path().c_str(), 1);
+    setenv("VMEM_TEST_HOW", how, 1);
+    return {};
+  }
+  static int run(const TempFile& file, const TempFile& note, const char* how) {
+    return wait_for_child(start_child("EndsChild.DISABLED_Stores", environment(file, note, how)), 120);
+  }
+};
+
+bool is(const char* how) {
+  return strcmp(getenv("VMEM_TEST_HOW"), how) == 0;
+}
+
+void note(const char* word) {
+  const int fd = open(getenv("VMEM_TEST_NOTE"), O_WRONLY | O_APPEND | O_CLOEXEC);
+  ASSERT_EQ(write(fd, word, strlen(word)), static_cast<ssize_t>(strlen(word)));
+  close(fd);
+}
+
+void on_term(int) {}
+
+void set_flush_on(std::initializer_list<int> signals) {
+  ASSERT_EQ(vmem_flush_on(signals.begin(), signals.size()), 0) << vmem_last_error();
+}
+
+// Stores, tells the parent when that is so far, and ends as it is told to.
+TEST(EndsChild, DISABLED_Stores) {
+  for (const auto& [name, value] : {std::pair{"host_budget", "64MiB"}, {"device", "none"}})
+    ASSERT_EQ(vmem_set(name, value), 0);
+  ASSERT_EQ(vmem_set("writeback_interval", is("kill") ? "1" : "0"), 0);
+  ASSERT_EQ(vmem_set("block_size", getenv("VMEM_TEST_BLOCK") != nullptr ? getenv("VMEM_TEST_BLOCK") : "2MiB"), 0);
+  if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
+  char* const p = map_shared("VMEM_TEST_FILE", kSize, VMEM_HOST_ONLY);
+  memset(p, 'k', kSize);
+  if (is("kill")) {
+    // The statistic says when all of it is in the file.
+    ASSERT_TRUE(eventually([] { return vmem::stats().dirty_bytes == 0; }, std::chrono::seconds(60)));
+    ASSERT_GE(vmem::stats().background_write_bytes, kSize);
+    note("written");
+    for (;;) pause();
+  }
+  if (is("flush")) {
+    ASSERT_EQ(vmem_flush(), 0) << vmem_last_error();
+    _exit(7);
+  }
+  set_flush_on({SIGTERM, SIGHUP});
+  if (is("child")) {
+    const int status = wait_for_child(systest::fork_child([] { return raise(SIGTERM); }), 60);
+    _exit(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM ? 7 : 8);
+  }
+  note("ready");
+  for (;;) pause();
+}
+
+TEST_F(Ends, ByKillNothingIsLostThatHasBeenWritten) {
+  for (const char* block : {"2MiB", "64KiB", "4KiB"}) {
+    const TempFile file(kSize), note;
+    setenv("VMEM_TEST_BLOCK", block, 1);
+    const pid_t child = start_child("EndsChild.DISABLED_Stores", environment(file, note, "kill"));
+    ASSERT_TRUE(says(note, "written")) << block;
+    kill(child, SIGKILL);
+    const int status = wait_for_child(child, 60);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << status;
+    EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'k')) << block;
+  }
+  unsetenv("VMEM_TEST_BLOCK");
+}
+
+TEST_F(Ends, BySignalsThatFlushNothingIsLost) {
+  for (const int signal : {SIGTERM, SIGHUP}) {
+    const TempFile file(kSize), note;
+    const pid_t child = start_child("EndsChild.DISABLED_Stores", environment(file, note, "signal"));
+    ASSERT_TRUE(says(note, "ready"));
+    kill(child, signal);
+    const int status = wait_for_child(child, 60);
+    EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << "its default action: " << status;
+    EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'k'));
+  }
+}
+
+TEST_F(Ends, UnderscoreExitAfterAFlushLosesNothing) {
+  const TempFile file(kSize), note;
+  const int status = run(file, note, "flush");
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+  EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'k'));
+}
+
+TEST_F(Ends, AForkedChildHasTheDefaultAction) {
+  const TempFile file(kSize), note;
+  const int status = run(file, note, "child");
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
+}
+
+TEST_F(Ends, SignalsThatCannotBeTakenAreRefusedAndNothingChanges) {
+  struct sigaction own = {}, now = {}, before = {};
+  own.sa_handler = on_term;
+  ASSERT_EQ(sigaction(SIGUSR1, &own, &before), 0);
+  const int busy[] = {SIGUSR2, SIGUSR1}, bad[] = {SIGUSR2, SIGSEGV}, none[] = {SIGKILL};
+  EXPECT_EQ(vmem_flush_on(busy, 2), -EBUSY);
+  EXPECT_NE(std::string(vmem_last_error()).find("vmem_flush"), std::string::npos) << vmem_last_error();
+  EXPECT_EQ(vmem_flush_on(bad, 2), -EINVAL);
+  EXPECT_EQ(vmem_flush_on(none, 1), -EINVAL);
+  EXPECT_EQ(vmem_flush_on(none, 0), -EINVAL);
+  EXPECT_EQ(vmem_flush_on(nullptr, 1), -EINVAL);
+  ASSERT_EQ(sigaction(SIGUSR2, nullptr, &now), 0);
+  EXPECT_EQ(now.sa_handler, SIG_DFL);
+  ASSERT_EQ(sigaction(SIGUSR1, &before, &now), 0);
+  EXPECT_EQ(now.sa_handler, on_term);
+}
+
+TEST_F(Ends, AFlushWithoutRegionsIsNothing) {
+  EXPECT_EQ(vmem_flush(), 0);
+  vmem_shutdown();
+  EXPECT_EQ(vmem_flush(), 0);
+}
+
+// Python has it as at exit: blocks under a live lease for writing, too.
+TEST_F(Ends, AFlushWritesWhatIsLeased) {
+  configure({{"writeback_interval", "0"}});
+  const TempFile file(kSize);
+  vmem::region region(kSize, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  ASSERT_EQ(vmem_acquire(region.data(), kSize, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr), 0);
+  memset(region.data(), 'l', kSize);
+  EXPECT_EQ(vmem_flush(), 0) << vmem_last_error();
+  EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'l'));
+  EXPECT_EQ(vmem_release(region.data(), kSize, nullptr), 0);
+}
+
+}  // namespace

@@ -1,0 +1,398 @@
+// Writes of shared files that nobody asks for: which blocks, when, and who waits for them.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <future>
+#include <memory>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "common/patience.h"
+#include "pager/background_writes.h"
+#include "pager_parts.h"
+#include "pager_steps.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::kHugePage;
+using vmem::pager::BackgroundWrites;
+using vmem::pager::Backing;
+using vmem::pager::Config;
+using vmem::pager::Region;
+using vmem::pager::test::FakeTrap;
+using vmem::pager::test::kSmall;
+using vmem::pager::test::PagerParts;
+using vmem::pager::test::PagerSteps;
+using vmem::store::Io;
+using vmem::test::eventually;
+namespace core = vmem::core;
+
+constexpr uint64_t kHour = uint64_t{3600} * 1000000000;
+
+// By hand: no evictor runs, and the test says what time it is.
+class BackgroundWritesByHand : public PagerParts {
+ protected:
+  BackgroundWritesByHand() { config.writeback_interval_ns = kHour; }
+
+  Region& file(BlockIndex blocks) {
+    Region& r = region(blocks, Backing::file_shared);
+    r.file_id = 1;
+    return r;
+  }
+  // In place, and stored to at that time.
+  void change(Region& r, BlockIndex b, uint64_t at_ns) {
+    if (state(r, b) != core::State::resident) bring(r, b);
+    put(r, b, 1000 + b);
+    BigLock lock(map.mutex());
+    map.note_dirty(r, b);
+    map.dirty().put_off(r.table[b].aux, at_ns);
+  }
+  bool write_at(uint64_t now_ns) {
+    bool any = false;
+    {
+      BigLock lock(map.mutex());
+      any = background.write_some(lock, now_ns);
+    }
+    engine.until_idle();
+    return any;
+  }
+  bool dirty(Region& r, BlockIndex b) {
+    BigLock lock(map.mutex());
+    return map.dirty().listed(r.table[b].aux);
+  }
+  uint64_t next(uint64_t now_ns) {
+    BigLock lock(map.mutex());
+    return background.next_ns(now_ns);
+  }
+  uint64_t start = vmem::pager::now_ns() + kHour;
+  BackgroundWrites background{shared, isolator, write_back};
+};
+
+TEST_F(BackgroundWritesByHand, ABlockIsWrittenWhenItIsOldEnoughAndStaysAsClean) {
+  Region& r = file(4);
+  EXPECT_EQ(next(start), UINT64_MAX) << "nothing is dirty: nobody wakes up";
+  change(r, 2, start);
+  EXPECT_EQ(next(start), start + kHour);
+  EXPECT_FALSE(write_at(start + kHour - 1));
+  EXPECT_TRUE(write_at(start + kHour));
+  EXPECT_EQ(written(), 1u);
+  EXPECT_EQ(engine.word(1, 2 * kBlock), 1002u);
+  EXPECT_EQ(state(r, 2), core::State::resident);
+  EXPECT_NE(flags(r, 2, core::kProtected), 0u);
+  EXPECT_FALSE(dirty(r, 2));
+  EXPECT_EQ(counters.background_write_bytes, kBlock);
+  EXPECT_EQ(next(start + kHour), UINT64_MAX);
+}
+
+TEST_F(BackgroundWritesByHand, TheAgeIsThatOfTheFirstStore) {
+  Region& r = file(1);
+  change(r, 0, start);
+  {
+    BigLock lock(map.mutex());
+    map.note_dirty(r, 0);  // and once more, later
+    EXPECT_EQ(map.dirty().since(r.table[0].aux), start);
+  }
+  EXPECT_TRUE(write_at(start + kHour));
+}
+
+TEST_F(BackgroundWritesByHand, TheOldestGoFirst) {
+  constexpr BlockIndex kFirst = 40, kOld = 64;  // a batch
+  Region& r = file(kFirst + kOld);
+  for (BlockIndex b = kFirst; b < kFirst + kOld; ++b) change(r, b, start);
+  for (BlockIndex b = 0; b < 8; ++b) change(r, b, start + 1);
+  EXPECT_TRUE(write_at(start + 2 * kHour));
+  for (BlockIndex b = kFirst; b < kFirst + kOld; ++b) EXPECT_FALSE(dirty(r, b)) << b;
+  for (BlockIndex b = 0; b < 8; ++b) EXPECT_TRUE(dirty(r, b)) << b;
+  EXPECT_TRUE(write_at(start + 2 * kHour));
+  for (BlockIndex b = 0; b < 8; ++b) EXPECT_FALSE(dirty(r, b)) << b;
+}
+
+TEST_F(BackgroundWritesByHand, NeighboursGoWithItUnlessTheyAreYoung) {
+  Region& r = file(8);
+  change(r, 3, start);
+  change(r, 4, start + kHour / 4);
+  change(r, 5, start + kHour - 1);
+  change(r, 6, start + kHour - 1);
+  EXPECT_TRUE(write_at(start + kHour));
+  EXPECT_FALSE(dirty(r, 3) || dirty(r, 4));
+  EXPECT_TRUE(dirty(r, 5) && dirty(r, 6));
+}
+
+TEST_F(BackgroundWritesByHand, FromHalfOfTheLimitOnAgeDoesNotMatter) {
+  config.dirty_limit = 4 * kBlock;
+  Region& r = file(8);
+  change(r, 0, start);
+  EXPECT_FALSE(write_at(start));
+  change(r, 7, start);
+  EXPECT_TRUE(write_at(start));
+  EXPECT_FALSE(dirty(r, 0) && dirty(r, 7)) << "fewer than half of the limit";
+}
+
+TEST_F(BackgroundWritesByHand, ZeroSecondsWriteNothing) {
+  config.writeback_interval_ns = 0;
+  config.dirty_limit = kBlock;
+  Region& r = file(4);
+  for (BlockIndex b = 0; b < 4; ++b) change(r, b, start);
+  EXPECT_EQ(next(start + 100 * kHour), UINT64_MAX);
+  EXPECT_FALSE(write_at(start + 100 * kHour));
+  BigLock lock(map.mutex());
+  EXPECT_FALSE(map.dirty().slows(start));
+}
+
+TEST_F(BackgroundWritesByHand, AFileThatRefusesIsLeftAloneForAWhileAndOthersAreWritten) {
+  Region& bad = file(2);
+  change(bad, 0, start);
+  engine.fail(Io::Op::write, EIO);
+  EXPECT_TRUE(write_at(start + kHour));
+  EXPECT_EQ(counters.io_errors, 1u);
+  EXPECT_TRUE(dirty(bad, 0));
+  EXPECT_EQ(state(bad, 0), core::State::resident);
+  EXPECT_NE(flags(bad, 0, core::kUnknown), 0u) << "the file may have a part of it";
+  {
+    BigLock lock(map.mutex());
+    EXPECT_EQ(writes.pause(vmem::pager::now_ns()), 0u) << "evictions do not wait for it";
+    EXPECT_GT(bad.retry_ns, 0u);
+    bad.retry_ns = start + 4 * kHour;
+  }
+  engine.fail(Io::Op::write, 0);
+  Region& good = file(2);
+  change(good, 1, start + kHour);
+  change(bad, 1, start + kHour);
+  EXPECT_TRUE(write_at(start + 3 * kHour));
+  EXPECT_FALSE(dirty(good, 1));
+  EXPECT_TRUE(dirty(bad, 0) && dirty(bad, 1));
+  EXPECT_TRUE(write_at(start + 9 * kHour));
+  EXPECT_FALSE(dirty(bad, 0) || dirty(bad, 1));
+  EXPECT_EQ(flags(bad, 0, core::kUnknown), 0u);
+}
+
+TEST_F(BackgroundWritesByHand, WhatLeavesMemoryIsDirtyNoMore) {
+  Region& r = file(2);
+  change(r, 0, start);
+  vmem::pager::Move* m = nullptr;
+  {
+    BigLock lock(map.mutex());
+    map.withdraw(r.table[0].aux);
+    m = isolator.begin_take(r, 0, false, false);
+    ASSERT_NE(m, nullptr);
+  }
+  write_back.evict_batch({&m, 1});
+  engine.until_idle();
+  EXPECT_EQ(state(r, 0), core::State::untouched);
+  BigLock lock(map.mutex());
+  EXPECT_EQ(map.dirty().bytes(), 0u);
+}
+
+// The whole pager: its evictors write.
+class PagerBackgroundWrites : public PagerSteps {
+ protected:
+  // Two blocks, which count when they are in place.
+  void fill_up_to_the_limit(std::byte* r) {
+    put(r, 1);
+    put(r + kSmall, 2);
+    ASSERT_TRUE(eventually([&] { return stats().dirty_bytes == 2 * kSmall; }));
+  }
+  static Config soon() {
+    Config c = config();
+    c.writeback_interval_ns = 1000000;
+    return c;
+  }
+};
+
+TEST_F(PagerBackgroundWrites, WhatIsStoredReachesTheFileByItself) {
+  for (size_t block : {kSmall, kHugePage}) {
+    start(soon());
+    std::byte* r = shared(2 * block, block);
+    put(r + block, 7);
+    EXPECT_TRUE(eventually([&] { return in_file(block) == 7; }));
+    EXPECT_TRUE(eventually([&] { return stats().dirty_bytes == 0; }));
+    put(r + block, 8);
+    EXPECT_TRUE(eventually([&] { return in_file(block) == 8; })) << "a store to a block that was clean is seen";
+    EXPECT_EQ(get(r + block), 8u);
+    EXPECT_EQ(stats().evictions, 0u);
+    TearDown();
+    pager.reset();
+  }
+}
+
+TEST_F(PagerBackgroundWrites, WhereTheModuleKeepsFramesABlockGoesBackProtected) {
+  start(soon(), std::make_unique<FakeTrap>(false, true, true));
+  std::byte* r = shared(2 * kSmall);
+  put(r, 7);
+  EXPECT_TRUE(eventually([&] { return in_file(0) == 7 && stats().dirty_bytes == 0; }));
+  const uint64_t writes = engine->count(Io::Op::write);
+  put(r, 8);
+  EXPECT_TRUE(eventually([&] { return in_file(0) == 8 && stats().dirty_bytes == 0; }));
+  EXPECT_EQ(engine->count(Io::Op::write), writes + 1);
+}
+
+TEST_F(PagerBackgroundWrites, ABlockThatIsOnlyReadIsNotWritten) {
+  start(soon());
+  std::byte* r = shared(2 * kHugePage, kHugePage);
+  EXPECT_EQ(get(r), 0u);
+  EXPECT_TRUE(eventually([&] { return stats().dirty_bytes == 0; })) << "moved into place, it may have been stored to";
+  EXPECT_EQ(engine->count(Io::Op::write), 0u);
+}
+
+TEST_F(PagerBackgroundWrites, ABlockThatIsStoredToAllTheTimeIsWrittenAllTheTime) {
+  start(soon());
+  std::byte* r = shared(kSmall);
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (uint64_t n = 1; !stop; ++n) put(r, n);
+  });
+  for (uint64_t seen = 0, times = 0; times < 5; ++times) {
+    EXPECT_TRUE(eventually([&] { return in_file(0) > seen; })) << seen;
+    seen = in_file(0);
+  }
+  stop = true;
+  writer.join();
+}
+
+TEST_F(PagerBackgroundWrites, UnderALeaseForWritingItWaitsForTheLease) {
+  start(soon());
+  std::byte* r = shared(2 * kSmall);
+  const vmem_range first = range(r, kSmall, VMEM_READ | VMEM_WRITE);
+  ASSERT_TRUE(pager->acquire({&first, 1}, VMEM_HOST, nullptr).ok());
+  put(r, 7);
+  for (uint64_t n = 1; n < 4; ++n) {
+    put(r + kSmall, n);
+    ASSERT_TRUE(eventually([&] { return in_file(kSmall) == n; }));
+  }
+  EXPECT_EQ(in_file(0), 0u);
+  EXPECT_TRUE(pager->release({&first, 1}, nullptr).ok());
+  EXPECT_TRUE(eventually([&] { return in_file(0) == 7; }));
+}
+
+// A network card, or O_DIRECT, that had the page before it was protected.
+TEST_F(PagerBackgroundWrites, WhatAPinnedPageGetsAfterTheWriteIsNotLost) {
+  for (size_t block : {kSmall, kHugePage}) {
+    for (const bool leaves : {false, true}) {
+      start(soon());
+      std::byte* r = shared(2 * block, block);
+      put(r, 7);
+      ASSERT_TRUE(eventually([&] { return in_file(0) == 7 && stats().dirty_bytes == 0; }));
+      const uint64_t late = 8;
+      memcpy(r, &late, sizeof late);  // past the protection
+      if (leaves) {
+        evict(r, block);
+      } else {
+        EXPECT_TRUE(pager->sync(r, block).ok());
+      }
+      EXPECT_EQ(in_file(0), 8u);
+      TearDown();
+      pager.reset();
+    }
+  }
+}
+
+TEST_F(PagerBackgroundWrites, AtTheLimitStoresWaitForWrites) {
+  Config c = soon();
+  c.writeback_interval_ns = kHour;
+  c.dirty_limit = 2 * kSmall;
+  start(c);
+  std::byte* r = shared(8 * kSmall);
+  engine->hold(Io::Op::write, true);
+  fill_up_to_the_limit(r);
+  auto third = putting(r + 2 * kSmall, 3);
+  auto fourth = putting(r + 3 * kSmall, 4);
+  EXPECT_EQ(get(r + 5 * kSmall), 0u) << "loads go on";
+  auto clean = putting(r + 5 * kSmall, 6);
+  engine->until_held(1);
+  trap->until_quiet();
+  EXPECT_NE(third.wait_for(std::chrono::milliseconds(20)), std::future_status::ready);
+  EXPECT_NE(clean.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
+  EXPECT_LE(stats().dirty_bytes, 2 * kSmall);
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  third.get();
+  fourth.get();
+  clean.get();
+  EXPECT_TRUE(eventually([&] { return stats().dirty_bytes < 2 * kSmall; }));
+}
+
+TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereTheFileTakesNoWrite) {
+  Config c = soon();
+  c.dirty_limit = 2 * kSmall;
+  start(c);
+  std::byte* r = shared(8 * kSmall);
+  engine->fail(Io::Op::write, ENOSPC);
+  for (uint64_t b = 0; b < 8; ++b) put(r + b * kSmall, 1 + b);
+  EXPECT_EQ(pager->sync(r, 8 * kSmall).code(), -ENOSPC);
+  engine->fail(Io::Op::write, 0);
+  EXPECT_TRUE(eventually([&] { return stats().dirty_bytes == 0; }));
+  for (uint64_t b = 0; b < 8; ++b) EXPECT_EQ(in_file(b * kSmall), 1 + b);
+}
+
+TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereAllOfItIsLeased) {
+  Config c = soon();
+  c.dirty_limit = 2 * kSmall;
+  start(c);
+  std::byte* r = shared(8 * kSmall);
+  const vmem_range leased = range(r, 4 * kSmall, VMEM_READ | VMEM_WRITE);
+  ASSERT_TRUE(pager->acquire({&leased, 1}, VMEM_HOST, nullptr).ok());
+  put(r + 5 * kSmall, 5);
+  EXPECT_TRUE(eventually([&] { return in_file(5 * kSmall) == 5; }));
+  EXPECT_TRUE(pager->release({&leased, 1}, nullptr).ok());
+}
+
+// What never answers: after the time-out of a fault.
+TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereTheDiskHangs) {
+  Config c = soon();
+  c.dirty_limit = 2 * kSmall;
+  c.fault_timeout_ms = 50;
+  start(c);
+  std::byte* r = shared(8 * kSmall);
+  engine->hold(Io::Op::write, true);
+  fill_up_to_the_limit(r);
+  put(r + 2 * kSmall, 3);
+  EXPECT_TRUE(eventually([&] { return stats().dirty_bytes > 2 * kSmall; }));
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  EXPECT_TRUE(eventually([&] { return in_file(2 * kSmall) == 3; }));
+}
+
+TEST_F(PagerBackgroundWrites, ARegionIsFreedWhileItsStoresWait) {
+  Config c = soon();
+  c.dirty_limit = 2 * kSmall;
+  start(c);
+  std::byte* r = shared(8 * kSmall);
+  engine->hold(Io::Op::write, true);
+  fill_up_to_the_limit(r);
+  const size_t before = trap->met(r + 4 * kSmall);
+  auto waits = std::async(std::launch::async, [&] { return trap->store(r + 4 * kSmall, 3); });
+  trap->until_met(r + 4 * kSmall, before + 1);
+  trap->until_quiet();
+  auto freeing = calling([&] { return pager->destroy(r, true); });
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  EXPECT_TRUE(freeing.get().ok());
+  waits.get();  // there in time, or SIGBUS: it does not wait for ever
+  EXPECT_FALSE(pager->has_regions());
+}
+
+TEST_F(PagerBackgroundWrites, SettingsMayChangeMeanwhile) {
+  Config c = soon();
+  c.writeback_interval_ns = kHour;
+  c.dirty_limit = 2 * kSmall;
+  start(c);
+  std::byte* r = shared(8 * kSmall);
+  engine->hold(Io::Op::write, true);
+  fill_up_to_the_limit(r);
+  auto waits = putting(r + 2 * kSmall, 3);
+  trap->until_quiet();
+  EXPECT_NE(waits.wait_for(std::chrono::milliseconds(20)), std::future_status::ready);
+  pager->tunables().set_writeback(kHour, uint64_t{1} << 40);
+  waits.get();
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  pager->tunables().set_writeback(1000000, uint64_t{1} << 40);
+  EXPECT_TRUE(eventually([&] { return in_file(2 * kSmall) == 3; }));
+}
+
+}  // namespace

@@ -1,0 +1,108 @@
+// DirtyBlocks: oldest first, once each, counted; and the faults that wait for fewer of them.
+#include <gtest/gtest.h>
+
+#include "pager/dirty_blocks.h"
+
+namespace {
+
+using vmem::core::kNoResident;
+using vmem::core::ResidentId;
+using vmem::core::State;
+using vmem::pager::Backing;
+using vmem::pager::Config;
+using vmem::pager::DirtyBlocks;
+using vmem::pager::Region;
+using vmem::pager::Residents;
+
+constexpr uint64_t kBlock = 64 << 10;
+
+class PagerDirtyBlocks : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    config.writeback_interval_ns = 1000;
+    config.dirty_limit = 2 * kBlock;
+    region.block_size = kBlock;
+    region.blocks = 8;
+    region.backing = Backing::file_shared;
+    ASSERT_TRUE(region.table.create(8).ok());
+    residents.grow();
+  }
+  void TearDown() override { EXPECT_EQ(dirty.check(), ""); }
+  ResidentId block(size_t b) {
+    const ResidentId id = residents.take(region, b, nullptr, vmem::pager::kHostPool);
+    region.table[b].aux = id;
+    region.table.change(b, State::untouched, State::filling);
+    region.table.change(b, State::filling, State::held);
+    return id;
+  }
+  Config config;
+  Region region{8, 4};
+  Residents residents;
+  DirtyBlocks dirty{residents, config};
+};
+
+TEST_F(PagerDirtyBlocks, TheFirstStoreIsItsAgeAndTheOldestIsFirst) {
+  const ResidentId a = block(3), b = block(1), c = block(2);
+  dirty.add(a, 10);
+  dirty.add(b, 20);
+  dirty.add(c, 30);
+  dirty.add(a, 40);
+  EXPECT_EQ(dirty.first(), a);
+  EXPECT_EQ(dirty.since(a), 10u);
+  EXPECT_EQ(dirty.bytes(), 3 * kBlock);
+  dirty.put_off(a, 50);
+  EXPECT_EQ(dirty.first(), b);
+  dirty.remove(c);
+  dirty.remove(c);
+  dirty.remove(b);
+  EXPECT_EQ(dirty.first(), a);
+  EXPECT_EQ(dirty.since(a), 50u);
+  dirty.remove(a);
+  EXPECT_EQ(dirty.first(), kNoResident);
+  EXPECT_EQ(dirty.bytes(), 0u);
+}
+
+TEST_F(PagerDirtyBlocks, FaultsWaitAtTheLimitAndGoOnBelowIt) {
+  const ResidentId a = block(0), b = block(1);
+  dirty.add(a, 10);
+  EXPECT_TRUE(dirty.many());
+  EXPECT_FALSE(dirty.slows(10));
+  dirty.add(b, 20);
+  ASSERT_TRUE(dirty.slows(20));
+  EXPECT_TRUE(dirty.slow(region, 4, 20));
+  EXPECT_TRUE(dirty.slow(region, 4, 21)) << "it waits already, and is in there once";
+  EXPECT_TRUE(dirty.slow(region, 5, 22));
+  EXPECT_EQ(dirty.wake_one(30, 0).region, nullptr);
+  EXPECT_EQ(dirty.stuck_ns(30), 10u);
+  dirty.write_begins(kBlock);
+  dirty.write_ends(kBlock, 29);
+  EXPECT_EQ(dirty.stuck_ns(30), 1u);
+  dirty.remove(a);
+  EXPECT_EQ(dirty.wake_one(30, 0).first, 4u);
+  EXPECT_EQ(dirty.wake_one(30, kBlock).region, nullptr) << "there is room for one";
+  dirty.lift(100);
+  EXPECT_EQ(dirty.wake_one(99, kBlock).first, 5u);
+  EXPECT_FALSE(dirty.any_slowed());
+}
+
+TEST_F(PagerDirtyBlocks, ARegionThatGoesIsForgottenAndWithoutAnIntervalNobodyWaits) {
+  dirty.add(block(0), 10);
+  dirty.add(block(1), 10);
+  EXPECT_TRUE(dirty.slow(region, 4, 20));
+  dirty.forget(region);
+  EXPECT_FALSE(dirty.any_slowed());
+  EXPECT_TRUE(dirty.slow(region, 4, 20));
+  config.writeback_interval_ns = 0;
+  EXPECT_FALSE(dirty.slows(20));
+  EXPECT_EQ(dirty.wake_one(20, 0).first, 4u);
+}
+
+TEST_F(PagerDirtyBlocks, WithoutALimitOfItsOwnItIsAPartOfTheBudget) {
+  config.dirty_limit = 0;
+  config.host_budget = uint64_t{8} << 30;
+  EXPECT_EQ(dirty.limit(), uint64_t{2} << 30);
+  config.host_budget = uint64_t{16} << 20;
+  EXPECT_EQ(dirty.limit(), DirtyBlocks::kLeastLimit);
+}
+
+}  // namespace
