@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -179,7 +180,7 @@ class Plain {
     stream_.seekg(static_cast<std::streamoff>(data_ + first * 4));
     if (!stream_.read(reinterpret_cast<char*>(read.data()), static_cast<std::streamsize>(count * 4))) return count;
     size_t wrong = 0;
-    for (size_t i = 0; i < count; ++i) wrong += memcmp(&read[i], &those[i], 4) != 0;
+    for (size_t i = 0; i < count; ++i) wrong += std::bit_cast<uint32_t>(read[i]) != std::bit_cast<uint32_t>(those[i]);
     return wrong;
   }
 
