@@ -142,7 +142,6 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
                  transfer.c_str());
   }
   trap::UserfaultOptions user;
-  user.allow_move = options.text(Option::transfer) != "copy";
   user.core_dump = options.number(Option::core_dump) != 0;
   adjust_trap(&user);
   Status s = trap::make_userfault_trap(user, out);

@@ -114,6 +114,7 @@ Status Arrivals::take_aside(Move* m) {
   m->out = s.ok();
   if (m->out) memcpy(m->image, slot, r.block_size);
   if (m->out || half_way(s)) trap_.release_frames(slot, r.block_size).ignore();
+  if (half_way(s)) drop_torn(trap_, r, m->block);
   Lock lock(map_.mutex());
   frames_.put_slot(slot, r.block_size);
   return s;

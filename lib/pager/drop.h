@@ -27,6 +27,12 @@ inline void insist_on_drop(trap::Trap& trap, std::span<const trap::Range> ranges
   while (!drop_pages(trap, ranges)) usleep(1000);
 }
 
+// Unlocked; the owner of the transition of a block whose contents are lost: what is left of it goes, whoever pins it.
+inline void drop_torn(trap::Trap& trap, const Region& r, core::BlockIndex b) {
+  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
+  if (!drop_pages(trap, {&range, 1})) trap.release_many({&range, 1}).ignore();
+}
+
 // Unlocked; the owner of the block's transition. False: it is whole where it was.
 inline bool drop_one(trap::Trap& trap, const Region& r, core::BlockIndex b) {
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};

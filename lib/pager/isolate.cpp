@@ -129,6 +129,20 @@ Status Isolator::digest_in_place(Move* m, Look* look) {
   return {};
 }
 
+// On threads that answer for the trap, which must not meet it.
+bool Isolator::still_same(const Move* m) const {
+  const Region& r = *m->region;
+  if (trap_.caps().pins != trap::Pins::taken_away || m->aside != nullptr) return true;
+  std::array<std::byte, size_t{16} << 10> room;
+  store::Digester digester;
+  for (size_t at = 0; at < r.block_size; at += room.size()) {
+    const size_t bytes = std::min(room.size(), r.block_size - at);
+    if (core::read_guarded_at_once(room.data(), r.address(m->block) + at, bytes, r.absent) != 0) return false;
+    digester.update(room.data(), bytes);
+  }
+  return digester.finish() == m->digest;
+}
+
 // Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
 void Isolator::take_one(Move* m, Look* look) {
   Region& r = *m->region;
@@ -179,7 +193,10 @@ void Isolator::take_to_slots(std::span<Move* const> batch) {
       const Status all = take(*moves[k], run);
       // One block's pin is not the others'. Where all are left half way there is no telling which are whole.
       const bool alone = run > 1 && !all.ok() && !half_way(all);
-      for (Move* m : moves.subspan(k, run)) m->status = alone ? take(*m, 1) : all;
+      for (Move* m : moves.subspan(k, run)) {
+        if (alone) m->clean = !r.writable();  // pages that went and came back are not protected any more
+        m->status = alone ? take(*m, 1) : all;
+      }
     }
   }
 }
@@ -236,8 +253,7 @@ void Isolator::settle_torn_take(Move* m) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
                    m->status.text().data(), map_.place(r, m->block).c_str());
     core::settle_log();
-    const trap::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
-    drop_pages(trap_, {&range, 1});  // pinned: what is left of it stays, and whoever pins it may use that
+    drop_torn(trap_, r, m->block);
     m->torn = true;
   }
   trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are the slot's next user's trouble

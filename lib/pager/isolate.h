@@ -25,6 +25,9 @@ class Isolator : private Shared {
   Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe) VMEM_LOCKED;
   // It might turn out that the block need not be written.
   bool may_be_clean(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
+  // Unlocked; what was written from its place has its digest still. A device may have stored to it meanwhile that had
+  // pinned a page before: then nobody knows what was written.
+  bool still_same(const Move* m) const VMEM_UNLOCKED;
   // Those that are to be written are in `writes` afterwards. No more than a Batch holds.
   void isolate(std::span<Move*> batch, Batch* writes) VMEM_UNLOCKED;
 

@@ -75,7 +75,9 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
       sweep->skipped = true;
       continue;
     }
-    if (keep && (!r.writable() || stood_protected(trap_.caps().pins, block, map_.residents()[block.aux]))) continue;
+    if ((keep || sweep->frees) &&
+        (!r.writable() || stood_protected(trap_.caps().pins, block, map_.residents()[block.aux])))
+      continue;
     if (!keep) map_.withdraw(block.aux);
     Move* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <new>
 #include <utility>
 
 #include "core/break.h"
+#include "pager/clock.h"
 
 namespace vmem::pager {
 
@@ -133,6 +135,28 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
   return result;
 }
 
+// A device that has pinned a page may store to it yet, as it may after munmap() of a mapping, which loses nothing of
+// it: so what may be pinned is taken away before the region goes. I/O that has been seen to end may be unpinned a
+// moment later.
+Status Sync::take_for_free(Lock& lock, Region& r) {
+  constexpr uint64_t kMoment = 1000000000;  // ns
+  const uint64_t until = now_ns() + std::min(kMoment, clock_.limit_ns());
+  for (;;) {
+    Sweep sweep;
+    sweep.frees = sweep.host = true;
+    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, false, &sweep);
+    if (s.code() != -EBUSY || r.dying) return s;
+    if (now_ns() >= until) {
+      return error(EBUSY,
+                   "region %llu has a page that is pinned, by direct I/O that is under way or by a registered buffer, "
+                   "and what that stores would not reach file %s; end it first (%.*s)",
+                   static_cast<unsigned long long>(r.id), r.file.path.c_str(), static_cast<int>(s.text().size()),
+                   s.text().data());
+    }
+    lock.sleep_for(map_.changed(), std::chrono::milliseconds(2));
+  }
+}
+
 // Changed blocks of a shared file. A lease that is granted while they are written lets its holder change what has been
 // written already: when it is released before the end, that is written too.
 Status Sync::write_for_free(Lock& lock, Region& r, bool force) {
@@ -142,6 +166,7 @@ Status Sync::write_for_free(Lock& lock, Region& r, bool force) {
     sweep.all = force;
     sweep.frees = true;
     Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, &sweep);
+    if (s.ok() && !force && trap_.caps().pins == trap::Pins::taken_away) s = take_for_free(lock, r);
     if (!s.ok()) return s;
     if (force || r.dying || granted == r.granted || core::broken("free_again"))
       return failed_.tell_lost(r, 0, r.blocks - 1, false);

@@ -40,6 +40,7 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
 // Locked; state taking, or writing (lent), and it is known what becomes of the block.
 void WriteBack::settle_taken(Move* m, DeferredWork& after) {
   Region& r = *m->region;
+  map_.residents()[r.table[m->block].aux].pinned = m->status.code() == -EBUSY;
   if (m->probe && m->status.ok()) {
     isolated_.keep_frame(m, after);
   } else if (m->torn) {
@@ -209,6 +210,7 @@ void WriteBack::settle_write(Move* m, DeferredWork& after) {
   Region& r = *m->region;
   const bool cut = m->cut;
   const bool dropped = m->status.ok() && (m->in_place || in_slot(*m)) && !m->keep && (cut || drop_written(m));
+  const bool same = !m->status.ok() || !m->in_place || !m->keep || isolator_.still_same(m);
   Lock lock(map_.mutex());
   Block& block = r.table[m->block];
   if (!m->status.ok() && m->background) {
@@ -242,7 +244,7 @@ void WriteBack::settle_write(Move* m, DeferredWork& after) {
   block.digest = m->digest;
   block.flags |= core::kDigest;
   // Not all of it is there; or other bytes are than were looked at.
-  if (cut || map_.residents()[block.aux].holed) block.flags &= static_cast<uint16_t>(~core::kDigest);
+  if (cut || !same || map_.residents()[block.aux].holed) block.flags &= static_cast<uint16_t>(~core::kDigest);
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   map_.residents()[block.aux].unwritten = false;
   failed_.clear_unknown(block);
