@@ -35,24 +35,31 @@ class MemoryWaits : private Shared {
 
   // The block waits. Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False:
   // there is no memory to remember it by, and nothing has changed.
-  bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0,
-              uint64_t mark = 0) VMEM_LOCKED;
+  bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0,
+              uint32_t thread = 0) VMEM_LOCKED;
   // .. for a fault. False: the access is made again, and is reported again.
-  bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0) VMEM_LOCKED;
+  bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0,
+                    uint32_t thread = 0) VMEM_LOCKED;
   StarvedQueue& queue() VMEM_LOCKED { return queue_; }
 
   // What is free now is for a larger block, which has waited long.
   bool overtakes(const Region& r) const VMEM_LOCKED;
   // Somebody waits for memory, or will soon: evictors have work.
   bool must_evict() const VMEM_LOCKED;
-  // Faults that wait while nothing goes on get SIGBUS after the time-out. Locked on entry and on return. True: one did,
+  // Faults that wait while nothing goes on get SIGBUS after the time-out; sooner where a system call has pinned all of
+  // the budget and wants more. Locked on entry and on return. True: one did,
   // and who waits behind it may be served.
   bool check_starved(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
 
  private:
+  uint64_t pinned_bytes(bool* all) const VMEM_LOCKED;
+  bool waits_for_itself(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
+  core::Status given_up(const Starved& s) VMEM_LOCKED;
+
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   StarvedQueue queue_ VMEM_GUARDED_BY(core::big_lock);
+  uint64_t next_look_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // at what the first that waits is in
 };
 
 }  // namespace vmem::pager

@@ -64,6 +64,7 @@ struct Resident {
   bool unwritten = false;       // found to need a write while none could be made; no policy may know it until one can
   bool lent = false;            // taking: kernels load from its staging frame (Loans)
   bool proven = false;          // resident, kProtected: no pin from before that can store to its pages unseen
+  bool pinned = false;          // it was to leave, and somebody pinned a page of it
   bool dropping = false;        // .. and are being dropped: an absent page is ours, not the program's doing
   bool holed = false;           // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
                                 // installing: somebody met a page that was not there
