@@ -321,11 +321,15 @@ int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigne
  * get SIGBUS.
  *
  * Its memory serves other regions. What none has taken within a second, the system has, as it has
- * all memory that the library holds and does not use. What vmsplice or a socket
- * with MSG_ZEROCOPY still refers to is not kept from it, as it is not from eviction: who reads the
- * pipe, or receives, may get bytes of another block. Free such memory when it has been read, or
- * the socket has told, and hold a VMEM_HOST lease until then. (O_DIRECT and RDMA pin their pages,
- * which stay.)
+ * all memory that the library holds and does not use.
+ *
+ * Pins. From Linux 6.8 on, and with the module, a page that somebody pins (O_DIRECT, io_uring and
+ * its registered buffers, RDMA, process_vm_writev) stays where it is until the pin ends, whatever is
+ * evicted, synced or dropped. Older kernels, and references that are no pins (vmsplice,
+ * MSG_ZEROCOPY, stores through /proc/PID/mem), need a VMEM_HOST lease: without one what is stored
+ * may be lost, and who reads the pipe, or receives, may get bytes of another block. A SHARED region
+ * with a pinned page is not freed: -EBUSY, after a second. In any other region that is freed the
+ * page lives on, without an address, until its pin ends.
  */
 int vmem_free(void *ptr);
 
@@ -344,7 +348,7 @@ int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
 
 /*
  * Tells how a range will be used. `advice` is of enum vmem_advice. DONT_NEED waits for I/O on its
- * blocks, and as vmem_free for streams, and skips leased ones (-EBUSY after the rest). Of a SHARED
+ * blocks, and as vmem_free for streams, and skips leased and pinned ones (-EBUSY). Of a SHARED
  * file it drops nothing: changes are written to the file, then the blocks leave memory (-EIO,
  * -ENOSPC: they could not be). -ENOSPC also: a region keeps cold, hot and pin of 256 ranges, and
  * places of 256; NORMAL and UNSET always work, but in the middle of a larger range. What is read

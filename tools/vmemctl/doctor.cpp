@@ -82,10 +82,10 @@ void Doctor::kernel() {
   if (sscanf(release.c_str(), "%d.%d", &major, &minor) != 2) {
     add("kernel", State::degraded, "its version cannot be read", "mount /proc");
   } else if (major * 1000 + minor >= 6008) {
-    add("kernel", State::ok, release);
+    add("kernel", State::ok, release + ": pinned pages stay (direct I/O without leases)");
   } else if (major * 1000 + minor >= 5007) {
-    add("kernel", State::degraded, release + ": blocks are copied in place of moved",
-        "use Linux 6.8 or later (UFFDIO_MOVE)");
+    add("kernel", State::degraded, release + ": blocks are copied in place of moved, and pins are not seen",
+        "use Linux 6.8 or later (UFFDIO_MOVE), or hold VMEM_HOST leases over what direct I/O uses");
   } else {
     add("kernel", State::missing, release + ": userfaultfd is too old", "use Linux 5.7 or later, best 6.8", true);
   }
