@@ -180,8 +180,8 @@ int vmem_version(void);
  * line on stderr that says why where the program handles that signal nowhere. A file or a store that
  * its parent holds is in use (-EBUSY). Where its parent had a device tier it has none, since CUDA does
  * not work after fork: setting `device` auto goes on without, with a warning, and any other value but
- * none is -ENOTSUP. A child made by a raw system call, or inside a call of libvmem (by a signal
- * handler, or a sink of the log), answers -ECHILD to every call until exec.
+ * none is -ENOTSUP. A child made by a raw system call, or by a signal handler inside a call of
+ * libvmem, answers -ECHILD to every call until exec.
  */
 int vmem_init(void);
 

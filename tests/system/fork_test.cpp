@@ -61,6 +61,7 @@ std::atomic<bool> goes_on{true};
 int uses_regions() {
   constexpr size_t kRegion = 24 << 20;
   void *first = nullptr, *second = nullptr;
+  if (vmem_set("log", "error") != 0) return 10;
   if (vmem_set("host_budget", "16MiB") != 0 || vmem_set("block_size", "64KiB") != 0) return 11;
   if (vmem_alloc(&first, kRegion, VMEM_HOST_ONLY) != 0) return fprintf(stderr, "%s\n", vmem_last_error()), 12;
   if (vmem_alloc(&second, kSize, VMEM_HOST_ONLY) != 0) return 13;
@@ -282,15 +283,14 @@ TEST_F(Fork, AChildBeginsAnewWhateverThreadsOfItsParentDo) {
   const std::string path = folder + "/" + std::to_string(generations);
   vmem::region shared(kSize, path, 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
   memset(shared.data(), generations, kSize);
-  const pid_t child = generations == 0 ? -1 : fork();
-  if (child == 0) {
-    if (vmem_free(shared.data()) != -ECHILD) _exit(21);
+  if (generations == 0) exit(uses_regions());
+  const pid_t child = systest::fork_child([&] {
+    if (vmem_free(shared.data()) != -ECHILD) return 21;
     char budget[32];
-    if (vmem_get("host_budget", budget, sizeof budget) != 0 || strcmp(budget, "16777216") != 0) _exit(22);
+    if (vmem_get("host_budget", budget, sizeof budget) != 0 || strcmp(budget, "16777216") != 0) return 22;
     begin_again(generations - 1, folder);
-  }
-  const int status = child < 0 ? 0 : systest::wait_for_child(child, 60);
-  exit(status != 0 ? 23 : uses_regions());
+  });
+  exit(systest::wait_for_child(child, 60) != 0 ? 23 : uses_regions());
 }
 
 TEST_F(Fork, ChildrenOfChildrenHaveRuntimesAndFilesOfTheirOwn) {
@@ -305,11 +305,7 @@ TEST_F(Fork, ChildrenOfChildrenHaveRuntimesAndFilesOfTheirOwn) {
     std::ofstream(folder + "/" + std::to_string(i));
     std::filesystem::resize_file(folder + "/" + std::to_string(i), kSize);
   }
-  const pid_t child = fork();
-  if (child == 0) {
-    signal(SIGALRM, SIG_DFL);
-    begin_again(3, folder);
-  }
+  const pid_t child = systest::fork_child([&]() -> int { begin_again(3, folder); });
   EXPECT_EQ(systest::wait_for_child(child, 120), 0);
   for (int i = 0; i < 4; ++i) {
     std::string bytes(kSize, 'x');
@@ -426,22 +422,49 @@ TEST_F(Fork, TheAddressesOfInheritedRegionsStayFree) {
             0);
 }
 
-// The handler of a signal, or a sink of the log, in the middle of a call.
+std::atomic<int> status_of_inner{-2};
+
+// By the handler of a signal, while the call waits: it would go on with what its parent has.
 TEST_F(Fork, AChildMadeInsideACallIsRefused) {
   if (IsSkipped()) return;
   if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
   configure({{"device", "none"}});
-  static int status;
-  status = -2;
-  vmem_log(
-      [](int, const char*, void*) {
-        if (status == -2) status = systest::status_of_fork([] { return vmem_init() == -ECHILD ? 0 : 1; });
-      },
-      nullptr);
-  vmem_set("host_budget", "512TiB");  // warns
-  vmem_log(nullptr, nullptr);
-  ASSERT_NE(status, -2) << "no line";
-  EXPECT_EQ(status, 0);
+  status_of_inner = -2;
+  struct sigaction action = {}, before = {};
+  action.sa_handler = [](int) {
+    status_of_inner = systest::status_of_fork([] { return vmem_init() == -ECHILD ? 0 : 1; });
+  };
+  sigaction(SIGUSR2, &action, &before);
+  vmem::region region(kSize, VMEM_HOST_ONLY);
+  const vmem_range range{region.data(), kSize, VMEM_READ, 0};
+  struct Waiter {
+    pthread_t thread = pthread_self();
+    std::string path = "/proc/self/task/" + std::to_string(gettid()) + "/status";
+    // In a call all signals are blocked, but for a moment now and then.
+    bool is_in_call() const {
+      std::ifstream in(path);
+      for (std::string line; std::getline(in, line);) {
+        if (line.rfind("SigBlk:\t", 0) == 0)
+          return (std::stoull(line.substr(8), nullptr, 16) >> (SIGUSR2 - 1) & 1) != 0;
+      }
+      return false;
+    }
+  } waiter;
+  struct vmem_lease* lease = nullptr;
+  ASSERT_EQ(vmem_lease_async(
+                &lease, &range, 1, VMEM_HOST, nullptr,
+                [](struct vmem_lease*, int, void* user) {
+                  auto& w = *static_cast<Waiter*>(user);
+                  EXPECT_TRUE(vmem::test::eventually([&] { return w.is_in_call(); }));
+                  pthread_kill(w.thread, SIGUSR2);
+                  EXPECT_TRUE(vmem::test::eventually([] { return status_of_inner != -2; }));
+                },
+                &waiter),
+            0)
+      << vmem_last_error();
+  EXPECT_EQ(vmem_lease_end(lease, nullptr), 0) << vmem_last_error();
+  EXPECT_EQ(status_of_inner, 0);
+  sigaction(SIGUSR2, &before, nullptr);
 }
 
 TEST_F(Fork, AChildDoesNotGetTheFileThatItsParentHasNorFreesIt) {
@@ -490,12 +513,11 @@ TEST_F(Fork, AChildIsPublishedBesideItsParent) {
   configure({{"device", "none"}, {"publish", "on"}});
   const std::string parents = vmem::api::Runtime::get().published_at();
   ASSERT_NE(parents, "");
-  const pid_t child = fork();
-  if (child == 0) {
+  const pid_t child = systest::fork_child([&]() -> int {
     const int rc = vmem_init();
     const std::string mine = vmem::api::Runtime::get().published_at();
     exit(rc == 0 && mine != "" && mine != parents && std::filesystem::exists(parents) ? 0 : 1);
-  }
+  });
   EXPECT_EQ(systest::wait_for_child(child, 60), 0);
   EXPECT_TRUE(std::filesystem::exists(parents));
 }
