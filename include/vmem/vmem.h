@@ -59,6 +59,8 @@ extern "C" {
 #define VMEM_MAP_READ 0x10u   /* the file is never written; a stray store stays in memory */
 #define VMEM_MAP_SHARED 0x20u /* changes reach the file */
 #define VMEM_MAP_PRIVATE 0x40u /* changes stay in this region */
+#define VMEM_NO_LOCK 0x100u    /* with VMEM_MAP_..: SHARED takes no lock; see vmem_map */
+#define VMEM_FIXED 0x200u      /* vmem_create: `address` lies in a reservation of the caller's, which gives way */
 
 /*
  * As block_size, where nobody knows how a region will be used: blocks of 64 KiB, of which a fault
@@ -257,11 +259,15 @@ struct vmem_region_attr {
 	int fd;            /* opened again with the flag's access; yours to close, at once if you like */
 	int advice;        /* of enum vmem_advice, for the whole region: NORMAL to PRIORITY_HIGH without WILL_NEED, DONT_NEED; see below */
 	int checksum;      /* of what is read back from the SSD: 1 verified, -1 not */
-	unsigned flags;    /* VMEM_HOST_ONLY; with a file one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE */
+	unsigned flags;    /* VMEM_HOST_ONLY, VMEM_FIXED; with a file one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, VMEM_NO_LOCK */
 	/*
 	 * Where it is to be, if nothing is there: a multiple of 2 MiB, and of block_size if given. A hint, as
 	 * mmap's: nothing that is mapped is replaced, and *ptr may be elsewhere. With a device tier it is
 	 * where the driver has room.
+	 * With VMEM_FIXED and VMEM_HOST_ONLY *ptr is `address`. There the caller has reserved all of `size`,
+	 * rounded up to blocks, by private anonymous mappings without rights (PROT_NONE): these are replaced,
+	 * nothing else is, and vmem_free puts them back. -EEXIST: something else is mapped there, or
+	 * nothing; -EOPNOTSUPP: the module traps.
 	 */
 	void *address;
 	/*
@@ -296,17 +302,34 @@ int vmem_alloc(void **ptr, size_t size, unsigned flags);
 
 /*
  * A region whose bytes are those of a file or block device from `offset` (a multiple of 4 KiB).
- * flags: exactly one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, | VMEM_HOST_ONLY. The
- * file may be closed, renamed or unlinked afterwards. SHARED locks the file exclusively (flock) for
- * the region's life; this process may have other, disjoint ranges of it in other SHARED regions. A
- * region has one descriptor; SHARED regions of one file share one. -EINVAL the file is shorter than
- * offset + size, not a regular file or block device, or an argument is bad; -EISDIR, -ENOENT,
- * -EACCES, -EMFILE from opening; -EBUSY another process has it SHARED, for a second now, or another
- * SHARED region has some of these bytes (READ and PRIVATE regions of them may see old ones). A file
- * that becomes shorter later, as with mmap: what is inside is right, an access beyond its end gets
- * SIGBUS, with the reason in the log, and is right again when the file has grown (with the module
- * after an acquire or DONT_NEED); write-back never makes the file longer. Blocks that are in memory
- * when it happens are as they were until they leave it.
+ * flags: exactly one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, | VMEM_HOST_ONLY,
+ * | VMEM_NO_LOCK. The file may be closed, renamed or unlinked afterwards. A region has one
+ * descriptor; SHARED regions of one file share one. POSIX locks (fcntl) of this process on the file
+ * stay when a region goes, unless a thread takes one at that moment.
+ *
+ * SHARED locks the file exclusively (flock) for the region's life; this process may have other,
+ * disjoint ranges of it in other SHARED regions. With VMEM_NO_LOCK it takes no lock, and minds
+ * none: a program that holds one itself says so by it. Nobody else may write these bytes then.
+ *
+ * The region may be longer than the file, and the file may become shorter and longer, as with mmap:
+ * what is inside the file is right, an access beyond its last page gets SIGBUS, with the reason in
+ * the log, and is right when the file has grown (with the module after an acquire or DONT_NEED).
+ * Write-back never makes the file longer. Blocks that are in memory when the file becomes shorter
+ * are as they were until they leave it.
+ *
+ * Files that could not be served right later are refused; vmem_last_error() has the reason and what
+ * to do:
+ * -EPERM: SHARED of a file that is sealed against writing (F_SEAL_WRITE, F_SEAL_FUTURE_WRITE),
+ *   immutable, append-only, or under fs-verity. While the region lives F_SEAL_WRITE gets EBUSY.
+ * -ETXTBSY: SHARED of an active swap file, or of a program that runs.
+ * -EINVAL: not a regular file or block device; a file of a pseudo file system (sysfs, proc, cgroup,
+ *   ..), or one that has other bytes than its size says; SHARED of huge pages (hugetlbfs); a block
+ *   device, or a file that is sealed against growing, shorter than offset + size; a bad argument.
+ * -EBUSY: another process has it SHARED, this process holds a lock of it (flock), or somebody holds
+ *   a lease (F_SETLEASE), for a second now; a block device that is mounted; another SHARED region
+ *   has some of these bytes (READ and PRIVATE regions of them may see old ones).
+ * -EISDIR, -ENOENT, -EACCES, -EROFS, -EMFILE, and others, from opening.
+ * A file that refuses its changes later: vmem_discard.
  */
 int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigned flags);
 
@@ -333,6 +356,15 @@ int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigne
  */
 int vmem_free(void *ptr);
 
+/*
+ * Frees a region as vmem_free does, whatever its file says. For one whose file refuses changes by
+ * now: it was sealed, made immutable or read-only, became a swap file, or its disk is full or fails.
+ * They keep their part of host_budget meanwhile, and are tried again. What the file takes is written
+ * first, as vmem_free writes it; the rest is lost with the region: -EIO, with the numbers, and the
+ * region is gone. Any other error, such as -EBUSY for live leases: it stays.
+ */
+int vmem_discard(void *ptr);
+
 /* A name for messages and statistics, at most 63 bytes kept. */
 int vmem_name(const void *ptr, const char *name);
 
@@ -348,9 +380,12 @@ int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
 
 /*
  * Tells how a range will be used. `advice` is of enum vmem_advice. DONT_NEED waits for I/O on its
- * blocks, and as vmem_free for streams, and skips leased and pinned ones (-EBUSY). Of a SHARED
- * file it drops nothing: changes are written to the file, then the blocks leave memory (-EIO,
- * -ENOSPC: they could not be). -ENOSPC also: a region keeps cold, hot and pin of 256 ranges, and
+ * blocks, and as vmem_free for streams, and skips leased and pinned ones (-EBUSY after the rest).
+ * Of a SHARED file changes are written, then the blocks leave memory. Changes that the file refuses
+ * for good (sealed, immutable, read-only, ..) are dropped, and so are those that it refuses again
+ * after a write that failed before (-ENOSPC, -EDQUOT, -EIO: this was the first time, they stay).
+ * -EIO once, with the numbers, when changes were dropped; the file's bytes are seen then.
+ * -ENOSPC also: a region keeps cold, hot and pin of 256 ranges, and
  * places of 256; NORMAL and UNSET always work, but in the middle of a larger range. What is read
  * mostly and on physical handles stays there when the CPU loads it: kernels and copies that store
  * to it need a WRITE lease, or what they store is lost.

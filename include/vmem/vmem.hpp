@@ -106,7 +106,7 @@ inline void set_log_callback(void (*callback)(int level, const char* line, void*
 
 /* What a region is to be, as struct vmem_region_attr has it; what is left alone follows the settings. */
 struct attributes {
-  unsigned flags = 0;         /* VMEM_HOST_ONLY; with a file also one of VMEM_MAP_.. */
+  unsigned flags = 0;         /* VMEM_HOST_ONLY, VMEM_FIXED; with a file also VMEM_MAP_.. */
   std::size_t block_size = 0; /* VMEM_BLOCK_AUTO: as they are used; 0: setting block_size */
   int advice = 0;             /* of enum vmem_advice, for the whole region */
   std::string codec = {};     /* "none", "lz4", "zstd"; "": setting compression */
@@ -115,7 +115,7 @@ struct attributes {
   std::string path = {}; /* a file, from `offset` on; "": `fd` is the file, or there is none */
   std::uint64_t offset = 0;
   int fd = -1;
-  void* address = nullptr; /* a hint */
+  void* address = nullptr; /* a hint; with VMEM_FIXED a place in a reservation */
   int core_dump = 0;       /* 1, -1: in core dumps or not; 0: setting core_dump */
 };
 
@@ -162,6 +162,15 @@ class region {
     check(vmem_free(data_));
     data_ = nullptr;
     size_ = 0;
+  }
+  /* As vmem_discard: EIO tells what is lost, and the region is gone then, too. */
+  void discard() {
+    const int rc = vmem_discard(data_);
+    if (rc == 0 || rc == -EIO) {
+      data_ = nullptr;
+      size_ = 0;
+    }
+    check(rc);
   }
 
   void* data() const { return data_; }

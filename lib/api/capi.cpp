@@ -150,12 +150,15 @@ Status set_codec(const char* name, vmem::pager::NewRegion* what) {
 
 Status set_file(const vmem_region_attr& attr, vmem::pager::NewRegion* what) {
   const unsigned kind = attr.flags & kMapKinds;
-  if ((attr.flags & ~(kMapKinds | VMEM_HOST_ONLY)) != 0 || (kind & (kind - 1)) != 0) {
-    return error(EINVAL,
-                 "flags 0x%x are not accepted; give VMEM_HOST_ONLY if wanted, and for a file exactly one of "
-                 "VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE",
-                 attr.flags);
+  const unsigned accepted = kMapKinds | VMEM_HOST_ONLY | VMEM_FIXED | (kind != 0 ? VMEM_NO_LOCK : 0);
+  if ((attr.flags & ~accepted) != 0 || (kind & (kind - 1)) != 0) {
+    return error(
+        EINVAL,
+        "flags 0x%x are not accepted; give VMEM_HOST_ONLY and VMEM_FIXED if wanted, and for a file exactly one "
+        "of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, and VMEM_NO_LOCK if wanted",
+        attr.flags);
   }
+  what->lock = (attr.flags & VMEM_NO_LOCK) == 0;
   const auto given = [&](const char* problem) {
     return error(EINVAL, "%s (path %s, fd %d, offset %llu)", problem, attr.path != nullptr ? attr.path : "not given",
                  attr.fd, static_cast<unsigned long long>(attr.offset));
@@ -223,6 +226,7 @@ Status create(size_t size, const vmem_region_attr& attr, void** base) {
   what.checksum = attr.checksum;
   what.core_dump = attr.core_dump;
   what.address = reinterpret_cast<uintptr_t>(attr.address);
+  what.fixed = (attr.flags & VMEM_FIXED) != 0;
   Runtime::Use pager;
   s = Runtime::get().use(&pager);  // reads the settings
   if (s.ok()) s = set_codec(attr.codec, &what);
@@ -320,10 +324,10 @@ VMEM_API int vmem_map(void** ptr, size_t size, const char* path, uint64_t offset
     if (Status s = check_pointer(ptr, 1, "ptr"); !s.ok()) return s;
     if (path == nullptr) return error(EINVAL, "path is null; give the name of a file");
     const unsigned kind = flags & kMapKinds;
-    if ((flags & ~(kMapKinds | VMEM_HOST_ONLY)) != 0 || (kind & (kind - 1)) != 0 || kind == 0) {
+    if ((flags & ~(kMapKinds | VMEM_HOST_ONLY | VMEM_NO_LOCK)) != 0 || (kind & (kind - 1)) != 0 || kind == 0) {
       return error(EINVAL,
                    "flags 0x%x are not accepted; give exactly one of VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE, "
-                   "and VMEM_HOST_ONLY if wanted",
+                   "and VMEM_HOST_ONLY and VMEM_NO_LOCK if wanted",
                    flags);
     }
     vmem_region_attr attr = {};
@@ -336,7 +340,9 @@ VMEM_API int vmem_map(void** ptr, size_t size, const char* path, uint64_t offset
   return rc;
 }
 
-VMEM_API int vmem_free(void* ptr) {
+namespace {
+
+int free_region(void* ptr, bool discard) {
   if (ptr == nullptr) return 0;
   return guarded([&]() -> Status {
     if (Status s = check_inherited(ptr); !s.ok()) return s;
@@ -344,8 +350,18 @@ VMEM_API int vmem_free(void* ptr) {
     Runtime::Use pager;
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
     if (!pager) return error(EINVAL, "%p is not a region of libvmem (never was, or was freed)", ptr);
-    return pager->destroy(ptr, false);
+    return discard ? pager->discard(ptr) : pager->destroy(ptr, false);
   });
+}
+
+}  // namespace
+
+VMEM_API int vmem_free(void* ptr) {
+  return free_region(ptr, false);
+}
+
+VMEM_API int vmem_discard(void* ptr) {
+  return free_region(ptr, true);
 }
 
 VMEM_API int vmem_name(const void* ptr, const char* name) {

@@ -8,7 +8,11 @@
 #include <array>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <string>
 
 #include "core/types.h"
 
@@ -68,6 +72,34 @@ Status name_limit(const Status& why, const char* what) {
               human_bytes(limit.rlim_cur).c_str(), l.set_by);
   }
   return named;
+}
+
+Status check_reserved(uintptr_t start, size_t size) {
+  uintptr_t at = start;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; at < start + size && std::getline(maps, line);) {
+    uintptr_t from = 0, to = 0;
+    char rights[5];
+    unsigned long inode = 0;
+    int name = 0;
+    if (sscanf(line.c_str(), "%zx-%zx %4s %*s %*s %lu %n", &from, &to, rights, &inode, &name) != 4 || to <= at)
+      continue;
+    if (from > at) break;
+    const bool anonymous = inode == 0 && (line[static_cast<size_t>(name)] == '\0' ||
+                                          line.compare(static_cast<size_t>(name), 6, "[anon:") == 0);
+    if (strcmp(rights, "---p") != 0 || !anonymous) {
+      return error(EEXIST,
+                   "%zu bytes at 0x%zx are wanted in a reservation, but 0x%zx to 0x%zx is no private anonymous mapping "
+                   "with PROT_NONE: %s",
+                   size, start, from, to, line.c_str());
+    }
+    at = to;
+  }
+  if (at >= start + size) return {};
+  return error(EEXIST,
+               "%zu bytes at 0x%zx are wanted in a reservation, and nothing is mapped at 0x%zx: reserve all of it "
+               "before (mmap with PROT_NONE), or give the address without VMEM_FIXED",
+               size, start, at);
 }
 
 }  // namespace vmem::core

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include "core/status.h"
 
@@ -17,5 +18,9 @@ Mappings count_mappings();
 // In place of `why`, which is returned where it is not -ENOMEM: the limit of the process that has been reached, with
 // the numbers and what to do, if there is one. what: "a region of 4 MiB".
 Status name_limit(const Status& why, const char* what);
+
+// Ok when all of [start, start + size) is reserved: private anonymous mappings without rights (PROT_NONE). -EEXIST
+// names what else is there, or that nothing is. Reads /proc, in milliseconds where there are many.
+Status check_reserved(uintptr_t start, size_t size);
 
 }  // namespace vmem::core

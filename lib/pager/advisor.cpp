@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 #include "core/break.h"
 #include "core/step.h"
@@ -210,7 +211,8 @@ Status Advisor::advise_device(Lock& lock, const SpanOf& span, const Place& place
   return result;
 }
 
-// Blocks wholly inside lose their contents. Shared files lose nothing: their blocks are written and leave memory.
+// Blocks wholly inside lose their contents. Those of shared files are written and leave memory; what a file refuses for
+// good, or again, is dropped.
 Status Advisor::drop_contents(const void* ptr, size_t size) {
   Lock lock(map_.mutex());
   SpanOf span;
@@ -229,6 +231,7 @@ Status Advisor::drop_contents(const void* ptr, size_t size) {
   bool& skipped = sweep.skipped;
   if (r.backing == Backing::file_shared) {
     if (first < end) result = range_writer_.write(lock, r, first, end - 1, false, &sweep);
+    if (!result.ok()) result = drop_refused(lock, r, first, end, std::move(result));
     BlockIndex b = r.table.next_touched(first);
     for (; b < end && result.ok() && r.table.count(State::failed) != 0; b = r.table.next_touched(b + 1)) {
       if (r.table[b].state == State::failed) result = drop_block(lock, r, b, &skipped);
@@ -248,6 +251,26 @@ Status Advisor::drop_contents(const void* ptr, size_t size) {
   if (result.ok() && skipped)
     return error(EBUSY, "leased blocks of the range keep their contents; the rest was dropped");
   return result;
+}
+
+// Locked on entry and on return. A write of the range has failed, first with `why`. -EIO: blocks were dropped.
+Status Advisor::drop_refused(Lock& lock, Region& r, BlockIndex first, BlockIndex end, Status why) {
+  uint64_t dropped = 0;
+  bool leased = false;
+  for (BlockIndex b = r.table.next_touched(first); b < end; b = r.table.next_touched(b + 1)) {
+    if (b % kTurn == 0) lock.give_way();
+    if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+    const Block& block = r.table[b];
+    const bool has_changes = core::in_memory(block.state) || core::on_a_device(block.state);
+    if (!has_changes || !map_.residents()[block.aux].droppable || pager::leased(r, b)) continue;
+    if (Status s = drop_block(lock, r, b, &leased); !s.ok()) return s;
+    ++dropped;
+  }
+  if (dropped == 0) return why;
+  WriteBackState::file_succeeded(r);  // what is left is tried, and said, anew
+  return error(EIO, "the changes of %llu blocks of %s, which the file refuses, are dropped: %.*s",
+               static_cast<unsigned long long>(dropped), core::human_bytes(r.block_size).c_str(),
+               static_cast<int>(why.text().size()), why.text().data());
 }
 
 Status Advisor::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {

@@ -2,7 +2,8 @@
 // is needed soon is fetched, to where it is best, and contents that nobody wants any more are dropped.
 //
 //   at most 256 ranges of a region have advice of their own; the last that covers a block counts
-//   leased blocks keep their contents, which is said; shared files lose nothing
+//   leased blocks keep their contents, which is said; what is dropped of a shared file its file has refused, and that
+//   is said, too
 //
 #pragma once
 
@@ -49,6 +50,8 @@ class Advisor : private Shared {
   void tell_policies(Lock& lock, const SpanOf& span) VMEM_LOCKED;
   core::Status drop_contents(const void* ptr, size_t size) VMEM_UNLOCKED;
   core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped) VMEM_LOCKED;
+  core::Status drop_refused(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex end,
+                            core::Status why) VMEM_LOCKED;
 
   device::Devices* const devices_;
   Gpus& gpus_;

@@ -30,7 +30,7 @@ uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
 // Kernels that load from its frame do not matter to a call that waits; here the block waits for them.
 bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const {
   const State state = r.table[b].state;
-  return !r.dying && !r.lost && now_ns >= r.retry_ns && (state == State::resident || state == State::held) &&
+  return !r.dying && !r.lost && !file_refuses(r, now_ns) && (state == State::resident || state == State::held) &&
          !map_.residents()[r.table[b].aux].lent && !lent_for_writing(r, b);
 }
 

@@ -79,6 +79,24 @@ core::OwnString BlockMap::place(const Region& r, BlockIndex b) {
   return where(r, b);
 }
 
+Status BlockMap::refusal() const {
+  const Region* worst = nullptr;
+  uint64_t most = 0;
+  for (const auto& [base, r] : regions_) {
+    const uint64_t bytes = (r->table.count(State::resident) + r->table.count(State::held)) * r->block_size;
+    if (r->refusals == 0 || r->dying || (worst != nullptr && bytes <= most)) continue;
+    worst = r.get();
+    most = bytes;
+  }
+  if (worst == nullptr) return {};
+  return core::error(worst->refusal.code(),
+                     "region %s%llu keeps %s in memory, since its file %s refuses them (errno %d): make the file take "
+                     "them, free the region by vmem_discard, or drop its changes with VMEM_ADVISE_DONT_NEED",
+                     worst->name.empty() ? "" : (worst->name + " #").c_str(),
+                     static_cast<unsigned long long>(worst->id), core::human_bytes(most).c_str(),
+                     worst->file.path.c_str(), -worst->refusal.code());
+}
+
 void BlockMap::withdraw(ResidentId id) {
   if (std::exchange(residents_[id].admitted, false)) policy(id).remove(id);
 }

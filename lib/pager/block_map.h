@@ -59,6 +59,9 @@ class BlockMap {
   core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions() VMEM_LOCKED { return regions_; }  // by base
   core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
   core::OwnString place(const Region& r, core::BlockIndex b) VMEM_UNLOCKED;
+  // Of regions whose files refuse their changes the one that keeps most in memory for it: why, how much, and the ways
+  // out. Ok: there is none.
+  Status refusal() const VMEM_LOCKED;
 
   // What is known of a block: from new_resident(), after reserve_block(), or where one has been given back under the
   // same hold of the lock, to free_resident(), with which the block has left memory.

@@ -21,7 +21,9 @@ Status no_memory() {
 }
 
 Status shows_its_file(const BlockMap& map, const Region& r, BlockIndex b) VMEM_LOCKED {
-  return error(EIO, "the file became shorter, and its own pages are shown: free the region and map it again, %s",
+  return error(EIO,
+               "the file ends before the block does, and its own pages are shown: make it long enough, free the region "
+               "and map it again, %s",
                map.where(r, b).c_str());
 }
 
@@ -259,6 +261,7 @@ Status DeviceAcquires::cannot_come(const Region& r, int d) {
   const Gpu& g = gpus_[static_cast<size_t>(d)];
   if (!writes_.error().ok()) return writes_.take_error();
   if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), g.failure.text());
+  if (Status s = map_.refusal(); !s.ok()) return s;
   return error(ENOMEM,
                "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms", d,
                core::human_bytes(g.budget.limit()).c_str(), core::human_bytes(g.budget.charged()).c_str(),

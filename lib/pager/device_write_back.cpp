@@ -55,6 +55,8 @@ void DeviceWriteBack::note_written(Move* m, bool cut) {
     block.flags |= core::kDigest;
     if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
     failed_.clear_unknown(block);
+    map_.residents()[block.aux].droppable = false;
+    if (r.backing == Backing::file_shared) writes_.file_succeeded(r);
   }
   // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
   if (!cut && !lent_for_writing(r, m->block) && !map_.residents()[block.aux].stale)
@@ -76,8 +78,7 @@ void DeviceWriteBack::finish_write(Move* m, DeferredWork& after) {
   core::step("device.opened");
   const bool cut = m->status.ok() && !m->clean && r.backing == Backing::file_shared && m->io.transferred < m->stored;
   if (cut) {
-    VMEM_LOG_OFTEN(core::Level::warning,
-                   "the file became shorter: %zu changed bytes beyond its end were not written, %s",
+    VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
                    m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   }
   Lock lock(map_.mutex());

@@ -78,11 +78,15 @@ void Evictor::loop() {
       continue;
     }
     const bool may_write = writes_.pause(now) == 0;
+    if (now >= aside_ns_) {
+      aside_ns_ = UINT64_MAX;
+      any_aside_ = aside_since_ = true;
+    }
     if (!may_write && !writes_.failing()) {  // a pin: the others can be written in a moment
       wait_for_writes(lock, now);
       continue;
     }
-    if (may_write && any_aside_ && !admit_aside()) {
+    if (may_write && any_aside_ && !admit_aside(now)) {
       lock.give_way();
       continue;
     }
@@ -115,7 +119,7 @@ void Evictor::set_aside(core::ResidentId id) {
 }
 
 // Locked; something may be written. A few of those that were set aside may leave again. False: none was found yet.
-bool Evictor::admit_aside() {
+bool Evictor::admit_aside(uint64_t now_ns) {
   constexpr size_t kLooks = 4096, kMost = 256;
   const Residents& all = map_.residents();
   size_t found = 0;
@@ -130,6 +134,10 @@ bool Evictor::admit_aside() {
     Region& r = *resident.region;
     const State state = r.table[resident.block].state;
     if (state != State::resident && state != State::held) continue;
+    if (file_refuses(r, now_ns)) {
+      aside_ns_ = std::min(aside_ns_, r.refused_until_ns);
+      continue;
+    }
     map_.admit(r, resident.block, map_.clock().stamp());
     ++found;
   }
@@ -138,7 +146,7 @@ bool Evictor::admit_aside() {
 
 // A batch of victims. It is worth about 8 MiB, so that several evictors share the work and small blocks cluster. So
 // many in a row have been passed over. While a write that failed waits to be tried again, what need not be written
-// leaves, and the rest is set aside.
+// leaves, and the rest is set aside: of all regions when a store failed, of one when its own file did.
 void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) {
   Batch batch;
   std::array<policy::Victim, 32> victims;
@@ -174,7 +182,8 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
       if (!probe) map_.admit(r, b, map_.clock().stamp());
       continue;
     }
-    if (only_clean && !probe && !r.dying && !isolator_.may_be_clean(r, b)) {
+    const bool must_be_clean = only_clean || file_refuses(r, now);
+    if (must_be_clean && !probe && !r.dying && !isolator_.may_be_clean(r, b)) {
       aside = true;
       set_aside(victims[i].id);
       continue;
@@ -183,7 +192,7 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
     // core::broken("lease_hold"), in holds_for_lease(): for that this file is compiled again.
     Move* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
     if (m != nullptr) {
-      m->only_clean = only_clean;
+      m->only_clean = must_be_clean;
       batch.push_back(m);
     } else if (!victims[i].probe && !r.dying) {
       map_.admit(r, b, map_.clock().stamp());

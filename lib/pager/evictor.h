@@ -71,7 +71,7 @@ class Evictor : private Shared {
   void wait_for_writes(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   void evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) VMEM_LOCKED;
   void set_aside(core::ResidentId id) VMEM_LOCKED;
-  bool admit_aside() VMEM_LOCKED;
+  bool admit_aside(uint64_t now_ns) VMEM_LOCKED;
 
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
@@ -90,6 +90,8 @@ class Evictor : private Shared {
   bool any_aside_ VMEM_GUARDED_BY(core::big_lock) = false;
   bool aside_since_ VMEM_GUARDED_BY(core::big_lock) = false;
   core::ResidentId aside_next_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  // Some stay aside until a file that refused a write is asked again: the first of those times.
+  uint64_t aside_ns_ VMEM_GUARDED_BY(core::big_lock) = UINT64_MAX;
   bool stop_ VMEM_GUARDED_BY(core::big_lock) = false;
 };
 

@@ -200,14 +200,15 @@ bool FaultService::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, 
 }
 
 // Untouched, or stored: its bytes have to be had.
-void FaultService::met_absent(Region& r, BlockIndex b, uint16_t wanted, uint32_t thread, DeferredWork& after) {
+void FaultService::met_absent(Region& r, BlockIndex b, const trap::Fault& fault, uint16_t wanted, DeferredWork& after) {
   Block& block = r.table[b];
   if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
   core::add(counters_.faults);
   if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.refuse_growth(r, b);
   block.flags |= wanted;
   DeferredWork fill;
-  if (!page_in_.start_fill(r, b, Urgency::fault, fill)) waits_.starve_fault(r, b, 0, 0, thread);
+  if (!page_in_.start_fill(r, b, Urgency::fault, fill)) waits_.starve_fault(r, b, 0, 0, fault.thread);
+  if (!fill.submit.empty()) fill.submit.tail->accessed = fault.address - reinterpret_cast<uintptr_t>(r.address(b));
   read_ahead_.follow(r, b, false);
   if (r.adapts && !fill.submit.empty()) read_ahead_.read_beside(r, b, fill.submit);
   after.submit.append(fill.submit);
@@ -300,7 +301,7 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
   switch (block.state) {
     case State::untouched:
     case State::stored:
-      met_absent(*r, b, wanted, fault.thread, after);
+      met_absent(*r, b, fault, wanted, after);
       break;
     case State::filling:
       if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);

@@ -69,7 +69,8 @@ class FaultService : private Shared {
   void access_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
   void note_access(Region& r, core::BlockIndex b, const trap::Fault& fault, uint64_t now) VMEM_LOCKED;
   bool slow_down(Region& r, core::BlockIndex b, const trap::Fault& fault, uint64_t now) VMEM_LOCKED;
-  void met_absent(Region& r, core::BlockIndex b, uint16_t wanted, uint32_t thread, DeferredWork& after) VMEM_LOCKED;
+  void met_absent(Region& r, core::BlockIndex b, const trap::Fault& fault, uint16_t wanted,
+                  DeferredWork& after) VMEM_LOCKED;
   void met_resident(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
   void met_shut(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
   void met_failed(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;

@@ -269,6 +269,7 @@ Status HostLeases::wait(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
   if (clock_.hopeless(coming->starving)) {
     waits_.queue().give_up_acquire(r, b);
     if (!writes_.error().ok()) return writes_.take_error();
+    if (Status s = map_.refusal(); !s.ok()) return s;
     return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                  core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, grants_.holders().c_str());
   }

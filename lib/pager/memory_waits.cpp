@@ -95,12 +95,12 @@ bool MemoryWaits::waits_for_itself(Lock& lock, uint64_t now) {
 Status MemoryWaits::given_up(const Starved& s) {
   bool all = false;
   const uint64_t pinned = pinned_bytes(&all);
-  const bool failed = !writes_.error().ok();
+  const Status cause = writes_.error().ok() ? map_.refusal() : writes_.error();
   return core::error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s%s%s%s, %s",
                      core::human_bytes(budget_.limit()).c_str(),
-                     static_cast<unsigned>(map_.progress().waited(s.mark) / 1000000), failed ? ": " : "",
-                     static_cast<int>(writes_.error().text().size()), writes_.error().text().data(),
-                     pinned != 0 ? ": " : "", pinned != 0 ? core::human_bytes(pinned).c_str() : "",
+                     static_cast<unsigned>(map_.progress().waited(s.mark) / 1000000), cause.ok() ? "" : ": ",
+                     static_cast<int>(cause.text().size()), cause.text().data(), pinned != 0 ? ": " : "",
+                     pinned != 0 ? core::human_bytes(pinned).c_str() : "",
                      pinned != 0 ? " of it is pinned, by direct I/O that is under way or by registered buffers; make "
                                    "such calls smaller than host_budget, or raise it"
                                  : "",
@@ -113,7 +113,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
   clock_.look(now);
   // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted. The same of
   // a write that is to be tried again.
-  if (map_.moves().in_flight() || writes_.pause(now) != 0) return false;
+  if (map_.moves().in_flight() || writes_.pause(now) != 0 || writes_.files_pause(now)) return false;
   while (!queue_.empty()) {
     const Starved s = queue_.front();
     if (s.urgency != Urgency::fault) return false;

@@ -139,7 +139,8 @@ struct Move : core::OwnNew {
   bool reads_ahead = false;     // .. and is being read, as Speculation counts it
   bool stored_soon = false;     // .. as a neighbour, and the block beside it that tells what comes was stored to
   bool meanwhile = false;       // fill: to a staging frame, for an acquire that tries again if it cannot be had
-  bool cut = false;             // fill: the file became shorter than the block wants
+  bool cut = false;             // fill: the file ends before the block does; write: .. and so does what was written
+  size_t accessed = SIZE_MAX;   // fill: the byte of the block that a fault wants, if that is known
   bool was_untouched = false;   // fill: the state it came from
   bool fresh = false;           // fill: the frame has no memory yet, and reads as zeros when it has
   bool refused = false;         // fill: the kernel had no memory to read it

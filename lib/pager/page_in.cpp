@@ -22,6 +22,14 @@ void make_zeros(const Move& m, const FramePool& frames) {
   memset(m.image, 0, size);
 }
 
+// So many bytes of the block its file has now.
+size_t bytes_there(const Region& r, BlockIndex b) {
+  uint64_t size = 0;
+  if (!store::current_size(r.file, &size).ok()) return 0;
+  const uint64_t from = r.file_offset + b * r.block_size;
+  return size <= from ? 0 : std::min<uint64_t>(size - from, r.file_bytes(b));
+}
+
 }  // namespace
 
 PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
@@ -130,7 +138,22 @@ void PageIn::io_ended(Move* m) {
   run(after);
 }
 
-// Unlocked; state filling, and the file is too short for the block by now. Its pages are mapped there, so that a touch
+// Unlocked; state filling, and the block cannot be had. An access that the file's own pages will serve is no error.
+void PageIn::say_failed(const Move& m) {
+  const int length = static_cast<int>(m.status.text().size());
+  const char* const text = m.status.text().data();
+  const size_t there = m.cut ? core::round_up(bytes_there(*m.region, m.block), core::kPage) : 0;
+  if (there != 0 && (m.accessed < there || m.accessed == SIZE_MAX)) {
+    VMEM_LOG_OFTEN(core::Level::info, "%.*s", length, text);
+  } else if (m.cut) {
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access beyond its end gets SIGBUS", length, text);
+  } else {
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", length, text);
+  }
+  core::settle_log();
+}
+
+// Unlocked; state filling, and the file is too short for the block. Its pages are mapped there, so that a touch
 // meets what it would meet in a mapping: bytes inside the file, zeros to the end of its last page, SIGBUS beyond, and
 // all of it again when the file has grown. Where the trap cannot have that, the block is zeros from the file's end on,
 // if it has any bytes: the status is cleared. True: mapped.
@@ -264,14 +287,7 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
   bool shows_file = false;
   if (fatal_for_touch) {
     lock.unlock();  // still filling, so nobody else acts on the block
-    if (m->cut) {
-      VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access beyond its end gets SIGBUS",
-                     static_cast<int>(m->status.text().size()), m->status.text().data());
-    } else {
-      VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(m->status.text().size()),
-                     m->status.text().data());
-    }
-    core::settle_log();
+    say_failed(*m);
     if (m->cut) shows_file = show_file(m);
     fatal_for_touch = !m->status.ok();
     lock.lock();

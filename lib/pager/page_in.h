@@ -49,6 +49,7 @@ class PageIn final : private Shared, private IoEnd {
   void clear_hole(Lock& lock, Move* m) VMEM_LOCKED;
   void settle_read(Move* m, DeferredWork& after) VMEM_LOCKED;
   void put_off_fill(Move* m, DeferredWork& after) VMEM_LOCKED;
+  static void say_failed(const Move& m) VMEM_UNLOCKED;
   void fail_fill(Move* m, bool shows_file, DeferredWork& after) VMEM_LOCKED;
   void abandon_fill(Move* m, DeferredWork& after) VMEM_LOCKED;
   bool populate(Move* m, DeferredWork& after) VMEM_UNLOCKED;

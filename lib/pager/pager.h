@@ -69,6 +69,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   core::Status start();
   core::Status create(const NewRegion& what, void** ptr) { return maker_.create(what, ptr); }
   core::Status destroy(void* ptr, bool force) { return teardown_.destroy(ptr, force); }
+  core::Status discard(void* ptr) { return teardown_.discard(ptr); }
   core::Status set_name(const void* ptr, const char* name);
   core::Status prefetch(const void* ptr, size_t size, int location, void* stream = nullptr) {  // null: now
     return hints_.prefetch(ptr, size, location, stream);

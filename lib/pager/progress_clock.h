@@ -25,8 +25,9 @@ class ProgressClock final : public WaitClock {
     const uint64_t now = now_ns();
     look(now);
     if (map_.moves().in_flight()) return false;
-    return map_.progress().over(mark,
-                                writes_.pause(now) != 0 ? limit_ns() + WriteBackState::kLongestPause : limit_ns());
+    return map_.progress().over(mark, writes_.pause(now) != 0 || writes_.files_pause(now)
+                                          ? limit_ns() + WriteBackState::kLongestPause
+                                          : limit_ns());
   }
   // For so long nothing goes on until a wait is given up.
   uint64_t limit_ns() const { return config_.fault_timeout_ms * uint64_t{1000000}; }

@@ -175,6 +175,7 @@ Status RangeDemoter::cannot_leave(const Region& r, BlockIndex b) {
                  config_.fault_timeout_ms, map_.where(r, b).c_str());
   }
   Status why = writes_.take_error();
+  if (why.ok()) why = map_.refusal();
   if (!why.ok()) return why;
   return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
                config_.fault_timeout_ms, core::human_bytes(budget_.limit()).c_str(),

@@ -56,6 +56,8 @@ struct NewRegion {
   int checksum = 0;         // 1, -1: verified or not; 0: as the setting has it
   int core_dump = 0;        // 1, -1: what is in host memory goes into core dumps, or does not; 0: as the trap has it
   uintptr_t address = 0;    // where, if nothing is there; 0: anywhere
+  bool fixed = false;       // .. exactly there, in the place of a reservation of the caller's
+  bool lock = true;         // file_shared: the file is locked
   bool says_size() const { return fixed_block_size && !adapts; }
 };
 
@@ -76,13 +78,19 @@ struct Region {
   store::Codec codec = store::Codec::raw;
   int checksum = 0;  // as NewRegion has it
   bool probes = false;
-  bool bounces = false;  // its blocks need bounce buffers
-  bool gpu = false;      // has a device tier: one managed range, whose units are its blocks
+  bool bounces = false;   // its blocks need bounce buffers
+  bool reserved = false;  // its addresses are a reservation of the caller's, who gets that back
+  bool gpu = false;       // has a device tier: one managed range, whose units are its blocks
   store::MappedFile file;
   store::FileId file_id = 0;
   bool has_file = false;
   uint64_t file_offset = 0;
   bool sparse = false;  // the file may have holes
+  // Writes of its file fail: none is begun for its own sake before this time. So many tries in a row have failed.
+  uint64_t refused_until_ns = 0;
+  unsigned refusals = 0;
+  core::Status refusal;      // .. the last one
+  core::Status write_error;  // .. the first one that no call has told of
   // The program has changed the rights of a part of it once: read where it stands by read_guarded(). Any thread.
   mutable std::atomic<bool> guarded = false;
   core::Absent absent = core::Absent::zeros;  // .. what a page is that is not mapped
@@ -113,8 +121,6 @@ struct Region {
   uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
   uint64_t unread = 0;     // blocks with kUnread
   uint64_t stale = 0;      // blocks on a device whose copy in host memory is newer
-  uint64_t retry_ns = 0;   // its file refused a write in the background: none before this
-  unsigned refusals = 0;   // of such writes in a row
   bool dying = false;
   bool quiet = false;                     // dying, and nobody uses it any more: detach() answers every access
   bool unfinished = false;                // at exit: blocks were left that did not come to rest
@@ -147,6 +153,11 @@ struct Region {
   // True when an absent block in state untouched has its bytes in the file.
   bool from_file() const { return backing != Backing::anonymous; }
 };
+
+// Its file has refused a write lately, and is not asked again yet.
+inline bool file_refuses(const Region& r, uint64_t now_ns) {
+  return now_ns < r.refused_until_ns;
+}
 
 // Somebody leases it, wherever.
 inline bool leased(const Region& r, core::BlockIndex b) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "core/log.h"
+#include "core/map_over.h"
 #include "core/mappings.h"
 #include "core/on_exit.h"
 #include "core/step.h"
@@ -39,14 +40,19 @@ Status open_file(const NewRegion& what, bool direct, Region* r, store::Engine& e
     return error(EINVAL, "offset %llu is not a multiple of %zu", static_cast<unsigned long long>(what.offset),
                  core::kPage);
   }
-  if (Status s =
-          store::open_mapped(what.path, what.backing == Backing::file_shared, direct, &r->file, what.offset, what.size);
+  constexpr uint64_t kEnd = INT64_MAX;  // of any file
+  if (what.offset > kEnd || what.size > kEnd - what.offset) {
+    return error(EINVAL, "offset %llu + size %zu is beyond the largest file, %llu bytes",
+                 static_cast<unsigned long long>(what.offset), what.size, static_cast<unsigned long long>(kEnd));
+  }
+  if (Status s = store::open_mapped(what.path, what.backing == Backing::file_shared, direct, &r->file, what.offset,
+                                    what.size, what.lock);
       !s.ok())
     return s;
   core::OnExit close([r] { store::close_mapped(&r->file); });  // also for want of memory
   const uint64_t have = r->file.file.size;
-  if (what.offset > have || what.size > have - what.offset) {
-    return error(EINVAL, "file %s has %llu bytes, but offset %llu + size %zu needs %llu", what.path.c_str(),
+  if (r->file.file.block_device && what.offset + what.size > have) {  // it does not grow, as a file may
+    return error(EINVAL, "block device %s has %llu bytes, but offset %llu + size %zu needs %llu", what.path.c_str(),
                  static_cast<unsigned long long>(have), static_cast<unsigned long long>(what.offset), what.size,
                  static_cast<unsigned long long>(what.offset) + what.size);
   }
@@ -64,6 +70,13 @@ void close_file(Region* r, store::Engine& engine) {
   if (!r->has_file) return;
   engine.remove_file(r->file_id);
   store::close_mapped(&r->file);
+}
+
+Status give_addresses_back(trap::Trap& trap, const Region& r, void* base) {
+  constexpr int kReservation = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  if (r.reserved && core::map_over(reinterpret_cast<uintptr_t>(base), r.span, PROT_NONE, kReservation, -1, 0) == 0)
+    return {};
+  return trap.unmap(base, r.span);
 }
 
 // How large the blocks of a region's device tier are; 0: it has none. Larger ones move faster, smaller ones waste less:
@@ -153,6 +166,11 @@ Status RegionMaker::shape(const NewRegion& what, Shape* out) {
     return error(EINVAL, "address %#zx is not accepted; give a multiple of %s, or 0", size_t{what.address},
                  core::human_bytes(alignment).c_str());
   }
+  if (what.fixed && (what.address == 0 || gpu)) {
+    return error(
+        EINVAL, "VMEM_FIXED: %s",
+        gpu ? "a region with a device tier is where the driver has room; add VMEM_HOST_ONLY" : "no address is given");
+  }
   *out = {gpu, block_size, alignment, core::round_up(what.size, block_size) / block_size};
   return {};
 }
@@ -169,6 +187,9 @@ Status RegionMaker::describe(const NewRegion& what, const Shape& shape, Region& 
   const trap::Caps& caps = trap_.caps();
   r.gpu = shape.gpu;
   r.absent = caps.absent;
+  r.reserved = what.fixed;
+  if (what.fixed && caps.install)
+    return error(EOPNOTSUPP, "VMEM_FIXED: trap %s chooses the addresses of its ranges itself", caps.name);
   if (caps.install && !r.gpu) {
     r.transfer = Transfer::install;
     r.probes = r.block_size >= kHugePage;
@@ -212,6 +233,10 @@ Status RegionMaker::have_addresses(const NewRegion& what, const Shape& shape, co
       devices_->release(*base).ignore();
       return s;
     }
+  } else if (what.fixed) {
+    *base = reinterpret_cast<void*>(what.address);
+    if (Status s = core::check_reserved(what.address, r.span); !s.ok()) return s;
+    if (Status s = trap_.attach_at(*base, r.span, r.transfer); !s.ok()) return s;
   } else if (Status s = trap_.attach_blocks(r.span, shape.alignment, r.block_size, r.transfer, what.address, base);
              !s.ok()) {
     return s;
@@ -220,7 +245,7 @@ Status RegionMaker::have_addresses(const NewRegion& what, const Shape& shape, co
   Status s = trap_.dump(*base, r.span, what.core_dump > 0 ? trap::CoreDump::yes : trap::CoreDump::no);
   if (s.ok()) return s;
   trap_.detach(*base, r.span).ignore();
-  (r.gpu ? devices_->release(*base) : trap_.unmap(*base, r.span)).ignore();
+  (r.gpu ? devices_->release(*base) : give_addresses_back(trap_, r, *base)).ignore();
   return s;
 }
 

@@ -40,5 +40,7 @@ class RegionMaker : private Shared {
 
 // The region's file, if it has one, is nobody's any more.
 void close_file(Region* r, store::Engine& engine);
+// So are its addresses, at `base`: a reservation of the caller's is one again.
+core::Status give_addresses_back(trap::Trap& trap, const Region& r, void* base);
 
 }  // namespace vmem::pager

@@ -202,13 +202,31 @@ Status RegionTeardown::check_unsealed(Lock& lock, Region& r) {
                static_cast<unsigned long long>(r.id), core::human_bytes(r.size).c_str(), static_cast<void*>(r.base));
 }
 
-Status RegionTeardown::write_file(Lock& lock, Region& r, bool force) {
+namespace {
+
+// Why changes go with their region.
+Status lost_changes(const Region& r, const Status& why) {
+  uint64_t blocks = 0;
+  for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1))
+    blocks += (r.table[b].flags & core::kUnknown) != 0;
+  return error(
+      EIO, "region %llu is freed, and the changes of %llu blocks of %s (%s) that its file did not take are lost: %.*s",
+      static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(blocks),
+      core::human_bytes(r.block_size).c_str(), r.file.path.c_str(), static_cast<int>(why.text().size()),
+      why.text().data());
+}
+
+}  // namespace
+
+Status RegionTeardown::write_file(Lock& lock, Region& r, bool force, Status* lost) {
   ++r.in_flight;
   Status s = sync_.write_for_free(lock, r, force);
   --r.in_flight;
   map_.notify();
   if (r.dying) return freed_meanwhile(r);
-  if (!s.ok()) {
+  if (!s.ok() && lost != nullptr && s.code() != -EBUSY) {
+    *lost = lost_changes(r, s);
+  } else if (!s.ok()) {
     if (!force) return s;
     core::log(core::Level::error, "changes of a shared file are lost with its region: %.*s",
               static_cast<int>(s.text().size()), s.text().data());
@@ -320,7 +338,13 @@ Status RegionTeardown::give_managed_back(Region& r, OnDevices* on_devices) {
   return released;
 }
 
-Status RegionTeardown::destroy(void* ptr, bool force) {
+Status RegionTeardown::discard(void* ptr) {
+  Status lost;
+  Status s = end(ptr, false, &lost);
+  return s.ok() ? lost : s;
+}
+
+Status RegionTeardown::end(void* ptr, bool force, Status* lost) {
   Lock lock(map_.mutex());
   Region* found = nullptr;
   if (Status s = find(ptr, &found); !s.ok()) return s;
@@ -330,7 +354,7 @@ Status RegionTeardown::destroy(void* ptr, bool force) {
     if (Status s = check_unsealed(lock, r); !s.ok()) return s;
   }
   if (r.backing == Backing::file_shared) {
-    if (Status s = write_file(lock, r, force); !s.ok()) return s;
+    if (Status s = write_file(lock, r, force, lost); !s.ok()) return s;
   }
   become_quiet(lock, r, force);
   lock.unlock();
@@ -350,7 +374,7 @@ Status RegionTeardown::destroy(void* ptr, bool force) {
   close_file(gone.get(), engine_);
   // Last: from here on the addresses may be another region's.
   if (gone->gpu) return give_managed_back(*gone, &on_devices);
-  Status unmapped = trap_.unmap(gone->base, gone->span);
+  Status unmapped = give_addresses_back(trap_, *gone, gone->base);
   if (unmapped.code() != -ENOMEM) return unmapped;
   // Its mapping is one with a neighbour's, and would become two.
   unmapped = core::name_limit(unmapped, "what is left beside a region that goes");

@@ -2,6 +2,7 @@
 //
 //   who may still use the region is refused (-EBUSY), or with force: what devices do with it ends, as far as it ever
 //   does, its loans come back, and what a shared file has not got is written
+//   changes that a file refuses keep its region, unless discard() or force says otherwise
 //   from `dying` on nothing of it is begun; from `quiet` on nobody has anything of it in flight
 //   what it had is given back once: memory, extents, what RegionCharges took, addresses
 //
@@ -46,7 +47,9 @@ class RegionTeardown : private Shared {
         room_(room) {}
 
   // force: whatever holds it.
-  core::Status destroy(void* ptr, bool force) VMEM_UNLOCKED;
+  core::Status destroy(void* ptr, bool force) VMEM_UNLOCKED { return end(ptr, force, nullptr); }
+  // Also where its file refuses changes: -EIO, they are lost, and the region is gone.
+  core::Status discard(void* ptr) VMEM_UNLOCKED;
   // Every region, whatever holds it.
   void destroy_all() VMEM_UNLOCKED;
 
@@ -56,7 +59,9 @@ class RegionTeardown : private Shared {
   core::Status may_go(const Region& r) VMEM_LOCKED;
   core::Status end_uses(Lock& lock, Region& r, bool force) VMEM_LOCKED;
   core::Status check_unsealed(Lock& lock, Region& r) VMEM_LOCKED;
-  core::Status write_file(Lock& lock, Region& r, bool force) VMEM_LOCKED;
+  // lost: what the file did not take goes with the region, and is said there. Null: it keeps the region.
+  core::Status end(void* ptr, bool force, core::Status* lost) VMEM_UNLOCKED;
+  core::Status write_file(Lock& lock, Region& r, bool force, core::Status* lost) VMEM_LOCKED;
   void finish_kernels(Lock& lock, Region& r) VMEM_LOCKED;
   void drain(uint64_t used, uint64_t until_ns) VMEM_UNLOCKED;
   void become_quiet(Lock& lock, Region& r, bool force) VMEM_LOCKED;

@@ -62,6 +62,7 @@ struct Resident {
   bool saved = false;  // on a device, at exit: its file has it, or gets it, as far as the books know
   device::Ticket ticket;
   bool unwritten = false;       // found to need a write while none could be made; no policy may know it until one can
+  bool droppable = false;       // its file refused its changes for good, or twice: dont-need may drop them
   bool lent = false;            // taking: kernels load from its staging frame (Loans)
   bool proven = false;          // resident, kProtected: no pin from before that can store to its pages unseen
   bool pinned = false;          // it was to leave, and somebody pinned a page of it

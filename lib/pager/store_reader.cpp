@@ -74,7 +74,7 @@ void StoreReader::verify_read(Move* m) {
                                    map_.place(r, m->block).c_str());
   } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
     m->cut = true;
-    m->status = core::error(EIO, "the file became shorter than when it was mapped: %zu of %zu bytes are left, %s",
+    m->status = core::error(EIO, "the file is shorter than its region: %zu of the %zu bytes of the block are there, %s",
                             m->io.transferred, r.file_bytes(m->block), map_.place(r, m->block).c_str());
   } else if (m->coded != nullptr) {
     m->status =

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <iterator>
 #include <utility>
 
 #include "core/break.h"
@@ -17,6 +18,19 @@ namespace vmem::pager {
 namespace {
 
 constexpr size_t kClusterBlock = 64 << 10;  // blocks up to this size are written side by side, never in place
+
+// A file that answers so takes the block when it is changed back, if ever: it is sealed, immutable, read-only, a swap
+// file by now, or gone.
+bool refuses_for_good(int code) {
+  constexpr int kForGood[] = {EPERM, EACCES, EROFS, ETXTBSY, EINVAL, EBADF, ENODEV, ENXIO, ESTALE, EOPNOTSUPP, EFBIG};
+  return std::find(std::begin(kForGood), std::end(kForGood), -code) != std::end(kForGood);
+}
+
+// These say something of the machine, or of the program's pages, and nothing of the file.
+bool says_nothing_of_the_file(int code) {
+  constexpr int kOthers[] = {EFAULT, ENOMEM, ENOBUFS, EAGAIN, EINTR, EBUSY, ECANCELED};
+  return std::find(std::begin(kOthers), std::end(kOthers), -code) != std::end(kOthers);
+}
 
 // The file system, a quota or RLIMIT_FSIZE lets no file be longer.
 bool has_no_room(const core::Status& s) {
@@ -164,17 +178,23 @@ bool StoreWriter::find_elsewhere(Move* m) {
 
 // Locked. The mark, words, back-off, and a status for whoever asks next.
 void StoreWriter::note_write_failure(Move* m) {
-  if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(*m->region, m->block);  // it was begun
+  Region& r = *m->region;
+  const bool again = (r.table[m->block].flags & core::kUnknown) != 0;
+  const bool shared = r.backing == Backing::file_shared;
+  const int code = m->status.code();
+  if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(r, m->block);  // it was begun
   core::add(counters_.io_errors);
-  // In the store: what a shared file's disk has no room for is no reason to pass over others.
-  if (has_no_room(m->status) && !m->region->table[m->block].extent && m->region->backing != Backing::file_shared)
-    writes_.no_room(now_ns());
+  map_.residents()[r.table[m->block].aux].droppable =
+      shared && (refuses_for_good(code) || (again && !says_nothing_of_the_file(code)));
+  if (has_no_room(m->status) && !r.table[m->block].extent && !shared) writes_.no_room(now_ns());
   if (m->status.text().empty()) {
-    m->status = core::system_error(m->status.code(), "writing failed, the block stays in memory, %s",
-                                   map_.where(*m->region, m->block).c_str());
+    m->status =
+        core::system_error(code, "writing failed, the block stays in memory, %s", map_.where(r, m->block).c_str());
   }
-  if (writes_.failed(m->status, m->job != nullptr || core::broken("write_report"), now_ns()))
-    core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
+  const bool heard = m->job != nullptr || core::broken("write_report");
+  const bool say =
+      shared ? writes_.file_failed(r, m->status, heard, now_ns()) : writes_.failed(m->status, heard, now_ns());
+  if (say) core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
 }
 
 // Unlocked. The store has room again, or may have: who waits to write tries at once.

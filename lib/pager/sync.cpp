@@ -43,13 +43,19 @@ Status synced(Status result, Status earlier, bool skipped) {
 
 }  // namespace
 
+// Of the region's own file, or of the store: told once.
+Status Sync::take_error(Region& r) {
+  Status own = std::exchange(r.write_error, {});
+  return own.ok() ? writes_.take_error() : own;
+}
+
 Status Sync::sync(const void* ptr, size_t size) {
   Lock lock(map_.mutex());
   SpanOf span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   bool skipped = false;
   Status result = sync_blocks(lock, span, &skipped), earlier;
-  if (result.ok()) earlier = writes_.take_error();
+  if (result.ok()) earlier = take_error(*span.region);
   return synced(std::move(result), std::move(earlier), skipped);
 }
 
@@ -106,7 +112,9 @@ Status Sync::sync_all() {
   });
   if (!any) return {};  // what failed went with its region
   Status earlier;
-  if (first.ok()) earlier = writes_.take_error();
+  for_each_region([&](Region& r) VMEM_LOCKED {
+    if (first.ok() && earlier.ok()) earlier = take_error(r);
+  });
   return synced(std::move(first), std::move(earlier), sweep.skipped);
 }
 

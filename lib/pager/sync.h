@@ -36,6 +36,7 @@ class Sync : private Shared {
   bool for_each_region(With with) VMEM_LOCKED;
   core::Status flush_files(Lock& lock) VMEM_LOCKED;
   core::Status take_for_free(Lock& lock, Region& r) VMEM_LOCKED;
+  core::Status take_error(Region& r) VMEM_LOCKED;
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) VMEM_LOCKED;
 
   Queue<PromotionRequest>& requests_;

@@ -70,14 +70,14 @@ void WriteBack::settle_taken(Move* m, DeferredWork& after) {
 // Locked; a write in the background failed, or could not begin. Nobody waits for it, and other writes do not wait for
 // its file: the file is left alone for a while that grows, a pinned block for one interval.
 void WriteBack::put_back_dirty(Move* m, DeferredWork& after) {
-  constexpr uint64_t kShortest = 100000000, kMostDoubled = 8;  // ns
   Region& r = *m->region;
   const uint64_t now = now_ns();
   if (m->io.size != 0 && m->status.code() != -EFAULT) {
     core::add(counters_.io_errors);
-    r.retry_ns = now + (kShortest << std::min<uint64_t>(r.refusals++, kMostDoubled));
-    VMEM_LOG_OFTEN(core::Level::warning, "writing failed in the background (%s), the block stays in memory, %s",
-                   vmem_strerror(m->status.code()), map_.where(r, m->block).c_str());
+    if (writes_.file_failed(r, m->status, true, now)) {  // a sync tries it again, and tells
+      VMEM_LOG_OFTEN(core::Level::warning, "writing failed in the background (%s), the block stays in memory, %s",
+                     vmem_strerror(m->status.code()), map_.where(r, m->block).c_str());
+    }
   }
   if (m->io.size != 0) failed_.mark_unknown(r, m->block);
   map_.dirty().put_off(r.table[m->block].aux, now);
@@ -231,11 +231,10 @@ void WriteBack::settle_write(Move* m, DeferredWork& after) {
     room_.came_free(after);
     return;
   }
-  writes_.succeeded();
+  r.backing == Backing::file_shared ? writes_.file_succeeded(r) : writes_.succeeded();
   map_.progress().made();
   core::add(counters_.write_bytes, m->io.transferred);
   if (m->background) core::add(counters_.background_write_bytes, m->io.transferred);
-  r.refusals = 0;
   if (r.backing != Backing::file_shared) {
     // Under the lock: when it is let go, the region may be freed, and the store end.
     if (m->new_extent && block.extent) space_.release(block.extent);
@@ -246,7 +245,7 @@ void WriteBack::settle_write(Move* m, DeferredWork& after) {
   // Not all of it is there; or other bytes are than were looked at.
   if (cut || !same || map_.residents()[block.aux].holed) block.flags &= static_cast<uint16_t>(~core::kDigest);
   block.flags &= static_cast<uint16_t>(~core::kDirty);
-  map_.residents()[block.aux].unwritten = false;
+  map_.residents()[block.aux].unwritten = map_.residents()[block.aux].droppable = false;
   failed_.clear_unknown(block);
   if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {
     isolated_.put_back(m, after);
@@ -306,7 +305,7 @@ bool WriteBack::drop_cut_off(Move* m) {
     }
     resident.dropping = true;
   }
-  VMEM_LOG_OFTEN(core::Level::warning, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
+  VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
                  m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   if (!m->in_place || drop_one(trap_, r, m->block)) return true;
   const bool spare = std::exchange(m->spare, false);

@@ -32,6 +32,18 @@ bool WriteBackState::failed(const Status& why, bool somebody_hears, uint64_t now
   return say;
 }
 
+bool WriteBackState::file_failed(Region& r, const Status& why, bool somebody_hears, uint64_t now_ns) {
+  const bool say = r.refusals == 0;
+  if (say || now_ns >= r.refused_until_ns) {
+    ++r.refusals;
+    r.refused_until_ns = now_ns + std::min(kShortestPause << std::min(r.refusals, 6u), kLongestPause);
+    files_until_ns_ = std::max(files_until_ns_, r.refused_until_ns);
+  }
+  r.refusal = why;
+  if (!somebody_hears && r.write_error.ok()) r.write_error = why;
+  return say;
+}
+
 bool WriteBackState::has_room() {
   next_try_ns_ = full_until_ns_ = 0;
   return std::exchange(retry_ns_, 0) != 0;

@@ -58,6 +58,14 @@ class WriteBackState {
   // there is one already. True: it is to be said; one that repeats what was said last is not.
   bool failed(const core::Status& why, bool somebody_hears, uint64_t now_ns);
   void succeeded() { failures_in_row_ = 0; }
+  // A write to a region's own file failed: its next one waits, for others nothing changes. True: it is to be said.
+  bool file_failed(Region& r, const core::Status& why, bool somebody_hears, uint64_t now_ns);
+  static void file_succeeded(Region& r) {
+    r.refusals = 0;
+    r.refused_until_ns = 0;
+  }
+  // A file that refused a write is asked again before this is over: until then no wait is hopeless.
+  bool files_pause(uint64_t now_ns) const { return now_ns < files_until_ns_; }
   // The last write failed: who may not write now may not for long. Else it was somebody's pin.
   bool failing() const { return failures_in_row_ != 0; }
   // The store has room, or may have: who waits to write tries at once. False: nobody was kept from it.
@@ -76,6 +84,7 @@ class WriteBackState {
   uint64_t retry_ns_ = 0;         // no write-back before this; 0: whoever waited for it was told that there is room
   uint64_t next_try_ns_ = 0;      // what failed before this belongs to the last try that failed
   uint64_t full_until_ns_ = 0;    // the store had no room, and nobody has made any
+  uint64_t files_until_ns_ = 0;   // the last file that refused a write is asked again then
   unsigned failures_in_row_ = 0;  // tries
   int said_ = 0;                  // this failure was said last, then
   uint64_t said_ns_ = 0;

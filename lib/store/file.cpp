@@ -5,6 +5,7 @@
 #include <linux/magic.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -13,6 +14,7 @@
 #include <atomic>
 #include <cerrno>
 #include <memory>
+#include <new>
 #include <utility>
 #include <vector>
 
@@ -21,6 +23,8 @@
 #include "core/fork.h"
 #include "core/mutex.h"
 #include "core/on_exit.h"
+#include "core/types.h"
+#include "store/file_checks.h"
 #include "store/open.h"
 
 namespace vmem::store {
@@ -44,29 +48,69 @@ core::Status examine(const std::string& path, struct stat* st) {
   return check_type(path, *st);
 }
 
-core::Status cannot_open(const std::string& path, bool write) {
-  return core::system_error(errno, "cannot open %s for %s", path.c_str(), write ? "reading and writing" : "reading");
-}
-
 // The type is looked at first because opening some devices has effects, and again behind the descriptor because the
 // name may mean something else by then.
 core::Status open_checked(const std::string& path, bool write, struct stat* st, int* fd) {
   int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   if (S_ISBLK(st->st_mode) && write) flags |= O_EXCL;  // refused while mounted or claimed
-  *fd = core::above_standard(open(path.c_str(), flags));
-  if (*fd < 0) {
-    if (errno == EBUSY) return core::error(EBUSY, "block device %s is mounted or in use", path.c_str());
-    return cannot_open(path, write);
+  for (int tries = 0;; ++tries) {
+    *fd = core::above_standard(open(path.c_str(), flags));
+    if (*fd >= 0 || errno != EAGAIN || write || tries == kBusyTries) break;
+    pause_while_busy();  // somebody holds a lease of it, and has been asked to give it up; a writer tries anyway
   }
+  if (*fd < 0) return cannot_open(path, *st, write, errno);
   if (fstat(*fd, st) != 0) return core::system_error(errno, "cannot examine %s", path.c_str());
   if (core::Status status = check_type(path, *st); !status.ok()) return status;
   core::close_in_children(*fd);  // before it is locked
   return make_blocking(path, *fd);
 }
 
+// Descriptors that nobody needs any more. Closing one of them would drop every POSIX lock of this process on its file
+// (fcntl(2)), also those that the program has taken by descriptors of its own.
+struct Parked {
+  core::Mutex mutex;
+  std::vector<int> descriptors VMEM_GUARDED_BY(mutex);
+};
+
+bool must_stay_open(int fd) try {
+  struct stat st {};
+  return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && find_own_posix_lock(st) >= 0;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
 void close_file(int fd) {
+  static Parked& parked = *new Parked;  // never destroyed
+  const core::MutexLock lock(parked.mutex);
+  std::erase_if(parked.descriptors, [](int old) {
+    if (must_stay_open(old)) return false;
+    core::forget_in_children(old);
+    close(old);
+    return true;
+  });
+  if (must_stay_open(fd)) {
+    try {
+      parked.descriptors.push_back(fd);
+    } catch (const std::bad_alloc&) {  // it stays open all the same
+    }
+    return;
+  }
   core::forget_in_children(fd);
   close(fd);
+}
+
+// Makes fcntl(F_ADD_SEALS) with F_SEAL_WRITE fail with EBUSY, as for any file that is mapped to be written to. Null:
+// nobody can seal the file, or there are no more mappings to be had.
+void* keep_unsealed(int fd) {
+  if (!may_be_sealed(fd)) return nullptr;
+  void* const page = mmap(nullptr, core::kPage, PROT_NONE, MAP_SHARED, fd, 0);
+  if (page == MAP_FAILED) return nullptr;
+  madvise(page, core::kPage, MADV_DONTFORK);
+  return page;
+}
+
+FileUse use_of(const MappedFile& file, bool write) {
+  return {write, file.length == UINT64_MAX ? 0 : file.offset + file.length};
 }
 
 // A file that this process has open for writing, for some ranges of its bytes.
@@ -75,6 +119,8 @@ struct Shared {
   dev_t dev;
   ino_t ino;
   OpenedFile file;
+  bool locked;
+  void* unsealed;                                     // a mapping that keeps seals away, or null
   std::vector<std::pair<uint64_t, uint64_t>> ranges;  // offset, length
 };
 
@@ -102,14 +148,17 @@ Shared* find(Registry& all, const struct stat& st) VMEM_REQUIRES(all.mutex) {
 }
 
 // Joins those who have the file open already; *joined: there were some.
-core::Status join(const struct stat& st, MappedFile* out, bool* joined) {
+core::Status join(const struct stat& st, bool lock_it, MappedFile* out, bool* joined) {
   Registry& all = registry();
   const core::MutexLock lock(all.mutex);
   Shared* const file = core::broken("file_lock") ? nullptr : find(all, st);
   *joined = file != nullptr;
   if (file == nullptr) return {};
   // As open(2) would ask: the user may have changed since.
-  if (faccessat(AT_FDCWD, out->path.c_str(), R_OK | W_OK, AT_EACCESS) != 0) return cannot_open(out->path, true);
+  if (faccessat(AT_FDCWD, out->path.c_str(), R_OK | W_OK, AT_EACCESS) != 0)
+    return cannot_open(out->path, st, true, errno);
+  if (core::Status status = check_mappable(out->path, file->file.fd, st, use_of(*out, true)); !status.ok())
+    return status;
   for (const auto& [offset, length] : file->ranges) {
     if (out->offset >= offset + std::min(length, UINT64_MAX - offset) ||
         offset >= out->offset + std::min(out->length, UINT64_MAX - out->offset)) {
@@ -122,6 +171,11 @@ core::Status join(const struct stat& st, MappedFile* out, bool* joined) {
                        out->path.c_str(), number(out->offset), number(out->offset + out->length), number(offset),
                        number(offset + length));
   }
+  if (lock_it && !file->locked) {
+    if (core::Status status = lock_once(out->path, file->file.fd); !status.ok())
+      return status.code() == -EBUSY ? lock_refused(out->path, st) : status;
+    file->locked = true;
+  }
   file->ranges.emplace_back(out->offset, out->length);
   out->file = file->file;
   out->shared = true;
@@ -133,33 +187,45 @@ core::Status join(const struct stat& st, MappedFile* out, bool* joined) {
   return {};
 }
 
-core::Status open_shared(bool direct, MappedFile* out) {
+core::Status open_shared(bool direct, bool lock_it, MappedFile* out) {
   for (int tries = 0;; ++tries) {
     struct stat st;
-    bool joined = false;
+    bool joined = false, locked = true;
     // However this ends but well, also for want of memory.
     core::OnExit close([&] {
       if (out->file.fd >= 0) close_file(std::exchange(out->file.fd, -1));
     });
     if (core::Status status = examine(out->path, &st); !status.ok()) return status;
-    core::Status status = join(st, out, &joined);
+    core::Status status = join(st, lock_it, out, &joined);
     if (joined) close.dismiss();
     if (joined || !status.ok()) return status;
     status = open_checked(out->path, true, &st, &out->file.fd);
-    if (status.ok()) status = lock_once(out->path, out->file.fd);
+    if (status.ok()) status = check_mappable(out->path, out->file.fd, st, use_of(*out, true));
+    if (status.ok() && lock_it) {
+      status = lock_once(out->path, out->file.fd);
+      locked = status.ok();
+    }
     if (status.ok()) status = probe_direct(out->path, direct, false, &out->file);
     if (status.ok()) {
       Registry& all = registry();
       const core::MutexLock lock(all.mutex);
       const bool device = S_ISBLK(st.st_mode);
-      all.files.push_back(
-          {device, device ? st.st_rdev : st.st_dev, st.st_ino, out->file, {{out->offset, out->length}}});
+      all.files.push_back({device,
+                           device ? st.st_rdev : st.st_dev,
+                           st.st_ino,
+                           out->file,
+                           lock_it,
+                           nullptr,
+                           {{out->offset, out->length}}});
+      all.files.back().unsealed = keep_unsealed(out->file.fd);
       out->shared = true;
       close.dismiss();
       return {};
     }
+    const bool again = status.code() == -EBUSY && tries != kBusyTries;
+    if (!again && !locked && status.code() == -EBUSY) status = lock_refused(out->path, st);
     if (out->file.fd >= 0) close_file(std::exchange(out->file.fd, -1));
-    if (status.code() != -EBUSY || tries == kBusyTries) return status;
+    if (!again) return status;
     pause_while_busy();  // or another thread of this process is about to have it
   }
 }
@@ -171,19 +237,20 @@ void leave_parents_files() {
 }
 
 core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out, uint64_t offset,
-                         uint64_t length) {
+                         uint64_t length, bool lock) {
   MappedFile file;
   file.path = path;
   file.offset = offset;
   file.length = length;
   core::Status status;
   if (write) {
-    status = open_shared(direct, &file);
+    status = open_shared(direct, lock, &file);
   } else {
     struct stat st;
     core::OnExit close([&] { close_mapped(&file); });
     status = examine(path, &st);
     if (status.ok()) status = open_checked(path, false, &st, &file.file.fd);
+    if (status.ok()) status = check_mappable(path, file.file.fd, st, use_of(file, false));
     if (status.ok()) status = probe_direct(path, direct, false, &file.file);
     if (status.ok()) close.dismiss();
   }
@@ -201,7 +268,8 @@ void close_mapped(MappedFile* file) {
     std::erase(it->ranges, std::pair(file->offset, file->length));
     if (it->ranges.empty()) {
       // The kernel may hold the open file a moment longer for I/O that just ended; the lock must not wait for that.
-      flock(file->file.fd, LOCK_UN);
+      if (it->locked) flock(file->file.fd, LOCK_UN);
+      if (it->unsealed != nullptr) munmap(it->unsealed, core::kPage);
       close_file(file->file.fd);
       all.files.erase(it);
     }

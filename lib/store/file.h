@@ -13,6 +13,9 @@ namespace vmem::store {
 // file system type.
 // write: opened read-write with an exclusive flock; -EBUSY, naming the file, when somebody else holds it for a second.
 // This process may open it again for other bytes: all share the descriptor and the lock. Ranges that overlap: -EBUSY.
+// lock: false: without a lock, and whoever holds one. Closing the file drops no POSIX lock of this process: its
+// descriptor stays open while there are some.
+// Files that file_checks.h refuses are refused.
 struct MappedFile {
   OpenedFile file;
   std::string path;
@@ -22,7 +25,7 @@ struct MappedFile {
 // In a forked child: what its parent has open is not the child's.
 void leave_parents_files();
 core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out, uint64_t offset = 0,
-                         uint64_t length = UINT64_MAX);
+                         uint64_t length = UINT64_MAX, bool lock = true);
 void close_mapped(MappedFile* file);
 // True when the file may have holes that find_hole() can tell: blocks are missing, and the file system is one whose
 // answers count what has been written and not yet stored (ext2 to ext4, XFS, tmpfs). No other is believed.

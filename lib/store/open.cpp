@@ -89,7 +89,8 @@ core::Status probe_direct(const std::string& path, bool direct, bool scratch, Op
   }
   file->direct = false;
   file->memory_align = file->offset_align = 1;
-  const bool in_memory = !file->block_device && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC);
+  const bool in_memory =
+      !file->block_device && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC || fs.f_type == HUGETLBFS_MAGIC);
   if (!direct || in_memory) return {};
 
   int error = EINVAL;

@@ -16,6 +16,7 @@
 
 #include "core/descriptor.h"
 #include "core/fork.h"
+#include "core/log.h"
 #include "core/options.h"
 #include "core/step.h"
 #include "core/types.h"
@@ -316,7 +317,15 @@ core::Status open_space_path(const std::string& name, bool direct, Engine& engin
     struct statfs fs;
     // On tmpfs room ahead of use would be memory.
     const core::MutexLock lock(path->resize_mutex);
-    path->preallocate = fstatfs(path->file.fd, &fs) != 0 || fs.f_type != TMPFS_MAGIC;
+    const bool known = fstatfs(path->file.fd, &fs) == 0;
+    path->preallocate = !known || fs.f_type != TMPFS_MAGIC;
+    if (known && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC)) {
+      VMEM_LOG_ONCE(core::Level::warning,
+                    "The SSD store %s lies on %s, which is memory: what leaves host_budget for it stays in memory, "
+                    "outside host_budget, and both count against the limit of a container. Give a folder on a disk in "
+                    "ssd_path, or leave this one if it is meant.",
+                    path->name.c_str(), fs.f_type == TMPFS_MAGIC ? "tmpfs" : "ramfs");
+    }
   }
   if (path->head_pages != 0) {  // never handed out, never given back
     uint64_t first = 0;

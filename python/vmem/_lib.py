@@ -30,6 +30,7 @@ FLAG_HOST_ONLY = 0x1
 FLAG_MAP_READ = 0x10
 FLAG_MAP_SHARED = 0x20
 FLAG_MAP_PRIVATE = 0x40
+FLAG_NO_LOCK = 0x100
 
 
 def printable(text: str) -> str:
@@ -180,6 +181,7 @@ def _declare(library: ctypes.CDLL) -> None:
         "vmem_get": [text, void, size],
         "vmem_create": [pointer, size, ctypes.POINTER(RegionAttrStruct)],
         "vmem_free": [void],
+        "vmem_discard": [void],
         "vmem_name": [void, text],
         "vmem_prefetch": [void, size, whole, void],
         "vmem_advise": [void, size, whole, whole],

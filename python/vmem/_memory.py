@@ -87,8 +87,8 @@ class Handle(Owner):
             self.exports.add(made)
             return made
 
-    def free(self) -> None:
-        """vmem_free, unless something is left over the region. A region that was freed stays freed."""
+    def free(self, discard: bool = False) -> None:
+        """vmem_free, or vmem_discard, unless something is left over the region. A region that was freed stays freed."""
         check_fork(self._generation, self.label)  # another thread of the parent may have the lock
         _dlpack.sweep()
         begun, said = False, []  # type: bool, List[int]
@@ -105,10 +105,11 @@ class Handle(Owner):
                     )
                 self.freed = begun = True
             live.pop(self.ptr, None)  # before: the address may be another region's a moment later
-            answer(said, lib.vmem_free, self.ptr)
+            answer(said, lib.vmem_discard if discard else lib.vmem_free, self.ptr)
             check(said[0])
         except BaseException as e:  # a signal's, too: before the call, in it
-            if begun and said != [0]:
+            gone = said == [0] or (discard and said == [-errno.EIO])
+            if begun and not gone:
                 self.freed = False
                 live[self.ptr] = self
             if said and said[0] != 0 and not isinstance(e, Error):

@@ -20,6 +20,7 @@ from ._lib import (
     FLAG_MAP_PRIVATE,
     FLAG_MAP_READ,
     FLAG_MAP_SHARED,
+    FLAG_NO_LOCK,
     MAX_DIMENSIONS,
     Error,
     RegionAttrStruct,
@@ -107,6 +108,10 @@ class Region(Range):
         """Frees the region now. EBUSY: arrays, tensors or leases over it are alive. Changes of a shared file are
         written first; when that fails, the region stays. Freeing twice does nothing."""
         self._handle.free()
+
+    def discard(self) -> None:
+        """As free(), whatever the region's file says: EIO tells what it did not take, which is lost with the region."""
+        self._handle.free(discard=True)
 
     def __enter__(self) -> "Region":
         self._check()
@@ -258,12 +263,13 @@ def map(  # noqa: A001  (the name of the call in C)
     checksum: Optional[bool] = None,
     address: Optional[int] = None,
     core_dump: Optional[bool] = None,
+    lock: bool = True,
 ) -> Region:
     """A region with the bytes of a file from `offset` (a multiple of 4096); without a size, up to the file's end.
 
     path: also a descriptor, which is opened again with the access that the mode needs, and stays yours to close.
-    mode "read": the file is never written, and arrays are read-only; "shared": changes reach the file, which is locked;
-    "private": changes stay in the region. The rest as for alloc().
+    mode "read": the file is never written, and arrays are read-only; "shared": changes reach the file, which is locked
+    unless lock is False; "private": changes stay in the region. The rest as for alloc().
     """
     if mode not in _MODES:
         raise ValueError(f"mode {mode!r} is not known; give read, shared or private")
@@ -283,7 +289,7 @@ def map(  # noqa: A001  (the name of the call in C)
             raise Error(errno.EINVAL, f"{os.fsdecode(where)} has no bytes from offset {offset}")
     else:
         nbytes = parse_size(size)
-    flags = _MODES[mode] | (FLAG_HOST_ONLY if host_only else 0)
+    flags = _MODES[mode] | (FLAG_HOST_ONLY if host_only else 0) | (0 if lock else FLAG_NO_LOCK)
     wanted = _Attributes(block_size, advice, codec, checksum, address, core_dump)
     identity = _identity(where)
     label = name or (f"fd {fd}" if fd >= 0 else os.path.basename(os.fsdecode(where)))

@@ -19,7 +19,7 @@ static void expect(int holds, const char *what)
 int main(void)
 {
 	static const char *const names[] = {
-		"vmem_init", "vmem_shutdown", "vmem_set", "vmem_get", "vmem_log", "vmem_alloc", "vmem_map", "vmem_free", "vmem_create",
+		"vmem_init", "vmem_shutdown", "vmem_set", "vmem_get", "vmem_log", "vmem_alloc", "vmem_map", "vmem_free", "vmem_discard", "vmem_create",
 		"vmem_name", "vmem_prefetch", "vmem_advise", "vmem_acquire", "vmem_release", "vmem_acquire_ranges",
 		"vmem_release_ranges", "vmem_evict", "vmem_sync", "vmem_query", "vmem_stats", "vmem_device_stats",
 		"vmem_strerror", "vmem_last_error", "vmem_version", "vmem_lease",

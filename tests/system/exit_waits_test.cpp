@@ -216,7 +216,8 @@ TEST_P(ExitBesideAStream, LeavesWhatItReadsAndWritesWhatTheCpuStored) {
 
 // The thread that exits is in the sink: other threads' lines must not wait for it, or for what they write.
 TEST(ExitWaitsChild, DISABLED_InTheLogSink) {
-  for (const auto& [name, value] : {std::pair{"host_budget", "16MiB"}, {"block_size", "64KiB"}, {"device", "none"}}) {
+  for (const auto& [name, value] :
+       {std::pair{"host_budget", "16MiB"}, {"block_size", "64KiB"}, {"device", "none"}, {"log", "info"}}) {
     ASSERT_EQ(vmem_set(name, value), 0) << vmem_last_error();
   }
   if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);

@@ -121,9 +121,6 @@ class FilesMore : public SystemTest {
 
 TEST_F(FilesMore, EachWrongArgumentHasItsOwnError) {
   TempFile file(10000);
-  EXPECT_EQ(map(file.path(), 10001, 0, VMEM_MAP_READ), -EINVAL);
-  EXPECT_TRUE(words("10000 bytes")) << vmem_last_error();
-  EXPECT_EQ(map(file.path(), 5000, 8192, VMEM_MAP_READ), -EINVAL);
   EXPECT_EQ(map(file.path(), 100, 100, VMEM_MAP_READ), -EINVAL);
   EXPECT_TRUE(words("multiple of 4096")) << vmem_last_error();
   EXPECT_EQ(map(file.path(), 100, 0, 0), -EINVAL);

@@ -135,7 +135,7 @@ TEST_F(PagerRegionMaker, WhatCannotBeIsRefusedAndLeavesNothing) {
   EXPECT_EQ(refused(file).code(), -EINVAL);
 }
 
-TEST_F(PagerRegionMaker, AFileThatIsTooShortIsRefused) {
+TEST_F(PagerRegionMaker, AFileMayBeShorterThanItsRegionButNoneIsLongerThanTheLargest) {
   const char* tmp = getenv("TMPDIR");
   std::string path = std::string(tmp != nullptr ? tmp : "/var/tmp") + "/vmem-maker.XXXXXX";
   const int fd = mkstemp(path.data());
@@ -145,8 +145,9 @@ TEST_F(PagerRegionMaker, AFileThatIsTooShortIsRefused) {
   NewRegion file = host(3 * kBlock);
   file.backing = Backing::file_shared;
   file.path = path;
+  file.offset = uint64_t{INT64_MAX} / kBlock * kBlock;
   EXPECT_EQ(refused(file).code(), -EINVAL);
-  file.size = kBlock;
+  file.size = 2 * kBlock;
   file.offset = kBlock;
   Region* const r = made(file);
   ASSERT_NE(r, nullptr);
