@@ -49,6 +49,9 @@ spare_copy     | long  | unit SpareCopies.ABlockThatSomebodyWantsDoesNotWaitForT
 own_memory     | long  | system Leases.ALeasedBlockStaysWhileEverythingElseIsChasedOut
 own_stack      | long  | system *SmallStack.EveryCallIsRightOnTheSmallestStack*
 file_lock      | long  | system FilesMore.SharedIsExclusive
+scheduling     | long  | system Odd/Scheduling.*
+inherited      | long  | system Fork.AnAccessOfAnInheritedRegionSaysWhyItEndsTheChild
+anew_in_child  | long  | system Fork.ManyWorkersServeBesideTheirParent
 '
 log=$build/negative/log; mkdir -p "$build/negative"
 passed=0 failed=0 skipped=0 table=()
