@@ -337,11 +337,11 @@ int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigne
  * Frees a region; `ptr` is what the call that made it returned (NULL: nothing happens, 0). Waits
  * for I/O under way, and for streams that have not come to a release of this region, however long
  * they take. Changed blocks of a shared file are written first; when that fails the region stays
- * and the error is returned. Without a runtime, after vmem_shutdown: -EINVAL. -EBUSY: live leases.
- * -EIO: blocks of a shared file are lost (vmem_sync) and no call has said so yet; the region stays,
- * and the next call frees it. -EPERM: a part is sealed (mseal) and cannot be unmapped; the region
- * stays as it was, and vmem_evict gives its memory back. Threads faulting in the region meanwhile
- * get SIGBUS.
+ * and the error is returned (vmem_discard ends it all the same). Without a runtime, after
+ * vmem_shutdown: -EINVAL. -EBUSY: live leases. -EIO: blocks of a shared file are lost (vmem_sync)
+ * and no call has said so yet; the region stays, and the next call frees it. -EPERM: a part is
+ * sealed (mseal) and cannot be unmapped; the region stays as it was, and vmem_evict gives its memory
+ * back. Threads faulting in the region meanwhile get SIGBUS.
  *
  * Its memory serves other regions. What none has taken within a second, the system has, as it has
  * all memory that the library holds and does not use.
@@ -385,10 +385,10 @@ int vmem_prefetch(const void *ptr, size_t size, int location, void *stream);
  * for good (sealed, immutable, read-only, ..) are dropped, and so are those that it refuses again
  * after a write that failed before (-ENOSPC, -EDQUOT, -EIO: this was the first time, they stay).
  * -EIO once, with the numbers, when changes were dropped; the file's bytes are seen then.
- * -ENOSPC also: a region keeps cold, hot and pin of 256 ranges, and
- * places of 256; NORMAL and UNSET always work, but in the middle of a larger range. What is read
- * mostly and on physical handles stays there when the CPU loads it: kernels and copies that store
- * to it need a WRITE lease, or what they store is lost.
+ * -ENOSPC also: a region keeps cold, hot and pin of 256 ranges, and places of 256; NORMAL and UNSET
+ * always work, but in the middle of a larger range. What is read mostly and on physical handles
+ * stays there when the CPU loads it: kernels and copies that store to it need a WRITE lease, or what
+ * they store is lost.
  */
 int vmem_advise(const void *ptr, size_t size, int advice, int location);
 

@@ -320,18 +320,12 @@ void dont_need(Worker& w, Region& r) {
   const bool kept = r.drop(p);
   const int rc = vmem_advise(r.memory + p.at, p.count * 8, VMEM_ADVISE_DONT_NEED, 0);
   expect(rc, kept ? -EBUSY : 0, io, "dont-need");
-  const bool shared = r.kind == Kind::shared;
-  if (rc == 0 || rc == -EBUSY || !was_failing || (r.gpu && !shared)) return;
-  // It stopped on the way: what each word is now is one or the other. Of a shared file also what the file has, which
-  // refused changes and may be torn.
+  if (rc == 0 || rc == -EBUSY || !was_failing || (r.gpu && r.kind != Kind::shared)) return;
+  // It stopped on the way: what each word is now is one or the other.
   for (size_t i = 0; i < p.count; ++i) {
     uint64_t now = 0;
     if (!access("after dont-need", [&] { now = static_cast<volatile uint64_t*>(r.memory)[p.at + i]; })) continue;
-    uint64_t in_file = now;
-    if (shared && pread(r.fd, &in_file, 8, static_cast<off_t>(r.offset + (p.at + i) * 8)) != 8)
-      differs("pread of the file: %s", strerror(errno));
-    if (now != before[i] && now != r.shadow[p.at + i] && (!shared || now != in_file))
-      r.wrong("after dont-need", p.at + i, now);
+    if (now != before[i] && now != r.dropped(p.at + i)) r.wrong("after dont-need", p.at + i, now);
     r.shadow[p.at + i] = now;
   }
 }

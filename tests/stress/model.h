@@ -143,6 +143,13 @@ struct Region {
     for (size_t i = 0; i < p.count; ++i)
       if (bytes[i] != shadow[p.at + i] && !except(block_of(p.at + i))) wrong(where, p.at + i, bytes[i]);
   }
+  // What a word is when its block was dropped: of a shared file, which refused changes, what the file has.
+  uint64_t dropped(size_t word) const {
+    uint64_t value = shadow[word];
+    if (kind != Kind::shared) return value;
+    if (pread(fd, &value, 8, static_cast<off_t>(offset + word * 8)) != 8) differs("pread: %s", strerror(errno));
+    return value;
+  }
   // Files of read-only and private regions never change.
   void check_file_untouched() const {
     std::vector<uint64_t> bytes(words);
