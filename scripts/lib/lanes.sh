@@ -3,7 +3,7 @@
 
 passed=0 failed=0 skipped=0 lane='' rows=()
 declare -A started=() began_at=()  # what runs in the background, by its name
-deadline=$((SECONDS + ${CI_SECONDS:-3540}))
+deadline=$((SECONDS + ${CI_SECONDS:-4980}))
 rm -f "$logs"/*-*.log  # of a run before
 : >"$logs/failures"; : >"$logs/names"
 
