@@ -156,8 +156,8 @@ TEST_F(BackgroundWritesByHand, AFileThatRefusesIsLeftAloneForAWhileAndOthersAreW
   {
     BigLock lock(map.mutex());
     EXPECT_EQ(writes.pause(vmem::pager::now_ns()), 0u) << "evictions do not wait for it";
-    EXPECT_GT(bad.retry_ns, 0u);
-    bad.retry_ns = start + 4 * kHour;
+    EXPECT_GT(bad.refused_until_ns, 0u);
+    bad.refused_until_ns = start + 4 * kHour;
   }
   engine.fail(Io::Op::write, 0);
   Region& good = file(2);
