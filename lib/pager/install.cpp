@@ -113,7 +113,8 @@ void Installer::installed(Move* m, const Status& s, DeferredWork& after) {
   }
   const bool in_the_way = half_way(s) || s.code() == -EEXIST;
   m->torn = in_the_way && torn_by_fill(m, s);
-  if (in_the_way && !drop_one(trap_, r, m->block)) {
+  if (m->torn) drop_torn(trap_, r, m->block);
+  if (in_the_way && !m->torn && !drop_one(trap_, r, m->block)) {
     Lock lock(map_.mutex());
     m->status = s;
     pinned_.push_back(m);

@@ -42,16 +42,12 @@ bool MemoryWaits::overtakes(const Region& r) const {
   return first.region->block_size > r.block_size && map_.progress().waited(first.mark) > clock_.limit_ns() / 4;
 }
 
-// Of blocks that were to leave. all: there are no others that could.
-uint64_t MemoryWaits::pinned_bytes(bool* all) const {
+// Of blocks that were to leave, and could not.
+uint64_t MemoryWaits::pinned_bytes() const {
   uint64_t bytes = 0;
-  *all = true;
   for (core::ResidentId id = 0; id < map_.residents().size(); ++id) {
     const Resident& resident = map_.residents()[id];
-    if (resident.region == nullptr || resident.pool != kHostPool) continue;
-    const Region& r = *resident.region;
-    bytes += resident.pinned ? r.block_size : 0;
-    if (!resident.pinned && !leased(r, resident.block)) *all = false;
+    if (resident.region != nullptr && resident.pinned) bytes += resident.region->block_size;
   }
   return bytes;
 }
@@ -77,13 +73,12 @@ constexpr uint64_t kPinsMayEnd = 1000000000;  // ns: what is read or written by 
 }  // namespace
 
 // Locked on entry and on return, and not meanwhile. The first that waits is in a system call over more than the budget,
-// all of which is pinned: by that call, which lets go of nothing before it has the rest.
+// most of which is pinned: by that call, which lets go of nothing before it has the rest.
 bool MemoryWaits::waits_for_itself(Lock& lock, uint64_t now) {
   const Starved s = queue_.front();
   if (s.thread == 0 || now < next_look_ns_ || !map_.progress().over(s.mark, kPinsMayEnd)) return false;
   next_look_ns_ = now + Progress::kSlice;
-  bool all = false;
-  if (pinned_bytes(&all) == 0 || !all) return false;
+  if (pinned_bytes() < frames_.room() / 2) return false;
   lock.unlock();
   const uint64_t wanted = bytes_of_call(s.thread);
   lock.lock();
@@ -93,8 +88,7 @@ bool MemoryWaits::waits_for_itself(Lock& lock, uint64_t now) {
 }
 
 Status MemoryWaits::given_up(const Starved& s) {
-  bool all = false;
-  const uint64_t pinned = pinned_bytes(&all);
+  const uint64_t pinned = pinned_bytes();
   const Status cause = writes_.error().ok() ? map_.refusal() : writes_.error();
   return core::error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s%s%s%s, %s",
                      core::human_bytes(budget_.limit()).c_str(),

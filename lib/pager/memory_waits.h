@@ -46,13 +46,13 @@ class MemoryWaits : private Shared {
   bool overtakes(const Region& r) const VMEM_LOCKED;
   // Somebody waits for memory, or will soon: evictors have work.
   bool must_evict() const VMEM_LOCKED;
-  // Faults that wait while nothing goes on get SIGBUS after the time-out; sooner where a system call has pinned all of
-  // the budget and wants more. Locked on entry and on return. True: one did,
+  // Faults that wait while nothing goes on get SIGBUS after the time-out; sooner where a system call has pinned most
+  // of the budget and wants more. Locked on entry and on return. True: one did,
   // and who waits behind it may be served.
   bool check_starved(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
 
  private:
-  uint64_t pinned_bytes(bool* all) const VMEM_LOCKED;
+  uint64_t pinned_bytes() const VMEM_LOCKED;
   bool waits_for_itself(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   core::Status given_up(const Starved& s) VMEM_LOCKED;
 

@@ -147,6 +147,7 @@ class DroppedFilePages : public SystemTest {};
 TEST_F(DroppedFilePages, AStoreToOneWhileItsFileIsCutIsKept) {
   static std::atomic<unsigned char*> page;
   static const char* path;
+  systest::move_no_pages();
   configure({{"host_budget", "64MiB"}, {"block_size", "64KiB"}, {"io_engine", "threads"}, {"readahead", "0"}});
   if (IsSkipped()) return;
   if (on_module()) GTEST_SKIP() << "advice drops nothing there";

@@ -279,6 +279,7 @@ TEST_F(Lifecycle, PagesThatTheProgramDropsWhileTheirBlockIsWrittenStopNothing) {
 
 TEST_F(Lifecycle, AStoreToAPageThatTheProgramDropsWhileItsCleanBlockLeavesIsKept) {
   static std::atomic<unsigned char*> dropped;
+  systest::move_no_pages();
   configure({{"host_budget", "64MiB"}, {"block_size", "64KiB"}});
   if (IsSkipped()) return;
   if (on_module()) GTEST_SKIP() << "the store would wait for the thread that makes it";

@@ -181,8 +181,7 @@ TEST_P(Pins, ACallThatPinsMoreThanTheBudgetFailsSoonAndSaysWhy) {
   NEEDS_PINS();
   LogLines log;
   constexpr size_t kAll = 96 << 20;
-  const TempFile large;
-  ASSERT_EQ(truncate(large.path().c_str(), kAll), 0);
+  const TempFile large(kAll, 3);
   const Direct direct(large);
   vmem::region region(kAll, VMEM_HOST_ONLY);
   // Small pages: the kernel lets go of those that it has read while it wants more.

@@ -189,7 +189,10 @@ TEST_F(TornMove, ABlockThatStopsOnItsWayInForGoodIsLostAndSaysSo) {
 
 class ProtectionRefused : public systest::SimTest {
  protected:
-  void SetUp() override { start(1, {{"trap", "uffd"}, {"transfer", "copy"}, {"fault_timeout_ms", "300"}}); }
+  void SetUp() override {
+    systest::move_no_pages();
+    start(1, {{"trap", "uffd"}, {"transfer", "copy"}, {"fault_timeout_ms", "300"}});
+  }
   void TearDown() override {
     kernel = Kernel::fine;
     SimTest::TearDown();
