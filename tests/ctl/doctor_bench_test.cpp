@@ -30,8 +30,8 @@ class CtlDoctor : public ::testing::Test {
 
 TEST_F(CtlDoctor, JudgesTheKernelByWhatItCanDo) {
   const std::pair<const char*, const char*> cases[] = {
-      {"6.12.1-amd64", "ok|6.12.1-amd64|"},
-      {"6.8.0", "ok|6.8.0|"},
+      {"6.12.1-amd64", "ok|6.12.1-amd64: pinned pages stay"},
+      {"6.8.0", "ok|6.8.0: pinned pages stay"},
       {"6.1.0-13-amd64", "degraded|6.1.0-13-amd64: blocks are copied"},
       {"5.4.0", "missing|5.4.0: userfaultfd is too old|use Linux 5.7"},
       {"", "degraded|its version cannot be read"},
