@@ -52,6 +52,7 @@ own_stack      | long  | system *SmallStack.EveryCallIsRightOnTheSmallestStack*
 file_lock      | long  | system FilesMore.SharedIsExclusive
 scheduling     | long  | system Odd/Scheduling.*
 inherited      | long  | system Fork.AnAccessOfAnInheritedRegionSaysWhyItEndsTheChild
+one_path       | long  | system *StorePaths.AnotherTakesWhatOneRefuses*
 anew_in_child  | long  | system Fork.ManyWorkersServeBesideTheirParent
 '
 log=$build/negative/log; mkdir -p "$build/negative"
