@@ -114,7 +114,11 @@ Status Arrivals::take_aside(Move* m) {
   m->out = s.ok();
   if (m->out) memcpy(m->image, slot, r.block_size);
   if (m->out || half_way(s)) trap_.release_frames(slot, r.block_size).ignore();
-  if (half_way(s)) drop_torn(trap_, r, m->block);
+  if (half_way(s)) {
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(s.text().size()),
+                   s.text().data(), map_.place(r, m->block).c_str());
+    drop_torn(trap_, r, m->block);
+  }
   Lock lock(map_.mutex());
   frames_.put_slot(slot, r.block_size);
   return s;
@@ -125,8 +129,6 @@ void Arrivals::lose_taken(Move* m) {
   Region& r = *m->region;
   map_.free_resident(m->block, r);
   budget_.credit(r.block_size);
-  VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
-                 m->status.text().data(), map_.place(r, m->block).c_str());
   failed_.mark_lost(r, m->block, State::taking, m->status);
 }
 
