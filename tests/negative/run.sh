@@ -9,7 +9,7 @@ build=${BUILD:-build}
 controls='
 digest_check   | short | unit PagerSteps.WrongBytesFromTheStoreAreNeverShown
 compare        | short | unit PagerSteps.WhatIsEvictedComesBack, model --seconds 4
-write_protect  | short | history --seconds 4 --transfer copy, model --seconds 6 --transfer copy
+write_protect  | short | history --seconds 4 --no-move, model --seconds 6 --no-move
 pins           | short | pins --seconds 4
 release_event  | short | model --seconds 8 --device sim
 unknown_mark   | long  | unit PagerMarks.*

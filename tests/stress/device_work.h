@@ -17,6 +17,11 @@
 
 namespace stress {
 
+// Blocks leave from their place, as on kernels before 6.8, which move no pages.
+inline void move_no_pages() {
+  vmem::api::test_hooks().adjust_trap = [](vmem::trap::UserfaultOptions& options) { options.allow_move = false; };
+}
+
 // One operation on a register: a read, a write, or a swap. `begin` and `end` are 0 where a device cannot tell the time
 // of the CPU: it was between launch and synchronize.
 struct RegisterOp {

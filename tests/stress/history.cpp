@@ -380,6 +380,7 @@ int main(int argc, char** argv) {
   app.add_option("--bytes", settings.bytes, "of all regions")->transform(CLI::AsSizeValue(false));
   app.add_option("--budget", settings.budget);
   app.add_option("--transfer", settings.transfer);
+  app.add_flag_callback("--no-move", stress::move_no_pages, "as on kernels that move no pages");
   app.add_option("--trap", settings.trap);
   app.add_option("--device", settings.device, stress::kDevices);
   app.add_option("--device-block", settings.device_block, "MiB");
