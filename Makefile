@@ -319,8 +319,9 @@ check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header,
 	@BUILD=$(BUILD) scripts/check.sh $(ONLY)
 
 # clang-tidy runs again only for files whose object was made again, and whose contents are not those of a run that found nothing.
+# TIDY_ONLY: these files alone.
 TIDY_SRC  := $(LIB_SRC) $(wildcard tools/*.cpp tools/*/*.cpp examples/*.cpp)
-TIDY      := $(TIDY_SRC:%.cpp=$(BUILD)/tidy/%.ok)
+TIDY      := $(patsubst %.cpp,$(BUILD)/tidy/%.ok,$(if $(filter undefined,$(origin TIDY_ONLY)),$(TIDY_SRC),$(filter $(TIDY_ONLY),$(TIDY_SRC))))
 .PHONY: tidy
 tidy: $(TIDY)
 $(BUILD)/tidy/%.ok: %.cpp $(BUILD)/%.o .clang-tidy

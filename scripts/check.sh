@@ -2,6 +2,7 @@
 # check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
 #
 #   format layers interfaces header names settings manual docs readme words sizes shell python statics tidy
+# TIDY_COMMITS=N: clang-tidy reads only what the last N commits changed; .ci/run does, and the nightly run reads everything.
 # Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
 set -uo pipefail
 shopt -s lastpipe   # report counts in this shell, at the end of a pipe
@@ -227,8 +228,14 @@ check_statics() {
 
 check_tidy() {
   command -v clang-tidy >/dev/null || { missing tidy clang-tidy; return; }
+  local since changed only=()
+  if [ -n "${TIDY_COMMITS:-}" ] && since=$(git rev-parse -q --verify "HEAD~$TIDY_COMMITS"); then
+    # A header is read with the source of its name.
+    changed=$(git diff --name-only "$since" -- lib tools examples | sed -n 's/\.\(cpp\|h\)$/.cpp/p' | sort -u | tr '\n' ' ')
+    only=("TIDY_ONLY=$changed")
+  fi
   # Quiet while it is clean: only findings are shown.
-  make -k -j"$(nproc)" BUILD="$build" tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
+  make -k -j"$(nproc)" BUILD="$build" ${only[@]+"${only[@]}"} tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
 }
 
 # What scripts/lib/once.sh cannot see: the headers of packages. Where there is no dpkg, clang-tidy runs as make says.
