@@ -22,6 +22,7 @@ using stress::Held;
 using stress::Kind;
 using stress::kPage;
 using stress::Part;
+using stress::part;
 using stress::Random;
 using stress::Region;
 using stress::Worker;
@@ -162,13 +163,6 @@ void unmake(Region& r, const char* what) {
 }
 
 // --- calls ----------------------------------------------------------------------------------------------------------
-
-// A part of the region: mostly short, sometimes some blocks.
-Part part(const Region& r, Random& random, size_t most) {
-  const size_t at = random.below(r.words);
-  const size_t n = random.below(8) == 0 ? most : std::min<size_t>(most, 16384);
-  return {at, 1 + random.below(std::min(r.words - at, n))};
-}
 
 // Loads, or also stores, some words of the part.
 void touch(Worker& w, Region& r, Part p, bool store, const char* what) {

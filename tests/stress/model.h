@@ -201,6 +201,13 @@ inline void advise_read_mostly(Region& r) {
   if (vmem_advise(r.memory, r.size, VMEM_ADVISE_SET_READ_MOSTLY, 0) != 0) differs("advise: %s", vmem_last_error());
 }
 
+// A part of the region: mostly short, sometimes some blocks.
+inline Part part(const Region& r, Random& random, size_t most) {
+  const size_t at = random.below(r.words);
+  const size_t n = random.below(8) == 0 ? most : std::min<size_t>(most, 16384);
+  return {at, 1 + random.below(std::min(r.words - at, n))};
+}
+
 // One thread's side. Its calls are remembered for the message of a difference.
 struct Worker {
   Worker(unsigned n, uint64_t seed) : number(n), random(seed) {}
