@@ -47,7 +47,7 @@ Pager::Pager(Parts parts, Config config)
       isolator_(shared_),
       writer_(shared_, pressure_, failed_),
       isolated_(shared_, failed_, installer_, page_in_),
-      write_back_(shared_, pressure_, failed_, installer_, page_in_, isolated_, isolator_, writer_, *this),
+      write_back_(shared_, failed_, installer_, page_in_, isolated_, isolator_, writer_, *this),
       supply_(shared_, devices_.get(), gpus_, pressure_, isolated_),
       releases_(shared_, devices_.get(), queues_, shown_, gpus_, grants_, pressure_, waits_, supply_),
       holes_(shared_, devices_.get(), gpus_),

@@ -175,27 +175,17 @@ void WriteBack::finish_write(Move* m, DeferredWork& after) {
     return;
   }
   m->cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
-  if (!m->cut || drop_cut_off(m)) end_write(m, after);
+  if (m->cut) drop_cut_off(m);
+  end_write(m, after);
 }
 
 // Locked on entry and on return.
 void WriteBack::retry_pinned(Lock& lock) {
   DeferredWork after;
   installer_.retry_pinned(lock, after);
-  MoveList now, still;
-  now.append(pinned_);
   lock.unlock();
-  while (!now.empty()) {
-    Move* const m = now.pop();
-    if (drop_one(trap_, *m->region, m->block)) {
-      end_write(m, after);
-    } else {
-      still.push_back(m);
-    }
-  }
   page_in_.run(after);
   lock.lock();
-  pinned_.append(still);
 }
 
 // Unlocked; state writing.
@@ -284,20 +274,19 @@ bool WriteBack::drop_written(Move* m) {
 
 // Unlocked; state writing. The file ends before the block does, so the rest of it was not written. As in a mapping
 // those bytes are gone: the block leaves memory, else they would reach the file with the next store to the block when
-// the file has grown again. Only a lease keeps it, or a loan, or a page that the program has dropped and may have
-// stored to. False: a page is pinned, and the write is over when that has ended.
-bool WriteBack::drop_cut_off(Move* m) {
+// the file has grown again. It stays, and counts as changed, for a lease, a loan, a page that the program has dropped
+// and may have stored to, or a device that has pinned a page, and may have stored inside the file.
+void WriteBack::drop_cut_off(Move* m) {
   Region& r = *m->region;
   {
     Lock lock(map_.mutex());
     const ResidentId id = r.table[m->block].aux;
     Resident& resident = map_.residents()[id];
-    if (resident.holed) {
-      if (!std::exchange(m->keep, true)) writes_.settled(m->leaving);
-      return true;
+    if (resident.holed || (m->keep && (leased(r, m->block) || resident.lent))) {
+      stays_cut_off(m);
+      return;
     }
     if (m->keep) {
-      if (leased(r, m->block) || resident.lent) return true;
       if (resident.admitted) map_.policy(id).unhold(id);
       map_.withdraw(id);
       m->keep = false;
@@ -305,22 +294,18 @@ bool WriteBack::drop_cut_off(Move* m) {
     }
     resident.dropping = true;
   }
+  if (m->in_place && !(isolator_.still_same(m) && drop_one(trap_, r, m->block))) {
+    Lock lock(map_.mutex());
+    map_.residents()[r.table[m->block].aux].dropping = false;
+    stays_cut_off(m);
+    return;
+  }
   VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
                  m->stored - m->io.transferred, map_.place(r, m->block).c_str());
-  if (!m->in_place || drop_one(trap_, r, m->block)) return true;
-  const bool spare = std::exchange(m->spare, false);
-  if (spare) m->image = r.address(m->block), m->aside = nullptr;  // it is written: others need not wait for the pin
-  {
-    Lock lock(map_.mutex());
-    pinned_.push_back(m);
-    pressure_.call_evictor();
-  }
-  if (spare) {
-    DeferredWork after;
-    pass_spare(after);
-    page_in_.run(after);
-  }
-  return false;
+}
+
+void WriteBack::stays_cut_off(Move* m) {
+  if (!std::exchange(m->keep, true)) writes_.settled(m->leaving);
 }
 
 }  // namespace vmem::pager

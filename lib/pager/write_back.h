@@ -20,10 +20,9 @@ namespace vmem::pager {
 
 class WriteBack final : private Shared, private IoEnd {
  public:
-  WriteBack(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, Installer& installer, PageIn& page_in,
-            IsolatedBlocks& isolated, Isolator& isolator, StoreWriter& writer, Room& room)
+  WriteBack(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in, IsolatedBlocks& isolated,
+            Isolator& isolator, StoreWriter& writer, Room& room)
       : Shared(shared),
-        pressure_(pressure),
         failed_(failed),
         installer_(installer),
         page_in_(page_in),
@@ -37,8 +36,8 @@ class WriteBack final : private Shared, private IoEnd {
   void evict_batch(std::span<Move*> batch) VMEM_UNLOCKED;
   void evict_batch(Lock& lock, std::span<Move*> batch) VMEM_LOCKED;
 
-  // Blocks that wait for the end of a pin, here or as they are put in place; as Installer has it.
-  bool any_pinned() const VMEM_LOCKED { return !pinned_.empty() || installer_.any_pinned(); }
+  // Blocks that wait for the end of a pin as they are put in place; as Installer has it.
+  bool any_pinned() const VMEM_LOCKED { return installer_.any_pinned(); }
   void retry_pinned(Lock& lock) VMEM_LOCKED;
 
  private:
@@ -48,14 +47,14 @@ class WriteBack final : private Shared, private IoEnd {
   void finish_clean(Move* m, DeferredWork& after) VMEM_LOCKED;
   void finish_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   bool drop_written(Move* m) VMEM_UNLOCKED;
-  bool drop_cut_off(Move* m) VMEM_UNLOCKED;
+  void drop_cut_off(Move* m) VMEM_UNLOCKED;
+  void stays_cut_off(Move* m) VMEM_LOCKED;
   void end_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   bool write_aside(Move* m) VMEM_UNLOCKED;
   bool write_copy(Move* m, std::byte* copy) VMEM_UNLOCKED;
   void pass_spare(DeferredWork& after) VMEM_UNLOCKED;
   void settle_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
 
-  MemoryPressure& pressure_;
   FailedBlocks& failed_;
   Installer& installer_;
   PageIn& page_in_;
@@ -64,7 +63,6 @@ class WriteBack final : private Shared, private IoEnd {
   StoreWriter& writer_;
   Room& room_;
   SpareCopy spare_;
-  MoveList pinned_ VMEM_GUARDED_BY(core::big_lock);  // written as far as their file goes, and to be dropped
 };
 
 }  // namespace vmem::pager

@@ -2,7 +2,9 @@
 // meanwhile. On kernels that notice pins; tests/stress/pins does all of it at random.
 #include <liburing.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
+#include <future>
 #include <thread>
 
 #include "support.h"
@@ -173,6 +175,37 @@ TEST_P(Pins, ASharedRegionWithAPinnedPageIsNotFreed) {
   while (rc == -EBUSY);
   ASSERT_EQ(rc, 0) << vmem_last_error();
   EXPECT_EQ(shared.read(), content_);
+}
+
+// Neither a sync nor an access waits for the end of the pin, and inside the file nothing is lost.
+TEST_P(Pins, ABlockInWhichItsFileEndsStaysWhileItIsPinned) {
+  start("64MiB", {{"fault_timeout_ms", "1000"}});
+  NEEDS_PINS();
+  const TempFile shared(kSize, 2);
+  vmem::region region(kSize, shared.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  auto* const at = static_cast<unsigned char*>(region.data());
+  memset(at, 7, kSize);
+  ASSERT_EQ(truncate(shared.path().c_str(), 8192), 0);
+  if (const int rc = pin.hold(at, 4096); rc != 0) GTEST_SKIP() << "io_uring registers no buffer here: errno " << -rc;
+  auto done = std::async(std::launch::async, [&] { return vmem_sync(at, kSize); });
+  if (done.wait_for(std::chrono::seconds(10)) != std::future_status::ready) {
+    pin.release();
+    FAIL() << "the sync waits for the end of the pin";
+  }
+  at[5000] = 8;
+  EXPECT_EQ(pin.read(direct_.fd(), at, 4096, 0), 4096);
+  pin.release();
+  EXPECT_EQ(done.get(), 0) << vmem_last_error();
+  EXPECT_EQ(memcmp(at, content_.data(), 4096), 0);
+  int rc = 0;
+  do rc = vmem_evict(at, kSize, VMEM_SSD);
+  while (rc == -EBUSY);
+  ASSERT_EQ(rc, 0) << vmem_last_error();
+  const auto is = shared.read();
+  ASSERT_EQ(is.size(), 8192u);
+  EXPECT_EQ(memcmp(is.data(), content_.data(), 4096), 0);
+  EXPECT_EQ(is[4096], 7);
+  EXPECT_EQ(is[5000], 8);
 }
 
 // The whole time-out would be an hour.
