@@ -35,24 +35,41 @@ Taking::~Taking() {
   if (aside_ != 0) munmap(reinterpret_cast<void*>(aside_), 2 * kAside);
 }
 
-// The program has changed the rights of a part of the range, and the kernel moves no pages to where others are. They
-// leave for space of nobody's, as they are, and are copied from there.
-Outcome Taking::carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved, bool* sealed) {
-  const size_t rest = size - moved;
+// What is left of the range. A frame that is to be taken into holds nothing, but mlockall() fills what is empty. It may
+// show behind guard pages.
+void Taking::move_rest(uintptr_t start, size_t size, uintptr_t frame, Outcome* out) {
+  for (bool emptied = false;; emptied = true) {
+    const size_t done = out->done;
+    const Outcome more = move_pages(fd_, pagemap_, frame + done, start + done, size - done, Holes::keep, kTakeBusyNs);
+    *out = {more.error, done + more.done, out->passed || more.passed};
+    if (out->error != -EEXIST || emptied || os::drop(frame + out->done, size - out->done) != 0) return;
+  }
+}
+
+// What comes next in the range is a mapping that has other rights, by the program's doing, and the kernel moves no
+// pages to where others are. They leave for space of nobody's, as they are, and are copied from there: a pin of theirs
+// is not noticed, so no page goes this way that need not.
+void Taking::carry_some(uintptr_t start, size_t size, uintptr_t frame, Outcome* out, bool* sealed) {
+  const uintptr_t from = start + out->done, to = frame + out->done;
+  const size_t rest = size - out->done;
+  const auto copied = [&](size_t done) {
+    const Outcome all = copy_out(fd_, pagemap_, waking_, start, size, frame, done);
+    *out = {all.error, all.done, out->passed || all.passed};
+  };
   uintptr_t space = 0;
-  if (!reserve_space(rest, core::kPage, &space).ok())
-    return copy_out(fd_, pagemap_, waking_, start, size, frame, moved);
-  const Outcome out = remap_pages(space, start + moved, rest);
-  *sealed = out.error == -EPERM;
+  if (!reserve_space(rest, core::kPage, &space).ok()) return copied(out->done);
+  const Outcome carried = remap_of_one_mapping(space, from, rest);
+  *sealed = carried.error == -EPERM;
   if (*sealed) say_sealed();
   const int lost =
-      core::read_guarded_untrapped(reinterpret_cast<void*>(frame + moved), reinterpret_cast<void*>(space), out.done);
-  for (size_t page = 0; page < out.done; page += core::kPage) {  // guard pages have left with the others
-    if (is_guard(pagemap_, space + page)) os::advise(start + moved + page, core::kPage, os::kMadvGuardInstall);
+      core::read_guarded_untrapped(reinterpret_cast<void*>(to), reinterpret_cast<void*>(space), carried.done);
+  for (size_t page = 0; page < carried.done; page += core::kPage) {  // guard pages have left with the others
+    if (is_guard(pagemap_, space + page)) os::advise(from + page, core::kPage, os::kMadvGuardInstall);
   }
   munmap(reinterpret_cast<void*>(space), rest);
-  if (lost == 0 && out.error == -ENOMEM) return copy_out(fd_, pagemap_, waking_, start, size, frame, moved + out.done);
-  return {lost != 0 ? -ENOTRECOVERABLE : out.error, moved + out.done};
+  if (carried.error == -ENOMEM) return copied(out->done);
+  out->done += carried.done;
+  out->error = lost != 0 ? -ENOTRECOVERABLE : carried.error;
 }
 
 Status Taking::by_remap(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump) const {
@@ -70,16 +87,13 @@ Status Taking::take(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump
 
 Status Taking::take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, bool* sealed) {
   if (!move_) return by_remap(start, size, frame, dump);
-  Outcome out = move_pages(fd_, pagemap_, frame, start, size, Holes::keep, kTakeBusyNs);
-  // A frame that is to be taken into holds nothing, but mlockall() fills what is empty. It may show behind guard pages.
-  if (out.error == -EEXIST && os::drop(frame + out.done, size - out.done) == 0) {
-    const size_t done = out.done;
-    const bool passed = out.passed;
-    out = move_pages(fd_, pagemap_, frame + done, start + done, size - done, Holes::keep, kTakeBusyNs);
-    out.done += done;
-    out.passed |= passed;
+  Outcome out;
+  move_rest(start, size, frame, &out);
+  while (out.error == -EINVAL) {
+    carry_some(start, size, frame, &out, sealed);
+    if (out.error != 0 || out.done == size) break;
+    move_rest(start, size, frame, &out);
   }
-  if (out.error == -EINVAL) out = carry_rest(start, size, frame, out.done, sealed);
   if (out.error == -EINVAL) out.error = -EBUSY;  // its rights are the program's, and may change
   if (out.error == 0 && write_protect_) out.error = let_store(fd_, pagemap_, frame, size);
   if (out.error == 0) return {};

@@ -38,7 +38,8 @@ class Taking {
  private:
   // *sealed: the kernel lets nobody take a part of it, which is sealed (mseal).
   core::Status take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, bool* sealed);
-  Outcome carry_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved, bool* sealed);
+  void move_rest(uintptr_t start, size_t size, uintptr_t frame, Outcome* out);
+  void carry_some(uintptr_t start, size_t size, uintptr_t frame, Outcome* out, bool* sealed);
   core::Status by_remap(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump) const;
   int have_aside() VMEM_REQUIRES(dropping_);
 

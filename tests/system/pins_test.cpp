@@ -1,6 +1,7 @@
 // Direct I/O of the program's own into regions, without leases: what a device stores is there, whatever leaves memory
 // meanwhile. On kernels that notice pins; tests/stress/pins does all of it at random.
 #include <liburing.h>
+#include <sys/mman.h>
 #include <sys/utsname.h>
 #include <unistd.h>
 
@@ -206,6 +207,35 @@ TEST_P(Pins, ABlockInWhichItsFileEndsStaysWhileItIsPinned) {
   EXPECT_EQ(memcmp(is.data(), content_.data(), 4096), 0);
   EXPECT_EQ(is[4096], 7);
   EXPECT_EQ(is[5000], 8);
+}
+
+TEST_P(Pins, APageWhoseRightsAreChangedHidesNoPinOfAnother) {
+  start("64MiB");
+  NEEDS_PINS();
+  vmem::region region(kSize, VMEM_HOST_ONLY);
+  auto* const at = static_cast<unsigned char*>(region.data());
+  constexpr size_t kPage = 4096, kShut = 3 * kPage, kPinned = 6 * kPage;
+  memset(at, 7, kSize);
+  if (const int rc = pin.hold(at + kPinned, kPage); rc != 0) GTEST_SKIP() << "no buffer is registered: errno " << -rc;
+  for (const int rights : {PROT_NONE, PROT_READ}) {
+    ASSERT_EQ(mprotect(at + kShut, 2 * kPage, rights), 0);
+    EXPECT_EQ(vmem_evict(at, kSize, VMEM_SSD), -EBUSY);
+    EXPECT_EQ(vmem_advise(at, kSize, VMEM_ADVISE_DONT_NEED, 0), -EBUSY);
+    memset(at + kPinned, rights, kPage);
+    ASSERT_EQ(pin.read(direct_.fd(), at + kPinned, kPage, 0), static_cast<int>(kPage));
+    EXPECT_EQ(memcmp(at + kPinned, content_.data(), kPage), 0);
+    ASSERT_EQ(mprotect(at + kShut, 2 * kPage, PROT_READ | PROT_WRITE), 0);
+  }
+  pin.release();
+  memset(at, 8, kSize);
+  ASSERT_EQ(mprotect(at + kShut, 2 * kPage, PROT_NONE), 0);
+  int rc = 0;
+  do rc = vmem_evict(at, kSize, VMEM_SSD);
+  while (rc == -EBUSY);
+  EXPECT_EQ(rc, 0) << vmem_last_error();
+  ASSERT_EQ(mprotect(at + kShut, 2 * kPage, PROT_READ | PROT_WRITE), 0);
+  EXPECT_EQ(at[kShut], 8);
+  EXPECT_EQ(at[kPinned], 8);
 }
 
 // The whole time-out would be an hour.
