@@ -131,11 +131,32 @@ TEST_F(PartCopies, ADeviceThatHasNoMemoryYetGetsAllAtOnce) {
   EXPECT_EQ(sizes(), std::vector<size_t>{kLarge});
 }
 
-// While the first part is copied. The SSD has all of it.
+// While the first part is copied, and before the rest is issued. The SSD has all of it.
 TEST_F(PartCopies, ADeviceThatIsLostMeanwhileTakesNothingWithIt) {
   if (IsSkipped()) return;
   watch(SimOp::copy_in, [](size_t) { return vmem::core::error(EIO, "lost, as the test wants it"); });
+  vmem::core::step_hook.store([](const char* step) {
+    if (std::strcmp(step, "device.read") == 0 && !until([] { return parts_ != 0; })) ++gives_up_;
+    if (std::strcmp(step, "device.part") != 0) return;
+    if (!until([] { return !sim().health(0).ok(); })) ++gives_up_;
+    ++parts_;
+  });
   EXPECT_EQ(vmem_acquire(words(r_), kLarge, VMEM_READ, 0, stream_), -EIO);
+  EXPECT_GT(parts_, 0);
+  EXPECT_EQ(wrong_on_cpu(), 0u);
+}
+
+// The acquire is over when all is issued: then its stream tells of the loss.
+TEST_F(PartCopies, ADeviceThatIsLostBehindAnAcquireTakesNothingWithIt) {
+  if (IsSkipped()) return;
+  std::atomic<bool> acquired{false};
+  watch(SimOp::copy_in, [&](size_t) {
+    return until([&] { return acquired.load(); }) ? vmem::core::error(EIO, "lost, as the test wants it") : Status();
+  });
+  EXPECT_EQ(vmem_acquire(words(r_), kLarge, VMEM_READ, 0, stream_), 0) << said();
+  acquired = true;
+  EXPECT_FALSE(sim().synchronize(stream_).ok());
+  vmem_release(words(r_), kLarge, stream_);
   EXPECT_EQ(wrong_on_cpu(), 0u);
 }
 
