@@ -116,7 +116,9 @@ def save(
         file.write(head)
         for _, t in chosen:
             if t.numel():
-                _write(file, t.to("cpu").resolve_conj().resolve_neg().contiguous().view(-1))
+                dense = t.to("cpu").resolve_conj().resolve_neg().contiguous()
+                # Not view(-1): of one element any stride is contiguous, and view() keeps it.
+                _write(file, dense.as_strided((dense.numel(),), (1,)))
 
 
 def _unshared(tensors: Dict[str, torch.Tensor], once: bool) -> List[Tuple[str, torch.Tensor]]:
