@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What would replace weights of a model whose hooks are on is refused, with the way to do it."""
 
+import copy
 import errno
+import io
+import pickle
 
 import pytest
 
@@ -51,6 +54,10 @@ CALLS = {
     "load_state_dict, assigned": lambda m: m.load_state_dict(Small().state_dict(), assign=True),
     "load_state_dict of a part": lambda m: m.up.load_state_dict(Small().up.state_dict()),
     "vt.assign": lambda m: vt.assign(m, Small().state_dict()),
+    "deepcopy": copy.deepcopy,
+    "deepcopy of what holds it": lambda m: copy.deepcopy([nn.Sequential(m)]),
+    "pickle": pickle.dumps,
+    "torch.save": lambda m: torch.save(m, io.BytesIO()),
 }
 
 
@@ -58,7 +65,7 @@ def can_assign():
     return "assign" in nn.Module.load_state_dict.__code__.co_varnames
 
 
-def test_calls_that_would_replace_weights_are_refused_and_change_nothing(tiers):
+def test_calls_that_would_replace_or_copy_weights_are_refused_and_change_nothing(tiers):
     model, x = made(), torch.randn(3, 256)
     before = state(model)
     with vt.offload(model, device_budget="16MiB") as handle, torch.no_grad():
@@ -73,7 +80,8 @@ def test_calls_that_would_replace_weights_are_refused_and_change_nothing(tiers):
     after = state(model)
     assert all(before[n][:2] == after[n][:2] and torch.equal(before[n][2], after[n][2]) for n in before)
     assert torch.equal(model(x), want.cpu())
-    model.load_state_dict(Small().state_dict())  # afterwards it is a model like any other
+    assert torch.equal(copy.deepcopy(model)(x), pickle.loads(pickle.dumps(model))(x))  # a model like any other again
+    model.load_state_dict(Small().state_dict())
     model.half()
     assert {t.dtype for t in model.state_dict().values()} == {torch.float16}
     del model, e, after

@@ -3,6 +3,7 @@
 
 nn.Module does half(), to(), cuda() and their kind by _apply(), and load_state_dict() by _load_from_state_dict(), each
 module for itself: both are refused in every module. A weight that was replaced otherwise is found when its module runs.
+Copies of a module are refused as well: theirs would be the hooks, which run the module that they were put on.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from .._lib import Error
 
 _INSTEAD = "call remove() of offload()'s result (or leave its with statement), change the model, and offload it again"
 _CALLS = {
-    "_apply": "half(), float(), to(), cuda() and their kind",
-    "_load_from_state_dict": "load_state_dict()",
+    "_apply": "half(), float(), to(), cuda() and their kind would replace its weights",
+    "_load_from_state_dict": "load_state_dict() would replace its weights",
+    "__deepcopy__": "a copy would run this model's weights",
+    "__reduce_ex__": "a copy, also a pickled one, would lack what runs here",
 }
 
 # A module's parameters, the name of one, the parameter, and the address that it has while hooks are on.
@@ -26,7 +29,7 @@ Held = Tuple[Dict[str, Any], str, nn.Parameter, int]
 
 def _refusal(layer: str, calls: str) -> Callable[..., Any]:
     def refuse(*_: Any, **__: Any) -> Any:
-        raise Error(errno.EBUSY, f"layer {layer!r} is offloaded: {calls} would replace its weights; {_INSTEAD}")
+        raise Error(errno.EBUSY, f"layer {layer!r} is offloaded: {calls}; {_INSTEAD}")
 
     return refuse
 
