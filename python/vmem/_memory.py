@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import sys
 import threading
 import weakref
@@ -55,6 +56,7 @@ class Handle(Owner):
         self.label = label
         self.writable = writable
         self.host_only = host_only
+        self.file: Optional[Tuple[int, int]] = None  # that it maps: device and inode
         self.exports: "weakref.WeakSet[Export]" = weakref.WeakSet()
         self.lock = threading.RLock()  # exports against free; reentrant, for a garbage collection inside it
         self.body: Optional[int] = None  # what its device tier stands on, once somebody has asked
@@ -170,6 +172,21 @@ def find(ptr: int) -> Optional[Handle]:
         if handle.ptr <= ptr < handle.ptr + handle.size and not handle.freed:
             return handle
     return None
+
+
+def check_unmapped(path: Any) -> None:
+    """EBUSY: a region maps this file, which to open for writing would empty under it."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return
+    for handle in regions():
+        if handle.file == (found.st_dev, found.st_ino) and stat.S_ISREG(found.st_mode) and not handle.freed:
+            raise Error(
+                errno.EBUSY,
+                f"{os.fsdecode(path)} is the file that {handle.label} maps, and to write it anew would empty it first; "
+                "write another file, and rename that",
+            )
 
 
 def buffer(export: Export, ptr: int, nbytes: int) -> Any:

@@ -294,6 +294,7 @@ def map(  # noqa: A001  (the name of the call in C)
     identity = _identity(where)
     label = name or (f"fd {fd}" if fd >= 0 else os.path.basename(os.fsdecode(where)))
     handle = _memory.Handle(nbytes, label or "region", mode != "read", host_only)
+    handle.file = identity and (identity.device, identity.inode)
     _create(handle, flags, wanted, None if fd >= 0 else where, offset, fd)
     again = None
     if mode == "read" and fd < 0 and identity is not None and identity == _identity(where):
@@ -310,6 +311,7 @@ def map_open(
     label = os.path.basename(path)
     handle = _memory.Handle(size, label or "region", False, host_only)
     identity = _identity(file.fileno())
+    handle.file = identity and (identity.device, identity.inode)
     _create(handle, flags, wanted, fd=file.fileno())
     return _made(handle, label, (os.path.abspath(path_bytes(path)), size, 0, host_only, None, wanted, identity))
 

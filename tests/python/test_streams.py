@@ -209,3 +209,18 @@ def test_descriptors_are_used_from_where_they_are_and_stay_open(region, tmp_path
     finally:
         os.close(fd)
     assert path.read_bytes() == b"0123456459"
+
+
+@pytest.mark.parametrize("mode", ["read", "shared", "private"])
+@pytest.mark.parametrize("name", ["the path", "a link", "a descriptor's"])
+def test_the_file_that_a_region_maps_is_not_emptied(host, make_file, mode, name):
+    path = make_file(WANT[:10000])
+    other = path + ".other"
+    os.symlink(path, path + ".link")
+    with open(path, "r+b") as file, vmem.map(file.fileno() if "desc" in name else path, mode=mode) as region:
+        with pytest.raises(vmem.Error, match="rename") as e:
+            region[:5000].write_to(path + ".link" if "link" in name else path)
+        assert e.value.errno == errno.EBUSY and os.path.getsize(path) == 10000
+        assert region.write_to(other) == 10000
+        os.rename(other, path)  # as the words say
+        assert region[:5000].write_to(path) == 5000 and os.path.getsize(path) == 5000
