@@ -159,7 +159,7 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
     // Frames of another size may be short as well, and have their turn.
     *next_staging = static_cast<uint8_t>(*what.staging + 1);
   }
-  bool copies = false, aside = false;
+  bool copies = false, aside = false, all_pinned = true;
   const bool full = writes_.full(now_ns()) && !core::broken("full_disk");
   const uint64_t now = now_ns();
   const bool only_clean = writes_.pause(now) != 0;
@@ -176,8 +176,10 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
     const bool probe = victims[i].probe && r.table[b].state == State::resident;
     if (!victims[i].probe) resident.admitted = false;
     if (victims[i].probe && !probe) continue;
-    // No room in the store, and none there yet: others first.
-    if (full && r.backing == Backing::anonymous && !r.table[b].extent && !r.dying && !only_clean && *passed < all) {
+    // No room in the store, and none there yet, or somebody has pinned it: others first.
+    const bool fits_not = full && r.backing == Backing::anonymous && !r.table[b].extent && !only_clean;
+    const bool is_pinned = now < resident.pinned_until_ns;
+    if ((fits_not || is_pinned) && !r.dying && *passed < all) {
       ++*passed;
       if (!probe) map_.admit(r, b, map_.clock().stamp());
       continue;
@@ -193,13 +195,14 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
     Move* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
     if (m != nullptr) {
       m->only_clean = must_be_clean;
+      all_pinned &= is_pinned;
       batch.push_back(m);
     } else if (!victims[i].probe && !r.dying) {
       map_.admit(r, b, map_.clock().stamp());
     }
   }
   if (batch.empty() && !copies && (aside || *passed != before)) return lock.give_way();
-  *passed = 0;
+  if (batch.empty() || !all_pinned) *passed = 0;  // else there is nothing but these
   if (batch.empty() && !copies) pressure_.wait_for(lock, std::chrono::milliseconds(5));
   if (copies || (batch.empty() && what.stuck)) {  // frames came free
     DeferredWork after;

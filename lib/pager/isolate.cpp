@@ -193,9 +193,14 @@ void Isolator::take_to_slots(std::span<Move* const> batch) {
       const Status all = take(*moves[k], run);
       // One block's pin is not the others'. Where all are left half way there is no telling which are whole.
       const bool alone = run > 1 && !all.ok() && !half_way(all);
+      unsigned pinned = 0;  // in a row
       for (Move* m : moves.subspan(k, run)) {
         if (alone) m->clean = !r.writable();  // pages that went and came back are not protected any more
-        m->status = alone ? take(*m, 1) : all;
+        // Each look at what is pinned costs a millisecond, and its neighbours are of the same buffer, as a rule. An
+        // evictor has others to take, and comes back to these.
+        const bool looks = alone && (pinned < 2 || m->job != nullptr);
+        m->status = looks ? take(*m, 1) : all;
+        pinned = m->status.code() == -EBUSY ? pinned + 1 : 0;
       }
     }
   }

@@ -61,15 +61,17 @@ struct Resident {
   core::ResidentId previous_guest = core::kNoResident, next_guest = core::kNoResident;  // .. there
   bool saved = false;  // on a device, at exit: its file has it, or gets it, as far as the books know
   device::Ticket ticket;
-  bool unwritten = false;       // found to need a write while none could be made; no policy may know it until one can
-  bool droppable = false;       // its file refused its changes for good, or twice: dont-need may drop them
-  bool lent = false;            // taking: kernels load from its staging frame (Loans)
-  bool proven = false;          // resident, kProtected: no pin from before that can store to its pages unseen
-  bool pinned = false;          // it was to leave, and somebody pinned a page of it
-  bool dropping = false;        // .. and are being dropped: an absent page is ours, not the program's doing
-  bool holed = false;           // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
-                                // installing: somebody met a page that was not there
-  uint64_t dirty_since_ns = 0;  // DirtyBlocks; 0: not listed
+  bool unwritten = false;        // found to need a write while none could be made; no policy may know it until one can
+  bool droppable = false;        // its file refused its changes for good, or twice: dont-need may drop them
+  bool lent = false;             // taking: kernels load from its staging frame (Loans)
+  bool proven = false;           // resident, kProtected: no pin from before that can store to its pages unseen
+  bool pinned = false;           // it was to leave, and somebody pinned a page of it
+  uint8_t pinned_tries = 0;      // .. so often in a row: others are tried first for a while, see found_pinned()
+  bool dropping = false;         // .. and are being dropped: an absent page is ours, not the program's doing
+  bool holed = false;            // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
+                                 // installing: somebody met a page that was not there
+  uint64_t pinned_until_ns = 0;  // .. until then
+  uint64_t dirty_since_ns = 0;   // DirtyBlocks; 0: not listed
   core::ResidentId dirty_before = core::kNoResident, dirty_after = core::kNoResident;
 };
 
@@ -104,6 +106,17 @@ class Residents {
   size_t free_ = 0;
   uint64_t ahead_bytes_ = 0;
 };
+
+// The block was to leave, and a page of it is pinned, or not. Each look costs a millisecond, and a buffer that is
+// registered stays so for long.
+inline void found_pinned(Resident& resident, bool pinned, uint64_t now_ns) {
+  constexpr uint64_t kShortest = 16000000;  // ns
+  constexpr unsigned kMostTries = 10;       // 16 s
+  resident.pinned = pinned;
+  resident.pinned_until_ns = pinned ? now_ns + (kShortest << resident.pinned_tries) : 0;
+  if (!pinned) resident.pinned_tries = 0;
+  if (pinned && resident.pinned_tries < kMostTries) ++resident.pinned_tries;
+}
 
 // In place, and nobody can have stored to it since it was equal to the store: neither a thread, nor a device that had
 // pinned its pages before they were protected.

@@ -31,6 +31,8 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
   DeferredWork after;
   {
     Lock lock(map_.mutex());
+    const auto pinned = [](const Move* m) { return m->status.code() == -EBUSY && !m->background; };
+    if (std::all_of(batch.begin(), batch.end(), pinned)) writes_.pinned(now_ns());
     for (Move* m : batch) settle_taken(m, after);
     room_.came_free(after);
   }
@@ -40,7 +42,7 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
 // Locked; state taking, or writing (lent), and it is known what becomes of the block.
 void WriteBack::settle_taken(Move* m, DeferredWork& after) {
   Region& r = *m->region;
-  map_.residents()[r.table[m->block].aux].pinned = m->status.code() == -EBUSY;
+  found_pinned(map_.residents()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
   if (m->probe && m->status.ok()) {
     isolated_.keep_frame(m, after);
   } else if (m->torn) {
@@ -53,7 +55,7 @@ void WriteBack::settle_taken(Move* m, DeferredWork& after) {
       writer_.note_write_failure(m);
     } else {
       map_.residents()[r.table[m->block].aux].unwritten |= m->only_clean;  // not to be tried again and again
-      writes_.pinned(now_ns());
+      if (m->status.code() != -EBUSY) writes_.pinned(now_ns());
     }
     isolated_.put_back(m, after);
   } else if (m->clean) {

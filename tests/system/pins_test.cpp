@@ -8,6 +8,7 @@
 #include <future>
 #include <thread>
 
+#include "core/step.h"
 #include "support.h"
 
 namespace {
@@ -236,6 +237,29 @@ TEST_P(Pins, APageWhoseRightsAreChangedHidesNoPinOfAnother) {
   ASSERT_EQ(mprotect(at + kShut, 2 * kPage, PROT_READ | PROT_WRITE), 0);
   EXPECT_EQ(at[kShut], 8);
   EXPECT_EQ(at[kPinned], 8);
+}
+
+// Evictors take others, and come back to it now and then.
+TEST_P(Pins, WhatIsPinnedForLongIsSeldomTried) {
+  start("64MiB");
+  NEEDS_PINS();
+  constexpr size_t kPinned = 16 << 20, kAll = 128 << 20;
+  vmem::region region(kAll, VMEM_HOST_ONLY);
+  auto* const at = static_cast<unsigned char*>(region.data());
+  memset(at, 7, kPinned);
+  if (const int rc = pin.hold(at, kPinned); rc != 0) GTEST_SKIP() << "no buffer is registered: errno " << -rc;
+  static std::atomic<uint64_t> failed;
+  failed = 0;
+  vmem::core::step_hook.store([](const char* step) {
+    if (strcmp(step, "trap.take.undo") == 0) ++failed;
+  });
+  const uint64_t before = vmem::stats().evictions;
+  for (int round = 0; round < 4; ++round) {
+    for (size_t i = kPinned; i < kAll; i += 4096) at[i] = static_cast<unsigned char>(round);
+  }
+  vmem::core::step_hook.store(nullptr);
+  const uint64_t evictions = vmem::stats().evictions - before, pinned = kPinned / region.query().block_size;
+  EXPECT_LT(failed, 2 * pinned + 32 + evictions / 64) << evictions << " evictions";
 }
 
 // The whole time-out would be an hour.
