@@ -591,7 +591,8 @@ int vmem_flush(void);
  * accepted. One that is ignored stays so, and one for which sigaction() is called later is the
  * program's. In a forked child they have their default action. -EINVAL: another signal, or none;
  * -EBUSY: the program has a handler for it, which can have a thread call vmem_flush or exit();
- * nothing has changed then. -EAGAIN, -ENOMEM, -EMFILE: no thread or no descriptor.
+ * nothing has changed then. -EAGAIN, -ENOMEM: no thread. Process 1 of a container, where the kernel
+ * takes no default action, ends by _exit(128 + the signal).
  */
 int vmem_flush_on(const int *signals, size_t count);
 

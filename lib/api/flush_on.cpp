@@ -1,18 +1,18 @@
 #include "api/flush_on.h"
 
 #include <pthread.h>
+#include <semaphore.h>
 #include <signal.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <new>
 #include <thread>
 
 #include "api/runtime.h"
 #include "core/cancellation.h"
-#include "core/fork.h"
 #include "core/log.h"
 #include "core/mutex.h"
 #include "core/thread.h"
@@ -27,9 +27,9 @@ namespace {
 // Their default action ends the process, and nothing is wrong with its memory when they come.
 constexpr int kAccepted[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU, SIGPWR};
 
-constinit std::atomic<int> came{0};   // the first signal
-constinit std::atomic<int> bell{-1};  // an eventfd that the thread reads
-constinit std::atomic<pid_t> owner{0};
+constinit std::atomic<int> came{0};     // the first signal
+sem_t bell;                             // the thread waits for it; no descriptor, which the program could close
+constinit std::atomic<pid_t> owner{0};  // 0: no thread waits
 constinit core::Mutex setup;
 
 void act_by_default(int signal) {
@@ -47,15 +47,13 @@ void on_signal(int signal) {
   } else {
     int none = 0;
     came.compare_exchange_strong(none, signal);
-    const uint64_t one = 1;
-    if (write(bell.load(), &one, sizeof one) < 0) act_by_default(signal);
+    if (sem_post(&bell) != 0) act_by_default(signal);
   }
   errno = kept;
 }
 
 void wait_for_signal() {
-  uint64_t rings = 0;
-  while (read(bell.load(), &rings, sizeof rings) < 0 && errno == EINTR) {
+  while (sem_wait(&bell) != 0) {
   }
   const int signal = came.load();
   {
@@ -69,28 +67,32 @@ void wait_for_signal() {
   sigaddset(&one, signal);
   pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
   act_by_default(signal);
+  _exit(128 + signal);  // process 1 of a container: the kernel takes no default action there
+}
+
+// A thread of the parent may have held it.
+void after_fork_in_child() {
+  new (&setup) core::Mutex;
+  owner.store(0);
 }
 
 // Under `setup`.
 Status start() {
-  if (bell.load() >= 0 && owner.load() == getpid()) return {};
-  const int fd = core::keep_from_children(eventfd(0, EFD_CLOEXEC));
-  if (fd < 0) return core::system_error(errno, "no eventfd for the thread that waits for signals");
+  if (owner.load() != 0) return {};
   std::thread thread;
-  bell.store(fd);
-  owner.store(getpid());
-  if (Status s = core::start_thread("vmem-flush", wait_for_signal, &thread); !s.ok()) {
-    bell.store(-1);
-    core::close_and_forget(fd);
-    return s;
-  }
+  sem_init(&bell, 0, 0);
+  came.store(0);
+  if (Status s = core::start_thread("vmem-flush", wait_for_signal, &thread); !s.ok()) return s;
   thread.detach();
+  owner.store(getpid());
   return {};
 }
 
 }  // namespace
 
 Status flush_on(std::span<const int> signals) {
+  static constinit std::atomic<bool> prepared{false};
+  if (!prepared.exchange(true)) pthread_atfork(nullptr, nullptr, after_fork_in_child);
   const core::MutexLock lock(setup);
   for (const int signal : signals) {
     struct sigaction now = {};

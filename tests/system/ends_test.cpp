@@ -1,6 +1,9 @@
 // Processes that end without exit(), and what their shared files have then.
+#include <fcntl.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
@@ -80,6 +83,13 @@ TEST(EndsChild, DISABLED_Stores) {
     const int status = wait_for_child(systest::fork_child([] { return raise(SIGTERM); }), 60);
     _exit(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM ? 7 : 8);
   }
+  if (is("closed")) {
+    vmem_shutdown();  // it may close what it likes from here on
+    for (int fd = STDERR_FILENO + 1; fd < 256; ++fd) close(fd);
+    for (int i = 0; i < 64; ++i) open(getenv("VMEM_TEST_NOTE"), O_RDWR | O_CLOEXEC);
+    kill(getpid(), SIGTERM);
+    for (;;) pause();
+  }
   note("ready");
   for (;;) pause();
 }
@@ -108,6 +118,33 @@ TEST_F(Ends, BySignalsThatFlushNothingIsLost) {
     EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == signal) << "its default action: " << status;
     EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'k'));
   }
+}
+
+// A daemon closes all descriptors, and opens others in their place.
+TEST_F(Ends, ASignalThatFlushesNeedsNoDescriptor) {
+  const TempFile file(kSize), note;
+  const std::string before = systest::text_of(note.path());
+  const int status = run(file, note, "closed");
+  EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
+  EXPECT_EQ(systest::text_of(note.path()), before);
+  EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'k'));
+}
+
+// The kernel takes no default action there.
+TEST_F(Ends, ASignalThatFlushesEndsProcessOneOfAContainer) {
+  if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
+  const TempFile file(kSize), note;
+  const int status = systest::status_of_fork([&] {
+    if (unshare(CLONE_NEWPID) != 0) return 77;
+    const pid_t first = start_child("EndsChild.DISABLED_Stores", environment(file, note, "signal"));
+    if (!says(note, "ready")) return 1;
+    kill(first, SIGTERM);
+    const int ended = wait_for_child(first, 60);
+    return WIFEXITED(ended) && WEXITSTATUS(ended) == 128 + SIGTERM ? 0 : 2;
+  });
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << "no namespace of processes can be made here";
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'k'));
 }
 
 TEST_F(Ends, UnderscoreExitAfterAFlushLosesNothing) {
