@@ -174,9 +174,12 @@ int status_of_caller(const std::string& odd, const char* cpus) {
       120);
 }
 
+bool is_ordinary() {
+  return getpriority(PRIO_PROCESS, 0) == 0 && sched_getscheduler(0) == SCHED_OTHER;
+}
+
 TEST_P(Scheduling, ThreadsOfTheLibraryAreOrdinaryWhoeverCallsFirst) {
-  if (getpriority(PRIO_PROCESS, 0) != 0 || sched_getscheduler(0) != SCHED_OTHER)
-    GTEST_SKIP() << "the test itself does not run as an ordinary process";
+  if (!is_ordinary()) GTEST_SKIP() << "the test itself does not run as an ordinary process";
   rlimit nice{};
   getrlimit(RLIMIT_NICE, &nice);
   const std::string odd = GetParam();
@@ -189,6 +192,7 @@ TEST_P(Scheduling, ThreadsOfTheLibraryAreOrdinaryWhoeverCallsFirst) {
 }
 
 TEST_F(SystemTest, SettingCpusSaysWhereThreadsOfTheLibraryRun) {
+  if (!is_ordinary()) GTEST_SKIP() << "the test itself does not run as an ordinary process";
   const int status = status_of_caller("ordinary", "0");
   if (WIFEXITED(status) && WEXITSTATUS(status) == kNotTrapped) GTEST_SKIP() << "accesses cannot be trapped here";
   EXPECT_EQ(status, 0);
