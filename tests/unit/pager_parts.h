@@ -149,7 +149,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   Isolator isolator{shared};
   StoreWriter writer{shared, pressure, failed};
   IsolatedBlocks isolated{shared, failed, installer, page_in};
-  WriteBack write_back{shared, pressure, failed, installer, page_in, isolated, isolator, writer, *this};
+  WriteBack write_back{shared, failed, installer, page_in, isolated, isolator, writer, *this};
 };
 
 }  // namespace vmem::pager::test
