@@ -142,6 +142,11 @@ int Taking::have_aside() {
   return 0;
 }
 
+void Taking::prepare() {
+  const core::MutexLock lock(dropping_);
+  if (move_) have_aside();
+}
+
 Status Taking::drop(uintptr_t start, size_t size) {
   int error = 0;
   for (size_t done = 0; done < size && move_ && !core::broken("pins");) {

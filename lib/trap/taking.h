@@ -31,6 +31,8 @@ class Taking {
   core::Status take(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump);
   // The same where UFFDIO_MOVE may have been forbidden since the start: pins are not seen any more then.
   core::Status take_anyhow(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump);
+  // Has what drop() needs, if it is to be had: later there may be no more mappings (vm.max_map_count).
+  void prepare();
   // Drops the pages of a range. -EBUSY: one is pinned, or there is no memory to look; of each 64 MiB from the start on
   // all has gone, or none.
   core::Status drop(uintptr_t start, size_t size);

@@ -174,6 +174,7 @@ Status UserfaultTrap::attach_blocks(size_t size, size_t align, size_t /*block_si
     munmap(reinterpret_cast<void*>(start), size);
     return s;
   }
+  taking_.prepare();
   try {
     ranges_.set(start, size, transfer, true, dump_);
   } catch (const std::bad_alloc&) {
@@ -192,6 +193,7 @@ Status UserfaultTrap::attach_at(void* address, size_t size, Transfer transfer) {
   core::step("trap.attach_at.shut");
   // On failure the range stays inaccessible: loud, and nothing is there to be read.
   if (Status s = place(at(address), size, transfer, dump); !s.ok()) return s;
+  taking_.prepare();
   try {
     ranges_.set(at(address), size, transfer, false, dump);
   } catch (const std::bad_alloc&) {  // as for any other failure here

@@ -86,6 +86,26 @@ TEST_P(MappingsLimit, RegionsGoOnWithoutAMappingMore) {
   EXPECT_EQ(vmem_free(regions[2].data()), 0) << vmem_last_error();
 }
 
+// Pages that are dropped go to where it shows that nobody pins them: the room for that is there before.
+TEST_P(MappingsLimit, ContentsAreDroppedWithoutAMappingMore) {
+  const size_t most = vmem::core::count_mappings().most;
+  if (most == 0 || most > (size_t{1} << 18)) GTEST_SKIP() << "vm.max_map_count is " << most;
+  configure({{"host_budget", "24MiB"}, {"block_size", GetParam()}});
+  if (IsSkipped()) return;
+  vmem::region region(kSize, VMEM_HOST_ONLY);
+  const std::span<uint64_t> words = region.view<uint64_t>();
+  fill(words, 1);
+  {
+    const AllMappings all;
+    EXPECT_EQ(vmem_advise(region.data(), kSize, VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
+    size_t left = 0;
+    for (size_t i = 0; i < words.size(); i += kPage / 8) left += words[i] != 0;
+    EXPECT_EQ(left, 0u);
+    fill(words, 2);
+    EXPECT_EQ(wrong(words, 2), 0u);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Blocks, MappingsLimit, testing::Values("64KiB", "2MiB"));
 
 }  // namespace
