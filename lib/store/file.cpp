@@ -48,21 +48,13 @@ core::Status examine(const std::string& path, struct stat* st) {
   return check_type(path, *st);
 }
 
-// The type is looked at first because opening some devices has effects, and again behind the descriptor because the
-// name may mean something else by then.
-core::Status open_checked(const std::string& path, bool write, struct stat* st, int* fd) {
-  int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
-  if (S_ISBLK(st->st_mode) && write) flags |= O_EXCL;  // refused while mounted or claimed
-  for (int tries = 0;; ++tries) {
-    *fd = core::above_standard(open(path.c_str(), flags));
-    if (*fd >= 0 || errno != EAGAIN || write || tries == kBusyTries) break;
-    pause_while_busy();  // somebody holds a lease of it, and has been asked to give it up; a writer tries anyway
-  }
-  if (*fd < 0) return cannot_open(path, *st, write, errno);
-  if (fstat(*fd, st) != 0) return core::system_error(errno, "cannot examine %s", path.c_str());
-  if (core::Status status = check_type(path, *st); !status.ok()) return status;
-  core::close_in_children(*fd);  // before it is locked
-  return make_blocking(path, *fd);
+// What the process has one of. Never destroyed: regions may outlive static objects, and a child leaves its parent's.
+template <typename T>
+T& of_this_process(std::atomic<T*>& at) {
+  T* there = at.load();
+  if (there != nullptr) return *there;
+  auto made = std::make_unique<T>();
+  return at.compare_exchange_strong(there, made.get()) ? *made.release() : *there;
 }
 
 // Descriptors that nobody needs any more. Closing one of them would drop every POSIX lock of this process on its file
@@ -71,16 +63,17 @@ struct Parked {
   core::Mutex mutex;
   std::vector<int> descriptors VMEM_GUARDED_BY(mutex);
 };
+constinit std::atomic<Parked*> parked_here{nullptr};
 
 bool must_stay_open(int fd) try {
   struct stat st {};
-  return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && find_own_posix_lock(st) >= 0;
+  return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && has_own_posix_lock(fd, st);
 } catch (const std::bad_alloc&) {
-  return false;
+  return true;
 }
 
 void close_file(int fd) {
-  static Parked& parked = *new Parked;  // never destroyed
+  Parked& parked = of_this_process(parked_here);
   const core::MutexLock lock(parked.mutex);
   std::erase_if(parked.descriptors, [](int old) {
     if (must_stay_open(old)) return false;
@@ -97,6 +90,45 @@ void close_file(int fd) {
   }
   core::forget_in_children(fd);
   close(fd);
+}
+
+// One of the file that is parked, so that a program which maps it again and again under a lock has no more of them each
+// time. -1: there is none, or open(2) would refuse the file now, and says why.
+int take_parked(const std::string& path, const struct stat& st, bool write) {
+  Parked& parked = of_this_process(parked_here);
+  const core::MutexLock lock(parked.mutex);
+  for (auto it = parked.descriptors.begin(); it != parked.descriptors.end(); ++it) {
+    const int fd = *it, flags = fcntl(fd, F_GETFL);
+    struct stat its {};
+    if (flags < 0 || (flags & O_ACCMODE) != (write ? O_RDWR : O_RDONLY) || fstat(fd, &its) != 0 ||
+        its.st_dev != st.st_dev || its.st_ino != st.st_ino)
+      continue;
+    if (faccessat(AT_FDCWD, path.c_str(), write ? R_OK | W_OK : R_OK, AT_EACCESS) != 0 ||
+        fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0)
+      return -1;
+    parked.descriptors.erase(it);
+    return fd;
+  }
+  return -1;
+}
+
+// The type is looked at first because opening some devices has effects, and again behind the descriptor because the
+// name may mean something else by then.
+core::Status open_checked(const std::string& path, bool write, struct stat* st, int* fd) {
+  int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
+  if (S_ISBLK(st->st_mode) && write) flags |= O_EXCL;  // refused while mounted or claimed
+  *fd = take_parked(path, *st, write);
+  const bool parked = *fd >= 0;
+  for (int tries = 0; !parked; ++tries) {
+    *fd = core::above_standard(open(path.c_str(), flags));
+    if (*fd >= 0 || errno != EAGAIN || write || tries == kBusyTries) break;
+    pause_while_busy();  // somebody holds a lease of it, and has been asked to give it up; a writer tries anyway
+  }
+  if (*fd < 0) return cannot_open(path, *st, write, errno);
+  if (fstat(*fd, st) != 0) return core::system_error(errno, "cannot examine %s", path.c_str());
+  if (core::Status status = check_type(path, *st); !status.ok()) return status;
+  if (!parked) core::close_in_children(*fd);  // before it is locked
+  return make_blocking(path, *fd);
 }
 
 // Makes fcntl(F_ADD_SEALS) with F_SEAL_WRITE fail with EBUSY, as for any file that is mapped to be written to. Null:
@@ -129,14 +161,10 @@ struct Registry {
   std::vector<Shared> files VMEM_GUARDED_BY(mutex);
 };
 
-// Never destroyed: regions may outlive static objects, and a child leaves its parent's.
-constinit std::atomic<Registry*> of_process{nullptr};
+constinit std::atomic<Registry*> registry_here{nullptr};
 
 Registry& registry() {
-  Registry* all = of_process.load();
-  if (all != nullptr) return *all;
-  auto made = std::make_unique<Registry>();
-  return of_process.compare_exchange_strong(all, made.get()) ? *made.release() : *all;
+  return of_this_process(registry_here);
 }
 
 Shared* find(Registry& all, const struct stat& st) VMEM_REQUIRES(all.mutex) {
@@ -233,7 +261,8 @@ core::Status open_shared(bool direct, bool lock_it, MappedFile* out) {
 }  // namespace
 
 void leave_parents_files() {
-  of_process.store(nullptr);
+  registry_here.store(nullptr);
+  parked_here.store(nullptr);
 }
 
 core::Status open_mapped(const std::string& path, bool write, bool direct, MappedFile* out, uint64_t offset,

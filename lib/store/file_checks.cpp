@@ -163,13 +163,12 @@ std::optional<LockLine> parse_lock(const char* line) {
   return lock;
 }
 
-// The first lock that this process holds on the file by a descriptor of its own, and `wanted` accepts.
+// The first lock that this process holds on the file by a descriptor of its own.
 struct OwnLock {
   int fd;
   LockLine lock;
 };
-template <typename F>
-std::optional<OwnLock> find_own_lock(const struct stat& st, const F& wanted) {
+std::optional<OwnLock> find_own_lock(const struct stat& st) {
   struct Close {
     void operator()(DIR* folder) const { closedir(folder); }
   };
@@ -186,7 +185,7 @@ std::optional<OwnLock> find_own_lock(const struct stat& st, const F& wanted) {
     for (std::string line; std::getline(info, line);) {
       if (line.rfind("lock:", 0) != 0) continue;
       const std::optional<LockLine> lock = parse_lock(line.c_str() + strlen("lock:"));
-      if (lock && wanted(*lock)) return OwnLock{static_cast<int>(fd), *lock};
+      if (lock) return OwnLock{static_cast<int>(fd), *lock};
     }
   }
   return {};
@@ -256,8 +255,7 @@ core::Status cannot_open(const std::string& path, const struct stat& st, bool wr
 }
 
 core::Status lock_refused(const std::string& path, const struct stat& st) {
-  const auto any = [](const LockLine&) { return true; };
-  if (const std::optional<OwnLock> own = find_own_lock(st, any)) {
+  if (const std::optional<OwnLock> own = find_own_lock(st)) {
     return core::error(EBUSY,
                        "%s is locked by this process itself: %s %s through descriptor %d. End that lock before, or say "
                        "by VMEM_NO_LOCK that the region needs none of its own.",
@@ -279,16 +277,24 @@ core::Status lock_refused(const std::string& path, const struct stat& st) {
                      name.empty() ? "" : ")", other->kind.c_str(), other->access.c_str());
 }
 
-int find_own_posix_lock(const struct stat& st) {
-  const auto posix = [](const LockLine& lock) { return lock.kind == "POSIX"; };
-  // As a rule there is none, which one file tells. Its device numbers are not always those of stat(2).
+bool has_own_posix_lock(int fd, const struct stat& st) {
+  // To a lock of the descriptor's those of its own process are another's. As a rule there is none.
+  struct flock first = {};
+  first.l_type = F_WRLCK;
+  first.l_whence = SEEK_SET;
   const long own = getpid();
-  const auto may_be_ours = [&](const LockLine& lock) {
-    return posix(lock) && lock.pid == own && lock.inode == st.st_ino;
-  };
-  if (!find_lock(may_be_ours)) return -1;
-  const std::optional<OwnLock> lock = find_own_lock(st, posix);
-  return lock ? lock->fd : -1;
+  if (fcntl(fd, F_OFD_GETLK, &first) == 0) {
+    if (first.l_type == F_UNLCK) return false;
+    if (first.l_pid == own) return true;
+  }
+  // The first is another process's, and ours may be behind it. Device numbers there are not always those of stat(2).
+  std::ifstream locks("/proc/locks");
+  if (!locks) return true;
+  for (std::string line; std::getline(locks, line);) {
+    const std::optional<LockLine> lock = parse_lock(line.c_str());
+    if (lock && lock->kind == "POSIX" && lock->pid == own && lock->inode == st.st_ino) return true;
+  }
+  return locks.bad();
 }
 
 bool may_be_sealed(int fd) {

@@ -27,9 +27,9 @@ core::Status cannot_open(const std::string& path, const struct stat& st, bool wr
 // -EBUSY for a flock that was not to be had: names the lock that is in the way, and who holds it.
 core::Status lock_refused(const std::string& path, const struct stat& st);
 
-// The descriptor through which this process holds a POSIX lock (fcntl with F_SETLK) on the file; -1: there is none, or
-// /proc does not say.
-int find_own_posix_lock(const struct stat& st);
+// This process holds a POSIX lock (fcntl with F_SETLK) on the file, or may: other processes do, and /proc does not say.
+// fd: any of the file. It may throw for want of memory.
+bool has_own_posix_lock(int fd, const struct stat& st);
 
 // True for a file in memory that somebody may yet seal against writing (memfd_create with MFD_ALLOW_SEALING).
 bool may_be_sealed(int fd);

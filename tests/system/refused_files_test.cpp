@@ -5,6 +5,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/swap.h>
 #include <sys/syscall.h>
@@ -425,6 +426,29 @@ TEST_F(OwnLocks, PosixLocksOfThisProcessStayWhenRegionsGo) {
   }
   ASSERT_EQ(vmem_map(&at_, 4096, file_.path().c_str(), 100, VMEM_MAP_READ | VMEM_HOST_ONLY), -EINVAL);
   EXPECT_TRUE(is_locked()) << "nor by a map that is refused";
+  const auto count_all = [] {
+    int count = 0;
+    for (int fd = 0; fd < 1000; ++fd) count += fcntl(fd, F_GETFD) >= 0;
+    return count;
+  };
+  const int before = count_all();
+  for (int i = 0; i < 20; ++i) {
+    for (const unsigned how : {VMEM_MAP_READ, VMEM_MAP_SHARED, VMEM_MAP_PRIVATE}) {
+      ASSERT_EQ(map_file(how, &at_), 0) << vmem_last_error();
+      ASSERT_EQ(vmem_free(at_), 0);
+    }
+  }
+  EXPECT_LE(count_all(), before) << "what stays open serves the next region of the file";
+  {
+    ASSERT_EQ(map_file(VMEM_MAP_PRIVATE, &at_), 0) << vmem_last_error();
+    rlimit limit = {}, none = {};
+    ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    none = {3, limit.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);  // nothing can be opened to look
+    EXPECT_EQ(vmem_free(at_), 0);
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_TRUE(is_locked());
+  }
   lock.l_type = F_UNLCK;
   ASSERT_EQ(fcntl(fd_, F_SETLK, &lock), 0);
   const auto descriptors = [&] {
