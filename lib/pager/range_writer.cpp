@@ -58,8 +58,10 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
   }
   const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
+  bool again = false;  // the same block
   for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && b < r.blocks;
-       b = r.table.next_touched(b + 1)) {
+       b = r.table.next_touched(again ? b : b + 1)) {
+    again = false;
     if (b % kTurn == 0) lock.give_way();
     const bool lent = sweep->all && keep && r.table[b].state == State::taking && map_.residents()[r.table[b].aux].lent;
     if (!lent && core::in_transition(r.table[b].state)) {
@@ -82,6 +84,12 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
     Move* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {
       if (!lent) map_.admit(r, b, map_.clock().stamp());
+      again = job.outstanding != 0;  // what these have is free when they have ended
+      if (again) {
+        write_batch(lock, &batch);
+        for (const uint64_t all = job.outstanding; job.outstanding == all && all != 0;) lock.sleep(map_.changed());
+        continue;
+      }
       if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
       break;
     }

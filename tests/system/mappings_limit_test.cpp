@@ -87,7 +87,7 @@ TEST_P(MappingsLimit, RegionsGoOnWithoutAMappingMore) {
 }
 
 // Pages that are dropped go to where it shows that nobody pins them: the room for that is there before.
-TEST_P(MappingsLimit, ContentsAreDroppedWithoutAMappingMore) {
+TEST_P(MappingsLimit, BlocksAreDroppedAndLeaveWithoutAMappingMore) {
   const size_t most = vmem::core::count_mappings().most;
   if (most == 0 || most > (size_t{1} << 18)) GTEST_SKIP() << "vm.max_map_count is " << most;
   configure({{"host_budget", "24MiB"}, {"block_size", GetParam()}});
@@ -102,6 +102,8 @@ TEST_P(MappingsLimit, ContentsAreDroppedWithoutAMappingMore) {
     for (size_t i = 0; i < words.size(); i += kPage / 8) left += words[i] != 0;
     EXPECT_EQ(left, 0u);
     fill(words, 2);
+    EXPECT_EQ(wrong(words, 2), 0u);
+    EXPECT_EQ(vmem_evict(region.data(), kSize, VMEM_SSD), 0) << vmem_last_error();
     EXPECT_EQ(wrong(words, 2), 0u);
   }
 }
