@@ -258,7 +258,9 @@ void RegionTeardown::detach(Region& r) {
     // Parts of the range are nobody's any more: nothing may be mapped there by us.
     for (BlockIndex b = 0; b < r.blocks; ++b) trap_.wake(r.address(b), r.block_size).ignore();
   } else if (Status s = trap_.detach(r.base, r.span); !s.ok()) {
-    core::log(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    // At a limit of the process nothing more can be mapped. The addresses go all the same, and their threads wake.
+    core::log(s.code() == -ENOMEM ? core::Level::info : core::Level::error, "%.*s", static_cast<int>(s.text().size()),
+              s.text().data());
   }
 }
 
