@@ -137,9 +137,10 @@ void FaultService::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
       return;
     case State::taking:
     case State::writing:  // a hole that the program made, perhaps met by a thread of ours
-      if (const Resident& resident = map_.residents()[block.aux];
-          resident.in_place && !resident.dropping && fault.kind != trap::FaultKind::write_protect)
-        trap_.fill_zero(page, core::kPage).ignore();
+      if (const Resident& resident = map_.residents()[block.aux]; resident.in_place && !resident.dropping &&
+                                                                  fault.kind != trap::FaultKind::write_protect &&
+                                                                  !trap_.fill_zero(page, core::kPage).ok())
+        trap_.wake(page, core::kPage).ignore();
       return;
     case State::on_device:  // page tables of the device's own: the trap stands there, or the CPU is shown a copy
       if (map_.residents()[block.aux].shown) {
@@ -272,14 +273,15 @@ bool FaultService::met_before(uintptr_t address) {
 
 // The block is owned by one of our threads. Where its pages are in place, the program dropped this one itself
 // (madvise), and it may be that thread which met the hole, while hashing: it must not wait for itself. A page that is
-// there makes this fail.
+// there makes this fail; so may, by the same answer, a page table that the kernel frees at this moment, since the
+// program drops all that is in it (Linux 6.14).
 void FaultService::fill_hole(Resident& resident, const trap::Fault& fault) {
   if (!resident.in_place || fault.kind == trap::FaultKind::write_protect) return;
   void* const page = reinterpret_cast<void*>(fault.address);
   const Status s = trap_.fill_zero(page, core::kPage);
   resident.holed |= s.ok();
-  // Without memory for it: the access is made again. The end of what goes on with the block may wait for it.
-  if (s.code() == -ENOMEM || s.code() == -EAGAIN) trap_.wake(page, core::kPage).ignore();
+  // The access is made again. The end of what goes on with the block may wait for it.
+  if (!s.ok()) trap_.wake(page, core::kPage).ignore();
 }
 
 // Longer than others: the states side by side, which is how they are read.
