@@ -82,9 +82,9 @@ def flush() -> None:
 
 
 def flush_on(*signals: int) -> None:
-    """Has each of these signals write shared files before it ends the process: flush_on(signal.SIGTERM). EBUSY: Python
-    has a handler for it, as for SIGINT: an exception that nobody catches writes them, too. EINVAL: not a signal of
-    that kind."""
+    """Has each of these signals write shared files before it ends the process: flush_on(signal.SIGTERM). Threads go on
+    meanwhile, and may lose their stores of that time. EBUSY: Python has a handler for it, as for SIGINT: an exception
+    that nobody catches writes them, too. EINVAL: not a signal of that kind."""
     numbers = [int(s) for s in signals]
     check(lib.vmem_flush_on((ctypes.c_int * len(numbers))(*numbers), len(numbers)))
 
