@@ -45,8 +45,12 @@ def _spans(what: Any, inside: bool = False) -> Iterator[Tuple[int, int, Any]]:
     if isinstance(what, Range):
         yield what.ptr, what.nbytes, span_of(what, READ)[3]
     elif hasattr(what, "data_ptr") and hasattr(what, "stride"):
+        if str(what.layout) != "torch.strided":
+            raise TypeError(f"a tensor of layout {what.layout} has several memories; give its indices and its values")
         if what.device.type != "cpu":
-            raise TypeError(f"a tensor on {what.device} is leased there: vmem.torch.leased()")
+            if _memory.find(what.data_ptr()) is not None:
+                raise TypeError(f"a tensor on {what.device} is leased there: vmem.torch.leased()")
+            return  # the device's own memory, or none (meta)
         storage = what.untyped_storage() if hasattr(what, "untyped_storage") else what.storage().untyped()
         yield storage.data_ptr(), storage.nbytes(), what
     elif hasattr(what, "__array_interface__"):

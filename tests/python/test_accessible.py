@@ -8,6 +8,7 @@ import pickle
 import shutil
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -213,6 +214,13 @@ def test_torch_writes_the_whole_storage_of_a_part(host, tmp_path):
     t[:] = 1
     with vmem.accessible([t[5:7]]):
         assert leased_bytes(region) == 8 * MIB
+    cuda = torch.device("cuda:0")
+    gpu = types.SimpleNamespace(device=cuda, layout=torch.strided, stride=t.stride, data_ptr=t.data_ptr)
     with pytest.raises(TypeError, match="leased"):
-        vmem.accessible(torch.empty(3, device="meta"))
-    del t, region
+        vmem.accessible(gpu)
+    gpu.data_ptr = lambda: 4096  # a device's own memory, which torch copies by itself
+    with vmem.accessible({"a": t[:3], "on a device": [gpu], "nowhere": torch.empty(3, device="meta"), "epoch": 3}):
+        assert leased_bytes(region) == 8 * MIB
+    with pytest.raises(TypeError, match="indices and its values"):
+        vmem.accessible([torch.eye(3).to_sparse()])
+    del t, region, gpu
