@@ -10,11 +10,10 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr uint64_t kBatch = uint64_t{8} << 20;     // bytes written together
-constexpr uint64_t kWriting = uint64_t{32} << 20;  // bytes under way at once: the disk serves others, too
-constexpr size_t kLooks = 256;                     // blocks looked at under one hold of the lock
-constexpr uint64_t kLookAgain = 100000000;         // ns
-constexpr uint64_t kLift = 1000000000;             // ns for which faults go on where nothing can be written
+constexpr uint64_t kBatch = uint64_t{8} << 20;  // bytes written together
+constexpr size_t kLooks = 256;                  // blocks looked at under one hold of the lock
+constexpr uint64_t kLookAgain = 100000000;      // ns
+constexpr uint64_t kLift = 1000000000;          // ns for which faults go on where nothing can be written
 
 }  // namespace
 
@@ -22,7 +21,7 @@ uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
   const DirtyBlocks& dirty = map_.dirty();
   const uint64_t look = dirty.any_slowed() ? now_ns + kLookAgain : UINT64_MAX;
   if (dirty.interval_ns() == 0 || dirty.first() == kNoResident) return look;
-  if (dirty.writing() >= kWriting) return look;  // the end of a write rings
+  if (dirty.writes_enough()) return look;  // the end of a write rings
   const uint64_t due = dirty.many() ? now_ns : dirty.since(dirty.first()) + dirty.interval_ns();
   return std::min(look, std::max({due, again_changes_ == dirty.changes() ? again_ns_ : 0, now_ns}));
 }
@@ -68,7 +67,7 @@ void BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
 bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   const DirtyBlocks& dirty = map_.dirty();
   if (dirty.stuck_ns(now_ns) > config_.fault_timeout_ms * uint64_t{1000000}) give_up(now_ns);
-  if (dirty.writing() >= kWriting || next_ns(now_ns) > now_ns) return false;
+  if (dirty.writes_enough() || next_ns(now_ns) > now_ns) return false;
   Batch batch;
   pick(now_ns, &batch);
   if (batch.empty()) {

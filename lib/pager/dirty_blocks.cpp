@@ -46,10 +46,11 @@ void DirtyBlocks::put_off(ResidentId id, uint64_t now_ns) {
 }
 
 void DirtyBlocks::write_ends(uint64_t bytes, uint64_t now_ns) {
+  const bool enough = writes_enough();
   writing_ -= bytes;
   ended_ns_ = now_ns;
   ++changes_;
-  if (!slowed_.empty() || many()) ring();
+  if (!slowed_.empty() || many() || (enough && !writes_enough())) ring();
 }
 
 void DirtyBlocks::settings_changed() {

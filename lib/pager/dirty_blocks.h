@@ -25,7 +25,8 @@ namespace vmem::pager {
 class DirtyBlocks {
  public:
   static constexpr size_t kMostSlowed = 1024;
-  static constexpr uint64_t kLeastLimit = uint64_t{64} << 20;  // by default: any disk writes it in no time
+  static constexpr uint64_t kMostWriting = uint64_t{32} << 20;  // bytes at once: the disk serves others, too
+  static constexpr uint64_t kLeastLimit = uint64_t{64} << 20;   // by default: any disk writes it in no time
 
   DirtyBlocks(Residents& residents, const Config& config) : residents_(residents), config_(config) {}
   // The evictors sleep there.
@@ -40,10 +41,12 @@ class DirtyBlocks {
   uint64_t since(core::ResidentId id) const { return residents_[id].dirty_since_ns; }
   uint64_t bytes() const { return bytes_; }
 
-  // Writes of listed blocks that nobody waits for.
+  // Writes of listed blocks that nobody waits for. Enough are under way: the next begins when one has ended, which
+  // wakes an evictor.
   void write_begins(uint64_t bytes) { writing_ += bytes; }
   void write_ends(uint64_t bytes, uint64_t now_ns);
   uint64_t writing() const { return writing_; }
+  bool writes_enough() const { return writing_ >= kMostWriting; }
   // Counts blocks that joined, and writes that ended.
   uint64_t changes() const { return changes_; }
 

@@ -108,6 +108,15 @@ TEST_F(Ends, ByKillNothingIsLostThatHasBeenWritten) {
   unsetenv("VMEM_TEST_BLOCK");
 }
 
+// More than is written at once, and nothing else happens that would wake those who write.
+TEST_F(Ends, AllOfALotThatWasStoredIsWrittenInTime) {
+  configure({{"host_budget", "512MiB"}, {"writeback_interval", "1"}});
+  const TempFile file(size_t{60} << 20);
+  vmem::region region(size_t{60} << 20, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  memset(region.data(), 'w', size_t{60} << 20);
+  EXPECT_TRUE(eventually([] { return vmem::stats().dirty_bytes == 0; }, std::chrono::seconds(20)));
+}
+
 TEST_F(Ends, BySignalsThatFlushNothingIsLost) {
   for (const int signal : {SIGTERM, SIGHUP}) {
     const TempFile file(kSize), note;
