@@ -51,17 +51,20 @@ uint64_t BackgroundWrites::take_run(Region& r, BlockIndex first, uint64_t now_ns
   return bytes;
 }
 
-// What is under way already, as an eviction or a sync, has its turn when that is over.
-void BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
+// What is under way already, as an eviction or a sync, has its turn when that is over. False: nothing more is due.
+bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
   DirtyBlocks& dirty = map_.dirty();
   uint64_t bytes = 0;
   for (size_t looks = 0; looks < kLooks && bytes < kBatch && !batch->full(); ++looks) {
     const ResidentId id = dirty.first();
-    if (id == kNoResident || (!dirty.many() && dirty.since(id) + dirty.interval_ns() > now_ns)) return;
+    if (id == kNoResident || (!dirty.many() && dirty.since(id) + dirty.interval_ns() > now_ns)) return false;
     const Resident& resident = map_.residents()[id];
-    bytes += take_run(*resident.region, resident.block, now_ns, batch);
+    const uint64_t taken = take_run(*resident.region, resident.block, now_ns, batch);
+    if (taken == 0) in_vain_ += resident.region->block_size;
+    bytes += taken;
     dirty.put_off(id, now_ns);
   }
+  return true;
 }
 
 bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
@@ -69,13 +72,20 @@ bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   if (dirty.stuck_ns(now_ns) > config_.fault_timeout_ms * uint64_t{1000000}) give_up(now_ns);
   if (dirty.writes_enough() || next_ns(now_ns) > now_ns) return false;
   Batch batch;
-  pick(now_ns, &batch);
+  const bool more = pick(now_ns, &batch);
   if (batch.empty()) {
+    // Others may be behind a large lease: all of the list is looked at, a part at a time, before there is a pause.
+    if (more && in_vain_ < dirty.bytes()) {
+      lock.give_way();
+      return true;
+    }
+    in_vain_ = 0;
     again_ns_ = now_ns + kLookAgain;
     again_changes_ = dirty.changes();
     if (dirty.any_slowed() && dirty.writing() == 0) give_up(now_ns);
     return false;
   }
+  in_vain_ = 0;
   core::step("background.taken");
   write_back_.evict_batch(lock, batch.all());
   return true;

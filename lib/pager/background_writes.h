@@ -30,7 +30,7 @@ class BackgroundWrites : private Shared {
  private:
   bool may_write(Region& r, core::BlockIndex b, uint64_t now_ns) const VMEM_LOCKED;
   uint64_t take_run(Region& r, core::BlockIndex b, uint64_t now_ns, Batch* batch) VMEM_LOCKED;
-  void pick(uint64_t now_ns, Batch* batch) VMEM_LOCKED;
+  bool pick(uint64_t now_ns, Batch* batch) VMEM_LOCKED;
   void give_up(uint64_t now_ns) VMEM_LOCKED;
 
   Isolator& isolator_;
@@ -38,6 +38,8 @@ class BackgroundWrites : private Shared {
   // Nothing was found that can be written: not before this, unless there has been a change since.
   uint64_t again_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t again_changes_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  uint64_t in_vain_ VMEM_GUARDED_BY(core::big_lock) =
+      0;  // bytes of the list looked at since something could be written
 };
 
 }  // namespace vmem::pager

@@ -171,6 +171,25 @@ TEST_F(BackgroundWritesByHand, AFileThatRefusesIsLeftAloneForAWhileAndOthersAreW
   EXPECT_EQ(flags(bad, 0, core::kUnknown), 0u);
 }
 
+TEST_F(BackgroundWritesByHand, ABlockBehindManyThatCannotBeWrittenIsWrittenAtOnce) {
+  Region& bad = region(300, Backing::file_shared, core::kPage);
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(frames.want_bounce(core::kPage, 32 * core::kPage, 32 * core::kPage).ok());
+  }
+  for (BlockIndex b = 0; b < bad.blocks; ++b) change(bad, b, start);
+  {
+    BigLock lock(map.mutex());
+    bad.refused_until_ns = start + 9 * kHour;
+  }
+  Region& good = file(1);
+  change(good, 0, start);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(write_at(start + kHour)) << i;
+  EXPECT_FALSE(dirty(good, 0));
+  EXPECT_FALSE(write_at(start + kHour));
+  EXPECT_GT(next(start + kHour), start + kHour);
+}
+
 TEST_F(BackgroundWritesByHand, WhatLeavesMemoryIsDirtyNoMore) {
   Region& r = file(2);
   change(r, 0, start);
