@@ -454,8 +454,9 @@ TEST_F(HostileOther, AProcessInAUserNamespaceIsItsUsersAndNotForged) {
   const json there = own.json();
   ASSERT_EQ(there["processes"].size(), 1u) << own.out;
   EXPECT_EQ(there["processes"][0]["user"], 0);
-  EXPECT_EQ(there["problems"].size(), there["problems"].dump().find("are not theirs") == std::string::npos ? 0 : 1)
-      << own.out;
+  // Folders that other users of the machine have left are nobody's inside.
+  for (const json& problem : there["problems"])
+    EXPECT_NE(problem.get<std::string>().find("are not theirs"), std::string::npos) << problem;
 }
 
 TEST_F(HostileOther, RootOfAUserNamespaceSeesAndTunesNobodyElse) {
