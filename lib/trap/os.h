@@ -239,6 +239,20 @@ inline int remap(uintptr_t from, size_t size, uintptr_t to) {
   return at == MAP_FAILED ? -errno : 0;
 }
 
+// The same to where the kernel finds room. On error nothing has changed.
+inline int remap_elsewhere(uintptr_t from, size_t size, uintptr_t* to) {
+  void* at = mremap(reinterpret_cast<void*>(from), size, size, MREMAP_MAYMOVE | kMremapDontUnmap, nullptr);
+  if (at == MAP_FAILED) return -errno;
+  *to = reinterpret_cast<uintptr_t>(at);
+  return 0;
+}
+
+// A remap() that failed may have unmapped what was at its destination: nobody else may find room there.
+inline void keep_room(uintptr_t start, size_t size) {
+  mmap(reinterpret_cast<void*>(start), size, PROT_NONE,
+       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+}
+
 // Memory of ours that has what a mapping of the program's had: its rights, its protection key.
 inline int open_up(uintptr_t start, size_t size) {
   auto* const at = reinterpret_cast<void*>(start);

@@ -57,8 +57,7 @@ void Taking::carry_some(uintptr_t start, size_t size, uintptr_t frame, Outcome* 
     *out = {all.error, all.done, out->passed || all.passed};
   };
   uintptr_t space = 0;
-  if (!reserve_space(rest, core::kPage, &space).ok()) return copied(out->done);
-  const Outcome carried = remap_of_one_mapping(space, from, rest);
+  const Outcome carried = remap_elsewhere(from, rest, &space);
   *sealed = carried.error == -EPERM;
   if (*sealed) say_sealed();
   const int lost =
@@ -66,7 +65,7 @@ void Taking::carry_some(uintptr_t start, size_t size, uintptr_t frame, Outcome* 
   for (size_t page = 0; page < carried.done; page += core::kPage) {  // guard pages have left with the others
     if (is_guard(pagemap_, space + page)) os::advise(from + page, core::kPage, os::kMadvGuardInstall);
   }
-  munmap(reinterpret_cast<void*>(space), rest);
+  if (carried.done != 0) munmap(reinterpret_cast<void*>(space), carried.done);
   if (carried.error == -ENOMEM) return copied(out->done);
   out->done += carried.done;
   out->error = lost != 0 ? -ENOTRECOVERABLE : carried.error;

@@ -195,30 +195,26 @@ Outcome poison_pages(int fd, int pagemap, uintptr_t dst, size_t size) {
   });
 }
 
-namespace {
-
-int remap_at_once(uintptr_t dst, uintptr_t src, size_t size) {
-  const int error = os::remap(src, size, dst);
-  if (error == -EFAULT) return -EINVAL;  // it reaches into another mapping
-  if (error == 0) os::open_up(dst, size);
-  return error;
-}
-
-}  // namespace
-
 Outcome remap_pages(uintptr_t dst, uintptr_t src, size_t size) {
   return run(size, 0, [&](size_t offset, size_t bytes, size_t* done) {
-    const int error = remap_at_once(dst + offset, src + offset, bytes);
-    if (error == 0) *done = bytes;
-    return error;
+    const int error = os::remap(src + offset, bytes, dst + offset);
+    if (error == -EFAULT) {  // it reaches into another mapping
+      os::keep_room(dst + offset, bytes);
+      return -EINVAL;
+    }
+    if (error != 0) return error;
+    os::open_up(dst + offset, bytes);
+    *done = bytes;
+    return 0;
   });
 }
 
-Outcome remap_of_one_mapping(uintptr_t dst, uintptr_t src, size_t size) {
+Outcome remap_elsewhere(uintptr_t src, size_t size, uintptr_t* dst) {
   for (size_t bytes = size;; bytes = std::max(core::kPage, core::round_down(bytes / 2, core::kPage))) {
-    const int error = remap_at_once(dst, src, bytes);
+    const int error = os::remap_elsewhere(src, bytes, dst);
+    if (error == 0) os::open_up(*dst, bytes);
     if (error == 0) return {0, bytes};
-    if (!in_two_mappings(error) || bytes == core::kPage) return {error, 0};
+    if (error != -EFAULT || bytes == core::kPage) return {error == -EFAULT ? -EINVAL : error, 0};
   }
 }
 

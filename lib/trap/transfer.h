@@ -37,8 +37,9 @@ Outcome poison_pages(int fd, int pagemap, uintptr_t dst, size_t size);
 // Takes pages away, whatever the program may do with them, to `dst`: space of the caller's own, which it may read and
 // store to afterwards, as a rule; read_guarded() can in any case. One that is pinned is moved all the same.
 Outcome remap_pages(uintptr_t dst, uintptr_t src, size_t size);
-// .. only what lies in the mapping that the range begins in, or a part of that.
-Outcome remap_of_one_mapping(uintptr_t dst, uintptr_t src, size_t size);
+// The same of the mapping that the range begins in alone, or of a part of it, to where the kernel finds room: *dst,
+// which the caller unmaps.
+Outcome remap_elsewhere(uintptr_t src, size_t size, uintptr_t* dst);
 // Drops the pages of the range but those that the kernel refuses to drop (os::keeps_its_pages).
 int drop_what_goes(uintptr_t start, size_t size);
 // What a filter of system calls answers.
