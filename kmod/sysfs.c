@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * sysfs.c - /sys/class/misc/vmem/: one value a file; docs/sysfs.md has a row for each
+ * sysfs.c - /sys/class/misc/vmem/: one value a file; docs/kernel-module.md has a row for each
  * A changed knob is told in two ways: poll(2) on its file, and an event to every context.
  */
 

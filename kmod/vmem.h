@@ -140,7 +140,7 @@ struct vmem_block {
 	struct vmem_event report;	/* while WAITED */
 };
 
-/* Knobs, then counters: each a file of its name in sysfs (sysfs.c, docs/sysfs.md). */
+/* Knobs, then counters: each a file of its name in sysfs (sysfs.c, docs/kernel-module.md). */
 enum vmem_value {
 	vmem_frame_limit_bytes, vmem_context_limit_bytes, vmem_readahead_bytes,
 	vmem_fault_timeout_ms, vmem_watermark_low_percent, vmem_watermark_high_percent,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note OR Apache-2.0 */
 /*
- * vmem_uapi.h - what /dev/vmem understands. docs/uapi.md tells it in sentences.
+ * vmem_uapi.h - what /dev/vmem understands. docs/kernel-module.md tells it in sentences.
  *
  * One open file is one context; everything a context holds dies with it. Inside a
  * context everything has one name: its byte offset in the file, the same offset

@@ -86,7 +86,7 @@ struct Range {
   size_t size;
 };
 
-// The module's knobs, docs/sysfs.md. Bytes; 0 of a limit: none.
+// The module's knobs, docs/kernel-module.md. Bytes; 0 of a limit: none.
 struct Knobs {
   uint64_t frame_limit = 0, context_limit = 0;
   uint64_t readahead_bytes = 0;

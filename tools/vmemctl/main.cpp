@@ -50,7 +50,7 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   CLI::App* tune = app.add_subcommand("tune", "Change live settings of a process, or tunables of the module");
   tune->add_option("settings", o.tune.assignments, "NAME=VALUE, or NAME to see it; none: all of them");
   tune->add_option("--pid", o.tune.pid, "The process")->check(CLI::PositiveNumber);
-  tune->add_flag("--machine", o.tune.machine, "The module's tunables (docs/sysfs.md)");
+  tune->add_flag("--machine", o.tune.machine, "The module's tunables (docs/kernel-module.md)");
   tune->add_option("--sysfs", o.tune.sysfs, "Folder of the module's tunables");
   tune->callback([&] { chosen = [&] { return vmemctl::tune(o.common, o.tune); }; });
 

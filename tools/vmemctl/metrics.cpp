@@ -182,7 +182,7 @@ void add_module(const std::string& sysfs, std::string* out) {
   while (const dirent* entry = readdir(dir)) names.emplace_back(entry->d_name);
   closedir(dir);
   std::sort(names.begin(), names.end());
-  Family family(out, "vmem_module", "untyped", "Knobs and counters of the kernel module, as in docs/sysfs.md.");
+  Family family(out, "vmem_module", "untyped", "Knobs and counters of the kernel module, as in docs/kernel-module.md.");
   for (const std::string& name : names) {
     if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") != std::string::npos) continue;
     const std::string path = std::filesystem::path(sysfs) / name;

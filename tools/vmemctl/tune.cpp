@@ -41,7 +41,7 @@ Assignment parse(const std::string& text) {
 // A knob's name is a file's, in the one folder.
 std::string knob_path(const std::string& sysfs, const std::string& name) {
   if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") != std::string::npos)
-    throw Failure{kUsage, "\"" + printable(name) + "\" is no name of a tunable; docs/sysfs.md lists them"};
+    throw Failure{kUsage, "\"" + printable(name) + "\" is no name of a tunable; docs/kernel-module.md lists them"};
   return sysfs + "/" + name;
 }
 
@@ -76,11 +76,11 @@ void write_knob(const std::string& sysfs, const Assignment& a) {
     case EPERM:
       throw Failure{kForbidden, "only root may change the machine's tunable " + a.name};
     case ENOENT:
-      throw Failure{kAbsent, "the module has no tunable " + a.name + "; docs/sysfs.md lists them"};
+      throw Failure{kAbsent, "the module has no tunable " + a.name + "; docs/kernel-module.md lists them"};
     case ERANGE:
     case EINVAL:
       throw Failure{kFailed, "the module refuses " + a.name + "=" + printable(a.value) + " (" + strerrordesc_np(err) +
-                                 "); docs/sysfs.md has the bounds"};
+                                 "); docs/kernel-module.md has the bounds"};
     default:
       throw Failure{kFailed, path + ": " + strerrordesc_np(err)};
   }
