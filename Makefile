@@ -384,7 +384,7 @@ wheel: $(BUILD)/wheel/$(SONAME) | $(call SETUP,wheel)  ## a Python wheel with th
 # Debian packages of what is built; FRESH=1 compiles it again with the distribution's flags.
 DEB       ?= $(BUILD)/deb
 .PHONY: deb again
-deb: $(DEB)/made  ## Debian packages, for this machine's release: $(DEB)/*.deb (docs/packages.md)
+deb: $(DEB)/made  ## Debian packages, for this machine's release: $(DEB)/*.deb (docs/install.md)
 	@ls $(DEB)/*.deb
 DEB_SRC := $(wildcard packages/*/* packages/*/*/* scripts/package/* include/vmem/* include/vmem/*/* kmod/*.[ch] kmod/*/*.c kmod/Kbuild kmod/Makefile kmod/dkms.conf python/vmem/* python/vmem/*/* docs/*.md docs/*/* examples/hello.cpp scripts/deb.sh scripts/wheel.py CHANGELOG.md)
 $(DEB)/made: $(BUILD)/libvmem.a $(BUILD)/$(SONAME) $(BUILD)/libvmem-cuda-calls.so $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made $(filter-out %/__pycache__ %.pyc,$(DEB_SRC)) $(if $(FRESH),again) | $(call SETUP,package)

@@ -43,8 +43,8 @@ cmake_project() {  # BLOCK TARGET LANGUAGE SOURCE
   cmake -S . -B made && cmake --build made
 }
 by_cmake() { app "$work/cmake" && { cmake_project "$(block README.md/4.cmake)" hello CXX '' || return; } && made/hello >said && hello_is_right said; }
-packages_by_pkg_config() { app "$work/pkg2" && bash -e "$(block docs/packages.md/2.text)" && ./app && ./hello >said && hello_is_right said; }
-packages_by_cmake() { app "$work/cmake2" && { cmake_project "$(block docs/packages.md/3.cmake)" app C app.c || return; } && made/app; }
+packages_by_pkg_config() { app "$work/pkg2" && bash -e "$(block docs/install.md/2.text)" && ./app && ./hello >said && hello_is_right said; }
+packages_by_cmake() { app "$work/cmake2" && { cmake_project "$(block docs/install.md/3.cmake)" app C app.c || return; } && made/app; }
 
 # Wheel, virtual environment, and what the pages say of Python: the block on memory runs, with smaller numbers; of those that need
 # models, as of all, every name of the package has to exist.
@@ -86,8 +86,8 @@ choosing_c() {
 choosing_python() { { echo 'import vmem'; cat "$(block docs/choosing.md/3.text)"; echo 'assert table.query().zero_bytes == 16 << 30'; } >"$work/choosing.py" && in_venv "$work/choosing.py"; }
 # Each block of each page is run by a step here or by another test, or is none to run. A new one needs a step, or a reason.
 every_block() {
-  local known=" README.md/1 README.md/5 docs/python.md/1 docs/packages.md/1 " # scripts/bare.sh; tests/python/wheel.sh; tests/package
-  known+="README.md/2 README.md/3 README.md/4 docs/packages.md/2 docs/packages.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
+  local known=" README.md/1 README.md/5 docs/python.md/1 docs/install.md/1 " # scripts/bare.sh; tests/python/wheel.sh; tests/package
+  known+="README.md/2 README.md/3 README.md/4 docs/install.md/2 docs/install.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
   known+="README.md/6 docs/python.md/3 docs/python.md/4 docs/python.md/5 "                       # need a model: the step on names; tests/python/test_torch_*.py
   known+="docs/architecture.md/1 docs/vmemctl.md/1 docs/kernels-that-ask.md/1 docs/kernels-that-ask.md/2 docs/kernels-that-ask.md/3 docs/architecture.md/2 "  # no commands; a sketch, whose text tests/gpu has whole
   known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/benchmarking.md/6 docs/benchmarking.md/7 docs/benchmarking.md/8 docs/benchmarking.md/9 docs/benchmarking.md/10 docs/benchmarking.md/11 docs/benchmarking.md/12 docs/testing.md/1 docs/device-tier.md/1 "  # long runs, guests, a GPU
@@ -126,8 +126,8 @@ P
 step "README.md shows examples/hello.cpp" same_text
 step "README.md: hello.cpp by pkg-config, and what it prints" by_pkg_config
 step "README.md: hello.cpp by CMake" by_cmake
-step "docs/packages.md: programs by pkg-config" packages_by_pkg_config
-step "docs/packages.md: a program by CMake" packages_by_cmake
+step "docs/install.md: programs by pkg-config" packages_by_pkg_config
+step "docs/install.md: a program by CMake" packages_by_cmake
 step "a wheel, installed by pip in a virtual environment" wheel
 step "docs/python.md: memory, as it stands but smaller" memory_snippet
 step "docs/choosing.md: attributes in C++" choosing_cpp

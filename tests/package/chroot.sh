@@ -168,7 +168,7 @@ module() {
   inside dkms status -m vmem -v "$upstream" | tee "$root/try/said"; grep -q "^vmem/$upstream" "$root/try/said" || { echo "DKMS does not know vmem/$upstream"; return 1; }
   inside test -e "/lib/modules/$kernel/updates/dkms/vmem.ko" || inside dkms install -m vmem -v "$upstream" -k "$kernel" || { inside sh -c 'cat /var/lib/dkms/vmem/*/build/make.log'; return 1; }
   inside modinfo -F vermagic "/lib/modules/$kernel/updates/dkms/vmem.ko" | grep "^$kernel " || return 1
-  # Signed with the key that docs/packages.md says to enrol.
+  # Signed with the key that docs/install.md says to enrol.
   inside modinfo -F signer "/lib/modules/$kernel/updates/dkms/vmem.ko" | grep -i 'DKMS' && inside openssl x509 -inform DER -in /var/lib/dkms/mok.pub -noout -subject || { echo "the module is not signed by DKMS's key"; return 1; }
 }
 permissions() {

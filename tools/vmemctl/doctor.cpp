@@ -139,7 +139,7 @@ void Doctor::io_uring() {
       !disabled.empty() && disabled != "0" ? "sysctl kernel.io_uring_disabled=1 and kernel.io_uring_group=GID for one "
                                              "group, or kernel.io_uring_disabled=0 for every user (it is " +
                                                  disabled + ")"
-                                           : "allow it in the container's seccomp profile (docs/support.md)");
+                                           : "allow it in the container's seccomp profile (docs/install.md)");
 }
 
 void Doctor::huge_pages() {
@@ -297,7 +297,7 @@ void Doctor::container() {
   const std::string found = (which.empty() ? "none" : which) + (filtered ? ", system calls are filtered" : "");
   if ((filtered || !which.empty()) && refused_) {
     add("container", State::degraded, found,
-        "run it with a profile from scripts/container-profile.sh (docs/support.md)");
+        "run it with a profile from scripts/container-profile.sh (docs/install.md)");
   } else {
     add("container", State::ok, found);
   }
