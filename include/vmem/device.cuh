@@ -4,7 +4,7 @@
  * about to access, waits until they are on the device, and gives them up. CUDA C++17, header only;
  * nothing is linked to a kernel. NVRTC compiles it, too: a kernel's vmem::device_region parameter
  * then gets the first bytes of the vmem_kernel_view. The host's part is vmem_kernel_begin and
- * vmem_kernel_end. docs/kernels-that-ask.md says what has run, and where.
+ * vmem_kernel_end. docs/gpu-paging.md says what has run, and where.
  *
  *     __global__ void kernel(vmem::device_region<float> table, ..) {
  *       vmem::warp_group<float> group(table);           // one for each warp, for its whole life

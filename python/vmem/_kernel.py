@@ -71,7 +71,7 @@ class KernelRange(Owner):
 def kernel(
     what: Any, access: int = READ, device: int = 0, stream: Any = None, budget: Union[int, str, None] = None
 ) -> KernelRange:
-    """Opens a range to kernels that ask for what they need while they run (docs/kernels-that-ask.md).
+    """Opens a range to kernels that ask for what they need while they run (docs/gpu-paging.md).
 
     with vmem.kernel(table, device=0, stream=stream, budget="1GiB") as open: launch kernels on the stream, with
     open.view as their parameter. What they have asked for is leased to the library, at most `budget` bytes at once

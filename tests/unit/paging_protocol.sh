@@ -1,5 +1,5 @@
 #!/bin/bash
-# The protocol of kernels that ask (docs/kernels-that-ask.md) under model checkers: its model in all interleavings (spin), its text
+# The protocol of kernels that ask (docs/gpu-paging.md) under model checkers: its model in all interleavings (spin), its text
 # in the executions that the C++ memory model allows (relacy), and the text as device code. Each order, look and rule of it is
 # taken away once, and something must be found then. Tools: scripts/setup.sh model. VMEM_LONG=1: larger settings, some minutes.
 set -uo pipefail

@@ -1,7 +1,7 @@
 // The protocol between kernels that ask for blocks and the server that pages them in while they run: the words in
 // memory that both sides access, who may write which, and the answers. What the two sides do is in paging_group.h (a
 // warp or a thread block that asks) and, in the library, lib/device/paging_server.h. The states, and why nothing
-// deadlocks: docs/kernels-that-ask.md. C++17, for the host and for devices: nothing of the C++ library. No interface
+// deadlocks: docs/gpu-paging.md. C++17, for the host and for devices: nothing of the C++ library. No interface
 // for programs: <vmem/device.cuh> is.
 //
 // Every word has one kind of writer, so that a host that can only store to a device's memory, and copy out of it, can

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Rows of a table that is larger than the GPU, gathered by a kernel that pages in what it needs, or loads a row from
-where its block is (docs/kernels-that-ask.md)."""
+where its block is (docs/gpu-paging.md)."""
 
 from __future__ import annotations
 
