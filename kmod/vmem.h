@@ -66,7 +66,7 @@ struct vmem_user {
 
 /*
  * struct vmem_ctx - one open file
- * Lock order: docs/kernel-module.md, "Who holds what". Under none of those locks is mmap_lock
+ * Lock order: docs/kernel-module.md. Under none of those locks is mmap_lock
  * taken, so no copy to or from user memory, nor memory allocated that may sleep.
  */
 struct vmem_ctx {
