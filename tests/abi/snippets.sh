@@ -33,16 +33,16 @@ env -u MAKEFLAGS make BUILD="${BUILD:-build}" PREFIX="$work/prefix" NO_SETUP=1 i
 export PKG_CONFIG_PATH=$work/prefix/lib/pkgconfig CMAKE_PREFIX_PATH=$work/prefix LD_LIBRARY_PATH=$work/prefix/lib
 prefix_lib=$work/prefix/lib
 hello_is_right() { grep -qE '^sum 562949936644096, [1-9][0-9]* MiB written to and [1-9][0-9]* MiB read' "$1"; }
-app() { mkdir -p "$1" && cp "$(block README.md/2.cpp)" "$1/hello.cpp" && printf '#include <vmem/vmem.h>\nint main(void) { return vmem_last_error() == 0; }\n' >"$1/app.c" && cd "$1" || return; }
+app() { mkdir -p "$1" && cp "$(block README.md/4.cpp)" "$1/hello.cpp" && printf '#include <vmem/vmem.h>\nint main(void) { return vmem_last_error() == 0; }\n' >"$1/app.c" && cd "$1" || return; }
 
-same_text() { diff "$(block README.md/2.cpp)" examples/hello.cpp; }
-by_pkg_config() { app "$work/pkg" && bash -e "$(block README.md/3.sh)" >said && hello_is_right said; }
+same_text() { diff "$(block README.md/4.cpp)" examples/hello.cpp; }
+by_pkg_config() { app "$work/pkg" && bash -e "$(block README.md/5.sh)" >said && hello_is_right said; }
 cmake_project() {  # BLOCK TARGET LANGUAGE SOURCE
   command -v cmake >/dev/null || { echo "CMake is not installed"; return 77; }
   { printf 'cmake_minimum_required(VERSION 3.16)\nproject(%s %s)\n' "$2" "$3"; [ -z "$4" ] || echo "add_executable($2 $4)"; cat "$1"; } >CMakeLists.txt
   cmake -S . -B made && cmake --build made
 }
-by_cmake() { app "$work/cmake" && { cmake_project "$(block README.md/4.cmake)" hello CXX '' || return; } && made/hello >said && hello_is_right said; }
+by_cmake() { app "$work/cmake" && { cmake_project "$(block README.md/6.cmake)" hello CXX '' || return; } && made/hello >said && hello_is_right said; }
 packages_by_pkg_config() { app "$work/pkg2" && bash -e "$(block docs/install.md/2.text)" && ./app && ./hello >said && hello_is_right said; }
 packages_by_cmake() { app "$work/cmake2" && { cmake_project "$(block docs/install.md/3.cmake)" app C app.c || return; } && made/app; }
 
@@ -86,9 +86,9 @@ choosing_c() {
 choosing_python() { { echo 'import vmem'; cat "$(block docs/choosing.md/3.text)"; echo 'assert table.query().zero_bytes == 16 << 30'; } >"$work/choosing.py" && in_venv "$work/choosing.py"; }
 # Each block of each page is run by a step here or by another test, or is none to run. A new one needs a step, or a reason.
 every_block() {
-  local known=" README.md/1 README.md/5 docs/python.md/1 docs/install.md/1 " # scripts/bare.sh; tests/python/wheel.sh; tests/package
-  known+="README.md/2 README.md/3 README.md/4 docs/install.md/2 docs/install.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
-  known+="README.md/6 docs/python.md/3 docs/python.md/4 docs/python.md/5 "                       # need a model: the step on names; tests/python/test_torch_*.py
+  local known=" README.md/1 README.md/2 docs/python.md/1 docs/install.md/1 " # scripts/bare.sh; tests/python/wheel.sh; tests/package
+  known+="README.md/4 README.md/5 README.md/6 docs/install.md/2 docs/install.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
+  known+="README.md/3 docs/python.md/3 docs/python.md/4 docs/python.md/5 "                       # need a model: the step on names; tests/python/test_torch_*.py
   known+="docs/architecture.md/1 docs/vmemctl.md/1 docs/gpu-paging.md/1 docs/gpu-paging.md/2 docs/gpu-paging.md/3 docs/architecture.md/2 "  # no commands; a sketch, whose text tests/gpu has whole
   known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/benchmarking.md/6 docs/benchmarking.md/7 docs/benchmarking.md/8 docs/benchmarking.md/9 docs/benchmarking.md/10 docs/benchmarking.md/11 docs/benchmarking.md/12 docs/testing.md/1 docs/device-tier.md/1 "  # long runs, guests, a GPU
   local each wrong=0 name
