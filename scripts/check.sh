@@ -163,7 +163,8 @@ check_manual() {
 # architecture's picture has the folders of lib, no more and no less.
 check_docs() {
   command -v python3 >/dev/null || { missing docs python3; return; }
-  tracked '*.md' ':!tests/**' | xargs -r python3 scripts/lib/check_docs.py 2>&1 | report docs
+  { tracked '*.md' ':!tests/**' | xargs -r python3 scripts/lib/check_docs.py
+    python3 scripts/lib/plot_bench.py --check; } 2>&1 | report docs
 }
 
 # The README's example is the one that is built and run.

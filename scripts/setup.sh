@@ -21,7 +21,7 @@ declare -A packages=(
   [vm]="qemu-system-x86 busybox-static cpio kmod xz-utils zstd e2fsprogs binutils libc6-dev dwarves sparse"
   [package]="dpkg-dev debhelper dh-dkms dh-python lintian mmdebstrap distro-info-data zstd"
   [compilers]="g++-11"
-  [bench]="gnuplot-nox python3-minimal"
+  [bench]="python3-minimal"
   [kernel]="gcc bc flex bison libelf-dev libssl-dev dwarves rsync cpio kmod xz-utils"
 )
 # A package that provides the name counts too (pkgconf for pkg-config).
