@@ -168,7 +168,7 @@ def shares(path):
     if not bars:
         sys.exit(f"plot_bench: {path} has no rates")
     note = "lines: lowest to highest of the rounds"
-    return svg("Share of the limit measured in the same run", [("limit: 1", bars)], note)
+    return svg("Share of the limit measured in the same run", [("share of the limit, which is 1", bars)], note)
 
 
 def is_figure(value):
