@@ -42,7 +42,7 @@ Status check_pointer(const T* at, size_t count, const char* name) {
   if (first % alignof(T) != 0)
     return error(EINVAL, "%s is at %p; it must be aligned to %zu bytes", name, static_cast<const void*>(at),
                  alignof(T));
-  if (count <= (UINTPTR_MAX - first) / sizeof(T)) return {};
+  if (count <= (UINTPTR_MAX - first) / sizeof(T)) return {};  // NOLINT(bugprone-sizeof-expression): of pointers, too
   return error(EINVAL, "%s: %zu elements at %p end beyond the last address", name, count, static_cast<const void*>(at));
 }
 

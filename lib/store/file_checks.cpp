@@ -195,7 +195,7 @@ template <typename F>
 std::optional<LockLine> find_lock(const F& wanted) {
   std::ifstream locks("/proc/locks");
   for (std::string line; std::getline(locks, line);) {
-    const std::optional<LockLine> lock = parse_lock(line.c_str());
+    std::optional<LockLine> lock = parse_lock(line.c_str());
     if (lock && wanted(*lock)) return lock;
   }
   return {};

@@ -249,8 +249,9 @@ inline int remap_elsewhere(uintptr_t from, size_t size, uintptr_t* to) {
 
 // A remap() that failed may have unmapped what was at its destination: nobody else may find room there.
 inline void keep_room(uintptr_t start, size_t size) {
-  mmap(reinterpret_cast<void*>(start), size, PROT_NONE,
-       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0);
+  constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
+  void* const at = mmap(reinterpret_cast<void*>(start), size, PROT_NONE, kFlags, -1, 0);
+  static_cast<void>(at);  // what is mapped there was not unmapped
 }
 
 // Memory of ours that has what a mapping of the program's had: its rights, its protection key.
