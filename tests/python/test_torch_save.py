@@ -95,6 +95,14 @@ def test_every_type_shape_and_layout_is_written_as_the_library_reads_it(host, pa
     assert not [n for n, t in vt.load(path).items() if not same(t, want[n])]
 
 
+def test_views_of_a_region_that_change_signs_are_written_as_they_read(host, path):
+    z = vt.tensor(vmem.alloc("2MiB"))[:64].view(torch.complex64).view(2, 4)
+    z.copy_(torch.arange(8).view(2, 4) * (1 + 2j))
+    for t in (z.conj(), z.conj().imag, torch._neg_view(z.real), z.mH):
+        vt.save({"t": t}, path)
+        assert same(vt.load(path)["t"], t) and same(vt.view(t, "cpu"), t)
+
+
 class Plain(torch.Tensor):
     """A subclass whose elements are where they always are, and whose functions lie."""
 

@@ -90,8 +90,10 @@ def view(t: torch.Tensor, device: Device) -> torch.Tensor:
             return torch.empty_like(t, device=where)
         raise Error(errno.EINVAL, f"the tensor at {t.data_ptr():#x} is in no region of libvmem")
     ptr, nbytes, _, _ = span_of(t, READ)
-    made = flat(handle, ptr, nbytes, where).view(t.dtype)
-    return made.as_strided(tuple(t.shape), t.stride())
+    made = flat(handle, ptr, nbytes, where).view(t.dtype).as_strided(tuple(t.shape), t.stride())
+    if t.is_conj():  # said of the tensor, and not in its bytes
+        made = made.conj()
+    return torch._neg_view(made) if t.is_neg() else made
 
 
 def leased(
