@@ -98,7 +98,7 @@ class Handle(Owner):
             with self.lock:
                 if self.freed:
                     return
-                over = len(self.exports)
+                over = sum(1 for _ in self.exports)  # len() counts those whose end an interrupt kept from being noted
                 if over:
                     raise Error(
                         errno.EBUSY,
@@ -174,18 +174,19 @@ def find(ptr: int) -> Optional[Handle]:
     return None
 
 
-def check_unmapped(path: Any) -> None:
-    """EBUSY: a region maps this file, which to open for writing would empty under it."""
+def check_unmapped(file: Any) -> None:
+    """EBUSY: a region maps this file (a path, a descriptor or a file object), which is not to change under it."""
     try:
-        found = os.stat(path)
-    except OSError:
+        named = isinstance(file, (str, bytes, os.PathLike, int))
+        found = os.stat(file if named else file.fileno())
+    except (OSError, ValueError, TypeError, AttributeError):  # no file, or none of the kernel's
         return
     for handle in regions():
         if handle.file == (found.st_dev, found.st_ino) and stat.S_ISREG(found.st_mode) and not handle.freed:
             raise Error(
                 errno.EBUSY,
-                f"{os.fsdecode(path)} is the file that {handle.label} maps, and to write it anew would empty it first; "
-                "write another file, and rename that",
+                f"{os.fsdecode(file) if named and not isinstance(file, int) else 'the file'} is mapped by {handle.label}, "
+                "and would change while it is read; write another file, and rename that",
             )
 
 

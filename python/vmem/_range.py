@@ -150,9 +150,8 @@ class Range:
         """Writes the bytes from byte `offset` on to a file: a path, which is made or replaced, a descriptor, or a
         binary file object, from where it is. Returns how many were written: all of them. A pipe or socket that takes
         no more is waited for, also one that does not block. Works where system calls on absent blocks do not. EBUSY:
-        the path is of a file that a region maps."""
-        if isinstance(file, (str, bytes, os.PathLike)):
-            _memory.check_unmapped(file)
+        it is a file that a region maps."""
+        _memory.check_unmapped(file)
         opened = _stream.opened(file, "wb")
         if opened is not None:
             with opened as made:

@@ -120,7 +120,7 @@ class Region(Range):
     def __exit__(self, *_: Any) -> None:
         _dlpack.sweep()
         # What is left over it keeps it alive: an error here would hide the one that ends the block.
-        if not self._handle.exports:
+        if not any(True for _ in self._handle.exports):
             self.free()
 
     def __len__(self) -> int:

@@ -221,6 +221,9 @@ def test_the_file_that_a_region_maps_is_not_emptied(host, make_file, mode, name)
         with pytest.raises(vmem.Error, match="rename") as e:
             region[:5000].write_to(path + ".link" if "link" in name else path)
         assert e.value.errno == errno.EBUSY and os.path.getsize(path) == 10000
+        for same in (file, file.fileno()):
+            with pytest.raises(vmem.Error, match="mapped by"):
+                region[:5000].write_to(same)
         assert region.write_to(other) == 10000
         os.rename(other, path)  # as the words say
         assert region[:5000].write_to(path) == 5000 and os.path.getsize(path) == 5000
