@@ -59,9 +59,19 @@ T& of_this_process(std::atomic<T*>& at) {
 
 // Descriptors that nobody needs any more. Closing one of them would drop every POSIX lock of this process on its file
 // (fcntl(2)), also those that the program has taken by descriptors of its own.
+// A program that closes all descriptors may have files of its own at these numbers, which are left alone.
+struct ParkedFile {
+  int fd;
+  dev_t device;
+  ino_t inode;
+  bool is_there() const {
+    struct stat st {};
+    return fstat(fd, &st) == 0 && st.st_dev == device && st.st_ino == inode;
+  }
+};
 struct Parked {
   core::Mutex mutex;
-  std::vector<int> descriptors VMEM_GUARDED_BY(mutex);
+  std::vector<ParkedFile> files VMEM_GUARDED_BY(mutex);
 };
 constinit std::atomic<Parked*> parked_here{nullptr};
 
@@ -75,15 +85,18 @@ bool must_stay_open(int fd) try {
 void close_file(int fd) {
   Parked& parked = of_this_process(parked_here);
   const core::MutexLock lock(parked.mutex);
-  std::erase_if(parked.descriptors, [](int old) {
-    if (must_stay_open(old)) return false;
-    core::forget_in_children(old);
-    close(old);
+  std::erase_if(parked.files, [](const ParkedFile& old) {
+    const bool is_there = old.is_there();
+    if (is_there && must_stay_open(old.fd)) return false;
+    core::forget_in_children(old.fd);
+    if (is_there) close(old.fd);
     return true;
   });
   if (must_stay_open(fd)) {
+    struct stat st {};
+    fstat(fd, &st);
     try {
-      parked.descriptors.push_back(fd);
+      parked.files.push_back({fd, st.st_dev, st.st_ino});
     } catch (const std::bad_alloc&) {  // it stays open all the same
     }
     return;
@@ -97,16 +110,15 @@ void close_file(int fd) {
 int take_parked(const std::string& path, const struct stat& st, bool write) {
   Parked& parked = of_this_process(parked_here);
   const core::MutexLock lock(parked.mutex);
-  for (auto it = parked.descriptors.begin(); it != parked.descriptors.end(); ++it) {
-    const int fd = *it, flags = fcntl(fd, F_GETFL);
-    struct stat its {};
-    if (flags < 0 || (flags & O_ACCMODE) != (write ? O_RDWR : O_RDONLY) || fstat(fd, &its) != 0 ||
-        its.st_dev != st.st_dev || its.st_ino != st.st_ino)
+  for (auto it = parked.files.begin(); it != parked.files.end(); ++it) {
+    const int fd = it->fd, flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || (flags & O_ACCMODE) != (write ? O_RDWR : O_RDONLY) || !it->is_there() || it->device != st.st_dev ||
+        it->inode != st.st_ino)
       continue;
     if (faccessat(AT_FDCWD, path.c_str(), write ? R_OK | W_OK : R_OK, AT_EACCESS) != 0 ||
         fcntl(fd, F_SETFL, flags & ~O_DIRECT) != 0)
       return -1;
-    parked.descriptors.erase(it);
+    parked.files.erase(it);
     return fd;
   }
   return -1;

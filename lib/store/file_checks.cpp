@@ -163,7 +163,7 @@ std::optional<LockLine> parse_lock(const char* line) {
   return lock;
 }
 
-// The first lock that this process holds on the file by a descriptor of its own.
+// The first flock that this process holds on the file by a descriptor of its own; POSIX locks are in no flock's way.
 struct OwnLock {
   int fd;
   LockLine lock;
@@ -185,7 +185,7 @@ std::optional<OwnLock> find_own_lock(const struct stat& st) {
     for (std::string line; std::getline(info, line);) {
       if (line.rfind("lock:", 0) != 0) continue;
       const std::optional<LockLine> lock = parse_lock(line.c_str() + strlen("lock:"));
-      if (lock) return OwnLock{static_cast<int>(fd), *lock};
+      if (lock && lock->kind == "FLOCK") return OwnLock{static_cast<int>(fd), *lock};
     }
   }
   return {};
