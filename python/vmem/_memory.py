@@ -181,12 +181,13 @@ def check_unmapped(file: Any) -> None:
         found = os.stat(file if named else file.fileno())
     except (OSError, ValueError, TypeError, AttributeError):  # no file, or none of the kernel's
         return
+    name = os.fsdecode(file) if named and not isinstance(file, int) else "the file"
     for handle in regions():
         if handle.file == (found.st_dev, found.st_ino) and stat.S_ISREG(found.st_mode) and not handle.freed:
             raise Error(
                 errno.EBUSY,
-                f"{os.fsdecode(file) if named and not isinstance(file, int) else 'the file'} is mapped by {handle.label}, "
-                "and would change while it is read; write another file, and rename that",
+                f"{name} is mapped by {handle.label}, and would change while it is read; write another file, and "
+                "rename that",
             )
 
 
