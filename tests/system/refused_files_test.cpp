@@ -404,6 +404,31 @@ TEST_F(OwnLocks, OfWhatHasNoLockARegionWithOneTakesIt) {
   EXPECT_EQ(flock(fd_, LOCK_EX | LOCK_NB), 0) << "and leaves it";
 }
 
+// A descriptor that stays open for a POSIX lock, and that a program closes as daemons do, has a number that another
+// file may get.
+TEST_F(OwnLocks, AFileOfTheProgramAtTheNumberOfAClosedDescriptorStays) {
+  struct flock lock = {};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  ASSERT_EQ(fcntl(fd_, F_SETLK, &lock), 0);
+  ASSERT_EQ(map_file(VMEM_MAP_PRIVATE, &at_), 0) << vmem_last_error();
+  ASSERT_EQ(vmem_free(at_), 0);
+  struct stat own = {}, there = {};
+  ASSERT_EQ(fstat(fd_, &own), 0);
+  int parked = -1;
+  for (int fd = 0; fd < 1000; ++fd)
+    if (fd != fd_ && fstat(fd, &there) == 0 && there.st_ino == own.st_ino && there.st_dev == own.st_dev) parked = fd;
+  ASSERT_GE(parked, 0) << "it keeps the lock";
+  const TempFile other(4096);
+  const int opened = open(other.path().c_str(), O_RDWR | O_CLOEXEC);
+  ASSERT_EQ(dup2(opened, parked), parked);
+  ASSERT_EQ(vmem_map(&at_, 4096, other.path().c_str(), 0, VMEM_MAP_READ | VMEM_HOST_ONLY), 0) << vmem_last_error();
+  EXPECT_EQ(vmem_free(at_), 0);
+  EXPECT_EQ(fstat(parked, &own), 0) << "the library closed it";
+  close(parked);
+  close(opened);
+}
+
 // Closing any descriptor of a file drops all POSIX locks of the process on it: the kernel's rule.
 TEST_F(OwnLocks, PosixLocksOfThisProcessStayWhenRegionsGo) {
   struct flock lock = {};
