@@ -38,8 +38,8 @@ class BackgroundWrites : private Shared {
   // Nothing was found that can be written: not before this, unless there has been a change since.
   uint64_t again_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t again_changes_ VMEM_GUARDED_BY(core::big_lock) = 0;
-  uint64_t in_vain_ VMEM_GUARDED_BY(core::big_lock) =
-      0;  // bytes of the list looked at since something could be written
+  // Bytes of the list that were looked at since something could be written.
+  uint64_t in_vain_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };
 
 }  // namespace vmem::pager
