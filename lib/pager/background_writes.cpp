@@ -1,6 +1,7 @@
 #include "pager/background_writes.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "core/log.h"
 #include "core/step.h"
@@ -18,6 +19,7 @@ constexpr uint64_t kLift = 1000000000;          // ns for which faults go on whe
 }  // namespace
 
 uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
+  if (!begun_.empty()) return now_ns;
   const DirtyBlocks& dirty = map_.dirty();
   const uint64_t look = dirty.any_slowed() ? now_ns + kLookAgain : UINT64_MAX;
   if (dirty.interval_ns() == 0 || dirty.first() == kNoResident) return look;
@@ -33,6 +35,33 @@ bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const
          !map_.residents()[r.table[b].aux].lent && !lent_for_writing(r, b);
 }
 
+bool BackgroundWrites::take(Region& r, BlockIndex b, Batch* batch) {
+  Move* const m = isolator_.begin_take(r, b, true, false);
+  if (m == nullptr) return false;
+  m->background = true;
+  map_.dirty().write_begins(r.block_size);
+  batch->push_back(m);
+  return true;
+}
+
+bool BackgroundWrites::begin_overdue(Region& r, BlockIndex b) {
+  const uint64_t now = now_ns();
+  DirtyBlocks& dirty = map_.dirty();
+  if (stopped_ || dirty.interval_ns() == 0 || !may_write(r, b, now)) return false;
+  const ResidentId id = r.table[b].aux;
+  if (begun_.full() || dirty.writes_enough() || !take(r, b, &begun_)) {
+    dirty.bring_forward(id, now);
+    return false;
+  }
+  dirty.put_off(id, now);
+  return true;
+}
+
+void BackgroundWrites::stop(Lock& lock) {
+  stopped_ = true;
+  if (!begun_.empty()) write_back_.evict_batch(lock, std::exchange(begun_, {}).all());
+}
+
 // The block, and those behind it that are dirty and not much younger. Returns their bytes; 0: it cannot be written.
 uint64_t BackgroundWrites::take_run(Region& r, BlockIndex first, uint64_t now_ns, Batch* batch) {
   const DirtyBlocks& dirty = map_.dirty();
@@ -41,17 +70,13 @@ uint64_t BackgroundWrites::take_run(Region& r, BlockIndex first, uint64_t now_ns
   for (BlockIndex b = first; b < r.blocks && bytes < kBatch && !batch->full(); ++b) {
     if (!core::in_memory(r.table[b].state) || !dirty.listed(r.table[b].aux) || !may_write(r, b, now_ns)) break;
     if (b != first && dirty.since(r.table[b].aux) > youngest && !dirty.many()) break;
-    Move* const m = isolator_.begin_take(r, b, true, false);
-    if (m == nullptr) break;
-    m->background = true;
-    map_.dirty().write_begins(r.block_size);
-    batch->push_back(m);
+    if (!take(r, b, batch)) break;
     bytes += r.block_size;
   }
   return bytes;
 }
 
-// What is under way already, as an eviction or a sync, has its turn when that is over. False: nothing more is due.
+// False: nothing more is due.
 bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
   DirtyBlocks& dirty = map_.dirty();
   uint64_t bytes = 0;
@@ -62,7 +87,7 @@ bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
     const uint64_t taken = take_run(*resident.region, resident.block, now_ns, batch);
     if (taken == 0) in_vain_ += resident.region->block_size;
     bytes += taken;
-    dirty.put_off(id, now_ns);
+    dirty.put_off(id, now_ns, taken == 0);
   }
   return true;
 }
@@ -70,6 +95,10 @@ bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
 bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   const DirtyBlocks& dirty = map_.dirty();
   if (dirty.stuck_ns(now_ns) > config_.fault_timeout_ms * uint64_t{1000000}) give_up(now_ns);
+  if (!begun_.empty()) {
+    write_back_.evict_batch(lock, std::exchange(begun_, {}).all());
+    return true;
+  }
   if (dirty.writes_enough() || next_ns(now_ns) > now_ns) return false;
   Batch batch;
   const bool more = pick(now_ns, &batch);

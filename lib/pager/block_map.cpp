@@ -191,6 +191,7 @@ void BlockMap::match_holds(Lock& lock, const SpanOf& span) {
   Region& r = *span.region;
   for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && !r.dying; b = r.table.next_touched(b + 1)) {
     match_hold(r, b);
+    look_for_overdue(r, b);
     if (b % kTurn == 0) lock.give_way();
   }
 }

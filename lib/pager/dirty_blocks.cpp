@@ -17,6 +17,17 @@ void DirtyBlocks::append(ResidentId id, uint64_t now_ns) {
   bytes_ += resident.region->block_size;
 }
 
+void DirtyBlocks::prepend(ResidentId id, uint64_t since_ns) {
+  Resident& resident = residents_[id];
+  resident.dirty_since_ns = std::max<uint64_t>(since_ns, 1);
+  if (first_ != kNoResident) resident.dirty_since_ns = std::min(resident.dirty_since_ns, since(first_));
+  resident.dirty_before = kNoResident;
+  resident.dirty_after = first_;
+  (first_ == kNoResident ? last_ : residents_[first_].dirty_before) = id;
+  first_ = id;
+  bytes_ += resident.region->block_size;
+}
+
 void DirtyBlocks::unlink(ResidentId id) {
   Resident& resident = residents_[id];
   const ResidentId before = resident.dirty_before, after = resident.dirty_after;
@@ -24,6 +35,7 @@ void DirtyBlocks::unlink(ResidentId id) {
   (after == kNoResident ? last_ : residents_[after].dirty_before) = before;
   bytes_ -= resident.region->block_size;
   resident.dirty_since_ns = 0;
+  resident.overdue = false;
   resident.dirty_before = resident.dirty_after = kNoResident;
 }
 
@@ -39,10 +51,18 @@ void DirtyBlocks::remove(ResidentId id) {
   if (listed(id)) unlink(id);
 }
 
-void DirtyBlocks::put_off(ResidentId id, uint64_t now_ns) {
+void DirtyBlocks::put_off(ResidentId id, uint64_t now_ns, bool overdue) {
   if (!listed(id)) return;
   unlink(id);
   append(id, now_ns);
+  residents_[id].overdue = overdue;
+}
+
+void DirtyBlocks::bring_forward(ResidentId id, uint64_t now_ns) {
+  unlink(id);
+  prepend(id, now_ns - std::min(now_ns, interval_ns()));
+  ++changes_;
+  if (interval_ns() != 0) ring();
 }
 
 void DirtyBlocks::write_ends(uint64_t bytes, uint64_t now_ns) {

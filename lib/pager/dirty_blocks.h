@@ -3,6 +3,7 @@
 //
 // - A listed block is in host memory, and a shared file's. bytes() counts the listed blocks.
 // - since() never decreases along the list: a block joins at its end, and goes back there when it is put off.
+// - An overdue block is one that was put off when it was due. It comes to the front when it can be written again.
 // - A block leaves the list when its file has its bytes, or when it leaves host memory.
 // - Evictors are woken when the list is not empty any more, and when it is long.
 //
@@ -35,7 +36,9 @@ class DirtyBlocks {
   // The block keeps its place if it is listed already.
   void add(core::ResidentId id, uint64_t now_ns);
   void remove(core::ResidentId id);
-  void put_off(core::ResidentId id, uint64_t now_ns);
+  void put_off(core::ResidentId id, uint64_t now_ns, bool overdue = false);
+  bool overdue(core::ResidentId id) const { return residents_[id].overdue; }
+  void bring_forward(core::ResidentId id, uint64_t now_ns);
   bool listed(core::ResidentId id) const { return residents_[id].dirty_since_ns != 0; }
   core::ResidentId first() const { return first_; }  // kNoResident: the list is empty
   uint64_t since(core::ResidentId id) const { return residents_[id].dirty_since_ns; }
@@ -47,7 +50,7 @@ class DirtyBlocks {
   void write_ends(uint64_t bytes, uint64_t now_ns);
   uint64_t writing() const { return writing_; }
   bool writes_enough() const { return writing_ >= kMostWriting; }
-  // Counts blocks that joined, and writes that ended.
+  // Counts blocks that joined or came forward, and writes that ended.
   uint64_t changes() const { return changes_; }
 
   // Settings in force. 0: blocks are written only when they leave memory, or for a call; there is no limit then.
@@ -80,6 +83,7 @@ class DirtyBlocks {
 
  private:
   void append(core::ResidentId id, uint64_t now_ns);
+  void prepend(core::ResidentId id, uint64_t since_ns);
   void unlink(core::ResidentId id);
   void ring() {
     if (bell_ != nullptr) bell_->notify_one();

@@ -101,6 +101,7 @@ void Evictor::loop() {
     }
     evict_some(lock, what, &next_staging, &passed);
   }
+  background_.stop(lock);
 }
 
 // A write failed lately: the pause until the next try goes by, or a part of it.

@@ -96,7 +96,9 @@ void IsolatedBlocks::stay_in_place(Move* m, State from) {
   if ((block.flags & core::kWanted) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   map_.admit(r, m->block, map_.clock().stamp());
+  const BlockIndex b = m->block;
   map_.free_move(m);
+  map_.look_for_overdue(r, b);
 }
 
 // Locked. The block stays in memory: wanted, synced, pinned by somebody, or its write failed.

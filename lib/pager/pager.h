@@ -115,6 +115,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   uint64_t pages(uint8_t pool) const VMEM_LOCKED override;
   void reserve_queues(size_t moves) VMEM_LOCKED override;
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.leaves(r, b); }
+  void overdue(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.write_overdue(r, b); }
   void host_is_short() VMEM_LOCKED override;
   std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED override { return supply_.is_short(first); }
   bool evict_copy(core::ResidentId copy) VMEM_LOCKED override { return supply_.evict_copy(copy); }

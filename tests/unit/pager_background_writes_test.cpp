@@ -69,6 +69,20 @@ class BackgroundWritesByHand : public PagerParts {
     BigLock lock(map.mutex());
     return background.next_ns(now_ns);
   }
+  void overdue(Region& r, BlockIndex b) override { begun += background.begin_overdue(r, b) ? 1 : 0; }
+  void lease(Region& r, BlockIndex first, BlockIndex last) {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(r.leases.prepare(first, last, nullptr));
+    r.leases.acquire(first, last, VMEM_HOST, nullptr, VMEM_WRITE);
+  }
+  void end_lease(Region& r, BlockIndex first, BlockIndex last) {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(r.leases.divide(first, last));
+    r.leases.release(first, last, nullptr, VMEM_WRITE);
+    r.leases.join(first, last);
+    map.match_holds(lock, {&r, first, last});
+  }
+  size_t begun = 0;
   uint64_t start = vmem::pager::now_ns() + kHour;
   BackgroundWrites background{shared, isolator, write_back};
 };
@@ -190,6 +204,43 @@ TEST_F(BackgroundWritesByHand, ABlockBehindManyThatCannotBeWrittenIsWrittenAtOnc
   EXPECT_GT(next(start + kHour), start + kHour);
 }
 
+TEST_F(BackgroundWritesByHand, TheEndOfALeaseBeginsTheWriteOfAnOverdueBlock) {
+  Region& r = file(4);
+  for (BlockIndex b = 0; b < 4; ++b) change(r, b, start);
+  lease(r, 1, 2);
+  EXPECT_TRUE(write_at(start + kHour));
+  EXPECT_FALSE(dirty(r, 0) || dirty(r, 3));
+  EXPECT_TRUE(dirty(r, 1) && dirty(r, 2));
+  EXPECT_GT(next(start + kHour), start + kHour) << "nobody looks meanwhile";
+  lease(r, 2, 2);
+  end_lease(r, 1, 2);
+  EXPECT_EQ(begun, 1u) << "the other is leased still";
+  EXPECT_EQ(state(r, 1), core::State::taking) << "before anybody can lease it again";
+  EXPECT_EQ(next(start), start) << "an evictor is to write it";
+  EXPECT_TRUE(write_at(start + kHour));
+  EXPECT_FALSE(dirty(r, 1));
+  end_lease(r, 2, 2);
+  EXPECT_EQ(begun, 2u);
+  {
+    BigLock lock(map.mutex());
+    background.stop(lock);
+  }
+  engine.until_idle();
+  EXPECT_FALSE(dirty(r, 2)) << "evictors that end leave nothing begun";
+}
+
+TEST_F(BackgroundWritesByHand, TheEndOfALargeLeaseMakesTheRestDue) {
+  Region& r = file(72);
+  for (BlockIndex b = 0; b < r.blocks; ++b) change(r, b, start);
+  lease(r, 0, 71);
+  for (int i = 0; i < 4; ++i) write_at(start + kHour);
+  EXPECT_TRUE(dirty(r, 0) && dirty(r, 71));
+  end_lease(r, 0, 71);
+  EXPECT_LT(begun, 72u);
+  for (int i = 0; i < 4; ++i) write_at(start + kHour);
+  for (BlockIndex b = 0; b < r.blocks; ++b) EXPECT_FALSE(dirty(r, b)) << b;
+}
+
 TEST_F(BackgroundWritesByHand, WhatLeavesMemoryIsDirtyNoMore) {
   Region& r = file(2);
   change(r, 0, start);
@@ -286,6 +337,44 @@ TEST_F(PagerBackgroundWrites, UnderALeaseForWritingItWaitsForTheLease) {
   EXPECT_EQ(in_file(0), 0u);
   EXPECT_TRUE(pager->release({&first, 1}, nullptr).ok());
   EXPECT_TRUE(eventually([&] { return in_file(0) == 7; }));
+}
+
+TEST_F(PagerBackgroundWrites, LeasesOneAfterTheOtherDoNotKeepABlockFromItsFile) {
+  start(soon());
+  std::byte* r = shared(kSmall);
+  const vmem_range all = range(r, kSmall, VMEM_READ | VMEM_WRITE);
+  std::atomic<bool> stop{false};
+  std::thread writer([&] {
+    for (uint64_t n = 1; !stop; ++n) {
+      ASSERT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
+      put(r, n);
+      ASSERT_TRUE(pager->release({&all, 1}, nullptr).ok());
+    }
+  });
+  for (uint64_t seen = 0, times = 0; times < 5; ++times) {
+    EXPECT_TRUE(eventually([&] { return in_file(0) > seen; })) << seen;
+    seen = in_file(0);
+  }
+  stop = true;
+  writer.join();
+}
+
+TEST_F(PagerBackgroundWrites, EvictionsThatMeetAPinDoNotKeepABlockFromItsFile) {
+  start(soon());
+  std::byte* r = shared(kSmall);
+  put(r, 1);
+  trap->fail_take(EBUSY);
+  std::atomic<bool> stop{false};
+  std::thread evictor([&] {
+    while (!stop) pager->evict(r, kSmall, VMEM_SSD).ignore();
+  });
+  for (uint64_t n = 2; n < 7; ++n) {
+    put(r, n);
+    EXPECT_TRUE(eventually([&] { return in_file(0) == n; })) << n;
+  }
+  stop = true;
+  evictor.join();
+  trap->fail_take(0);
 }
 
 // A network card, or O_DIRECT, that had the page before it was protected.

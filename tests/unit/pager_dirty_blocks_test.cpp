@@ -62,6 +62,27 @@ TEST_F(PagerDirtyBlocks, TheFirstStoreIsItsAgeAndTheOldestIsFirst) {
   EXPECT_EQ(dirty.bytes(), 0u);
 }
 
+TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
+  const ResidentId a = block(3), b = block(1);
+  dirty.add(a, 5000);
+  dirty.add(b, 6000);
+  dirty.put_off(a, 6000, true);
+  EXPECT_TRUE(dirty.overdue(a));
+  EXPECT_FALSE(dirty.overdue(b));
+  EXPECT_EQ(dirty.first(), b);
+  const uint64_t changes = dirty.changes();
+  dirty.bring_forward(a, 6500);
+  EXPECT_EQ(dirty.first(), a);
+  EXPECT_EQ(dirty.since(a), 5500u) << "it is due, whenever it was put off";
+  EXPECT_FALSE(dirty.overdue(a));
+  EXPECT_GT(dirty.changes(), changes) << "an evictor that found nothing looks again";
+  EXPECT_EQ(dirty.check(), "");
+  dirty.remove(b);
+  dirty.put_off(a, 7000, true);
+  dirty.bring_forward(a, 7000);
+  EXPECT_EQ(dirty.bytes(), kBlock);
+}
+
 TEST_F(PagerDirtyBlocks, FaultsWaitAtTheLimitAndGoOnBelowIt) {
   const ResidentId a = block(0), b = block(1);
   dirty.add(a, 10);
