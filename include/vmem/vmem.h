@@ -348,11 +348,11 @@ int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigne
  *
  * Pins. From Linux 6.8 on, and with the module, a page that somebody pins (O_DIRECT, io_uring and
  * its registered buffers, RDMA, process_vm_writev) stays where it is until the pin ends, whatever is
- * evicted, synced or dropped. Older kernels, and references that are no pins (vmsplice,
- * MSG_ZEROCOPY, io_uring's SEND_ZC of a buffer that is not registered, stores through
- * /proc/PID/mem), need a VMEM_HOST lease: without one what is stored may be lost, and who reads the
- * pipe, or receives, may get bytes of another block. A SHARED region with a pinned page is not
- * freed: -EBUSY, after a second. In any other region that is freed the page lives on, without an
+ * evicted, synced or dropped. Three cases need a VMEM_HOST lease: older kernels, references that are
+ * no pins (vmsplice, MSG_ZEROCOPY, io_uring's SEND_ZC of a buffer that is not registered, stores
+ * through /proc/PID/mem), and pages whose rights the program has changed (mprotect). Without the
+ * lease stores may be lost, and the reader of the pipe, or the receiver, may get bytes of another
+ * block. A SHARED region with a pinned page is not freed: -EBUSY, after a second. In any other region that is freed the page lives on, without an
  * address, until its pin ends.
  */
 int vmem_free(void *ptr);
