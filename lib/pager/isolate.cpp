@@ -173,9 +173,12 @@ void Isolator::take_one(Move* m, Look* look) {
 }
 
 // Unlocked; in the order of lies_before(). Blocks of copied ranges leave for their slots, neighbours by one call.
+// Blocks that are pinned are often many, of one buffer, and registered for long: the batch waits for the first of them.
+// A call that has asked for its blocks waits for each.
 void Isolator::take_to_slots(std::span<Move* const> batch) {
   core::Few<std::byte*, Batch::capacity()> slots;
   const auto goes = [](const Move& m) { return !m.in_place && !m.from_held && m.region->transfer == Transfer::copy; };
+  bool any_pinned = false;
   for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
     if (!goes(*batch[i])) continue;
     Region& r = *batch[i]->region;
@@ -186,21 +189,19 @@ void Isolator::take_to_slots(std::span<Move* const> batch) {
     std::sort(slots.begin(), slots.end());
     for (size_t k = 0; k < n; ++k) moves[k]->image = slots[k];
     const auto take = [&](const Move& first, size_t blocks) {
-      return trap_.take(r.address(first.block), blocks * r.block_size, first.image, Transfer::copy);
+      const trap::PinWait wait = any_pinned && first.job == nullptr ? trap::PinWait::none : trap::PinWait::brief;
+      Status s = trap_.take(r.address(first.block), blocks * r.block_size, first.image, Transfer::copy, wait);
+      any_pinned |= s.code() == -EBUSY;
+      return s;
     };
     for (size_t k = 0, run = 1; k < n; k += run, run = 1) {
       while (k + run < n && goes_on(*moves[k], *moves[k + run], run)) ++run;
       const Status all = take(*moves[k], run);
       // One block's pin is not the others'. Where all are left half way there is no telling which are whole.
       const bool alone = run > 1 && !all.ok() && !half_way(all);
-      unsigned pinned = 0;  // in a row
       for (Move* m : moves.subspan(k, run)) {
         if (alone) m->clean = !r.writable();  // pages that went and came back are not protected any more
-        // Each look at what is pinned costs a millisecond, and its neighbours are of the same buffer, as a rule. An
-        // evictor has others to take, and comes back to these.
-        const bool looks = alone && (pinned < 2 || m->job != nullptr);
-        m->status = looks ? take(*m, 1) : all;
-        pinned = m->status.code() == -EBUSY ? pinned + 1 : 0;
+        m->status = alone ? take(*m, 1) : all;
       }
     }
   }

@@ -72,6 +72,7 @@ struct Resident {
                                  // installing: somebody met a page that was not there
   uint64_t pinned_until_ns = 0;  // .. until then
   uint64_t dirty_since_ns = 0;   // DirtyBlocks; 0: not listed
+  bool overdue = false;  // .. it could not be written when it was due, and is written when whatever is in the way ends
   core::ResidentId dirty_before = core::kNoResident, dirty_after = core::kNoResident;
 };
 
@@ -107,13 +108,13 @@ class Residents {
   uint64_t ahead_bytes_ = 0;
 };
 
-// The block was to leave, and a page of it is pinned, or not. Each look costs a millisecond, and a buffer that is
-// registered stays so for long.
+// The block was to leave, and a page of it is pinned, or not. Each time that it is found pinned in a row it is passed
+// over four times as long: a buffer that is registered stays so for long.
 inline void found_pinned(Resident& resident, bool pinned, uint64_t now_ns) {
   constexpr uint64_t kShortest = 16000000;  // ns
-  constexpr unsigned kMostTries = 10;       // 16 s
+  constexpr unsigned kMostTries = 5;        // 16 s
   resident.pinned = pinned;
-  resident.pinned_until_ns = pinned ? now_ns + (kShortest << resident.pinned_tries) : 0;
+  resident.pinned_until_ns = pinned ? now_ns + (kShortest << 2 * resident.pinned_tries) : 0;
   if (!pinned) resident.pinned_tries = 0;
   if (pinned && resident.pinned_tries < kMostTries) ++resident.pinned_tries;
 }

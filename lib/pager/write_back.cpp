@@ -31,7 +31,11 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
   DeferredWork after;
   {
     Lock lock(map_.mutex());
-    const auto pinned = [](const Move* m) { return m->status.code() == -EBUSY && !m->background; };
+    // Evictors pause where they tried what they knew to be pinned, which they do when there is nothing else.
+    const auto pinned = [&](const Move* m) {
+      const Resident& resident = map_.residents()[m->region->table[m->block].aux];
+      return m->status.code() == -EBUSY && !m->background && m->begun_ns < resident.pinned_until_ns;
+    };
     if (std::all_of(batch.begin(), batch.end(), pinned)) writes_.pinned(now_ns());
     for (Move* m : batch) settle_taken(m, after);
     room_.came_free(after);

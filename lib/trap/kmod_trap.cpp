@@ -430,7 +430,7 @@ Status KmodTrap::fill_zero(void* address, size_t size) {
   return error(EOPNOTSUPP, "fill_zero: the module has no zero page; populate_frames() gives zeroed frames");
 }
 
-Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer) {
+Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer, PinWait) {
   core::must_be_outside("Trap::take");
   uint64_t block = 0, slot = 0;
   size_t unit = 0, count = 0, frame_unit = 0;

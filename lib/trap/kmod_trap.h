@@ -83,7 +83,7 @@ class KmodTrap final : public Trap {
   void interrupt() override;
   core::Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) override;
   core::Status fill_zero(void* address, size_t size) override;
-  core::Status take(void* address, size_t size, void* frame, Transfer transfer) override;
+  core::Status take(void* address, size_t size, void* frame, Transfer transfer, PinWait wait) override;
   core::Status drop(std::span<const Range> ranges) override;
   core::Status protect(void* address, size_t size) override;
   core::Status unprotect(void* address, size_t size) override;

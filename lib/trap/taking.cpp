@@ -37,10 +37,11 @@ Taking::~Taking() {
 
 // What is left of the range. A frame that is to be taken into holds nothing, but mlockall() fills what is empty. It may
 // show behind guard pages.
-void Taking::move_rest(uintptr_t start, size_t size, uintptr_t frame, Outcome* out) {
+void Taking::move_rest(uintptr_t start, size_t size, uintptr_t frame, PinWait wait, Outcome* out) {
+  const uint64_t busy_ns = wait == PinWait::brief ? kTakeBusyNs : 0;
   for (bool emptied = false;; emptied = true) {
     const size_t done = out->done;
-    const Outcome more = move_pages(fd_, pagemap_, frame + done, start + done, size - done, Holes::keep, kTakeBusyNs);
+    const Outcome more = move_pages(fd_, pagemap_, frame + done, start + done, size - done, Holes::keep, busy_ns);
     *out = {more.error, done + more.done, out->passed || more.passed};
     if (out->error != -EEXIST || emptied || os::drop(frame + out->done, size - out->done) != 0) return;
   }
@@ -79,19 +80,20 @@ Status Taking::by_remap(uintptr_t start, size_t size, uintptr_t frame, CoreDump 
   return core::system_error(error, "take: cannot remap %zu bytes at 0x%zx to 0x%zx", size, start, frame);
 }
 
-Status Taking::take(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump) {
+Status Taking::take(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, PinWait wait) {
   bool sealed = false;
-  return take_unless_sealed(start, size, frame, dump, &sealed);
+  return take_unless_sealed(start, size, frame, dump, wait, &sealed);
 }
 
-Status Taking::take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, bool* sealed) {
+Status Taking::take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, PinWait wait,
+                                  bool* sealed) {
   if (!move_) return by_remap(start, size, frame, dump);
   Outcome out;
-  move_rest(start, size, frame, &out);
+  move_rest(start, size, frame, wait, &out);
   while (out.error == -EINVAL) {
     carry_some(start, size, frame, &out, sealed);
     if (out.error != 0 || out.done == size) break;
-    move_rest(start, size, frame, &out);
+    move_rest(start, size, frame, wait, &out);
   }
   if (out.error == -EINVAL) out.error = -EBUSY;  // its rights are the program's, and may change
   if (out.error == 0 && write_protect_) out.error = let_store(fd_, pagemap_, frame, size);
@@ -121,9 +123,9 @@ Status Taking::take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame,
                                                    : "");
 }
 
-Status Taking::take_anyhow(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump) {
+Status Taking::take_anyhow(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, PinWait wait) {
   bool sealed = false;
-  Status s = take_unless_sealed(start, size, frame, dump, &sealed);
+  Status s = take_unless_sealed(start, size, frame, dump, wait, &sealed);
   if (!forbidden(s.code()) || !move_ || sealed) return s;
   say_forbidden();
   return by_remap(start, size, frame, dump);
@@ -156,7 +158,7 @@ Status Taking::drop(uintptr_t start, size_t size) {
     const uintptr_t to = aside_ + (huge ? 0 : kAside);
     bool sealed = false;
     Status s = error != 0 ? core::system_error(error, "drop: no address space")
-                          : take_unless_sealed(start + done, bytes, to, CoreDump::no, &sealed);
+                          : take_unless_sealed(start + done, bytes, to, CoreDump::no, PinWait::brief, &sealed);
     if (sealed) s = drop_unsealed({start + done, bytes});
     if (!sealed && forbidden(s.code())) {
       say_forbidden();

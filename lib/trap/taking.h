@@ -28,9 +28,9 @@ class Taking {
 
   // Takes bytes that are all in place, into a frame that is empty. On error everything is back in the range, and its
   // threads were woken; -ENOTRECOVERABLE: it could not go back. dump: of the range.
-  core::Status take(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump);
+  core::Status take(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, PinWait wait);
   // The same where UFFDIO_MOVE may have been forbidden since the start: pins are not seen any more then.
-  core::Status take_anyhow(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump);
+  core::Status take_anyhow(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, PinWait wait);
   // Has what drop() needs, if it is to be had: later there may be no more mappings (vm.max_map_count).
   void prepare();
   // Drops the pages of a range. -EBUSY: one is pinned, or there is no memory to look; of each 64 MiB from the start on
@@ -39,8 +39,9 @@ class Taking {
 
  private:
   // *sealed: the kernel lets nobody take a part of it, which is sealed (mseal).
-  core::Status take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, bool* sealed);
-  void move_rest(uintptr_t start, size_t size, uintptr_t frame, Outcome* out);
+  core::Status take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, PinWait wait,
+                                  bool* sealed);
+  void move_rest(uintptr_t start, size_t size, uintptr_t frame, PinWait wait, Outcome* out);
   void carry_some(uintptr_t start, size_t size, uintptr_t frame, Outcome* out, bool* sealed);
   core::Status by_remap(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump) const;
   int have_aside() VMEM_REQUIRES(dropping_);

@@ -52,6 +52,9 @@ enum class Transfer : uint8_t {
 
 enum class CoreDump : bool { no, yes };
 
+// For how long take() waits for a page that somebody pins: most pins last as long as one transfer.
+enum class PinWait : uint8_t { brief, none };
+
 enum class Protect : bool { no, yes };
 
 // Which calls notice that somebody pins a page of a range that copies (O_DIRECT, io_uring's buffers, RDMA), and leave
@@ -137,8 +140,11 @@ class Trap {
   virtual core::Status fill_zero(void* address, size_t size) = 0;
   // Takes the range's bytes out, atomically page by page: a later touch parks. `frame` is empty address space of the
   // same size from reserve_frames(); afterwards its pages are the range's (4 KiB pages absent from the range read as
-  // zeros). A page that somebody pins (O_DIRECT, RDMA): -EBUSY, and everything is back where it was.
-  virtual core::Status take(void* address, size_t size, void* frame, Transfer transfer) = 0;
+  // zeros). A page that somebody pins (O_DIRECT, RDMA): -EBUSY after `wait`, and everything is back where it was.
+  virtual core::Status take(void* address, size_t size, void* frame, Transfer transfer, PinWait wait) = 0;
+  core::Status take(void* address, size_t size, void* frame, Transfer transfer) {
+    return take(address, size, frame, transfer, PinWait::brief);
+  }
   // Undoes take() of a range that copies: the pages go back from `frame`, which is empty then. As fill() otherwise.
   virtual core::Status put_back(void* address, size_t size, void* frame) {
     return fill(address, size, frame, Transfer::copy, Protect::no);

@@ -84,7 +84,7 @@ class UserfaultTrap final : public Trap {
   void interrupt() override;
   Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) override;
   Status fill_zero(void* address, size_t size) override;
-  Status take(void* address, size_t size, void* frame, Transfer transfer) override;
+  Status take(void* address, size_t size, void* frame, Transfer transfer, PinWait wait) override;
   Status put_back(void* address, size_t size, void* frame) override;
   Status drop(std::span<const Range> ranges) override;
   Status protect(void* address, size_t size) override;
@@ -105,7 +105,7 @@ class UserfaultTrap final : public Trap {
   Status place(uintptr_t start, size_t size, Transfer transfer, CoreDump dump);
   CoreDump dump_of(const void* address) const;
   Status take_pages(uintptr_t start, size_t size, uintptr_t frame) {
-    return taking_.take(start, size, frame, dump_of(reinterpret_cast<void*>(start)));
+    return taking_.take(start, size, frame, dump_of(reinterpret_cast<void*>(start)), PinWait::brief);
   }
   Status place_pages(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect);
   Status undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer, Protect protect,
@@ -480,12 +480,12 @@ Status UserfaultTrap::fill_zero(void* address, size_t size) {
                      why.text().data());
 }
 
-Status UserfaultTrap::take(void* address, size_t size, void* frame, Transfer transfer) {
+Status UserfaultTrap::take(void* address, size_t size, void* frame, Transfer transfer, PinWait wait) {
   core::must_be_outside("Trap::take");
   if (Status s = check_transfer("take", transfer, at(address), size, at(frame)); !s.ok()) return s;
   core::step("trap.take.begin");
-  if (transfer == Transfer::copy) return taking_.take_anyhow(at(address), size, at(frame), dump_of(address));
-  return take_pages(at(address), size, at(frame));
+  if (transfer == Transfer::copy) return taking_.take_anyhow(at(address), size, at(frame), dump_of(address), wait);
+  return taking_.take(at(address), size, at(frame), dump_of(address), wait);
 }
 
 void UserfaultTrap::drop_batch(std::span<const Range> ranges, size_t* dropped) {

@@ -295,10 +295,10 @@ Status FakeTrap::fill_zero(void* at, size_t size) {
   return {};
 }
 
-Status FakeTrap::take(void* at, size_t size, void* frame, trap::Transfer) {
+Status FakeTrap::take(void* at, size_t size, void* frame, trap::Transfer, trap::PinWait wait) {
   core::must_be_outside("Trap::take");
   std::lock_guard lock(mutex_);
-  called("take");
+  called(wait == trap::PinWait::none ? "take at once" : "take");
   if (take_error_ != 0) return core::error(take_error_, "pinned");
   if (std::exchange(tear_take_, false)) {
     memcpy(frame, at, size / 2);

@@ -86,7 +86,7 @@ class FakeTrap final : public trap::Trap {
   void interrupt() override;
   core::Status fill(void* at, size_t size, void* frame, trap::Transfer transfer, trap::Protect protect) override;
   core::Status fill_zero(void* at, size_t size) override;
-  core::Status take(void* at, size_t size, void* frame, trap::Transfer transfer) override;
+  core::Status take(void* at, size_t size, void* frame, trap::Transfer transfer, trap::PinWait wait) override;
   core::Status drop(std::span<const trap::Range> ranges) override;
   core::Status protect(void* at, size_t size) override;
   core::Status unprotect(void* at, size_t size) override;

@@ -65,7 +65,7 @@ class CountingTrap : public trap::Trap {
   void interrupt() override { no().ignore(); }
   core::Status fill(void*, size_t, void*, trap::Transfer, trap::Protect) override { return no(); }
   core::Status fill_zero(void*, size_t) override { return no(); }
-  core::Status take(void*, size_t, void*, trap::Transfer) override { return no(); }
+  core::Status take(void*, size_t, void*, trap::Transfer, trap::PinWait) override { return no(); }
   core::Status protect(void*, size_t) override { return no(); }
   core::Status unprotect(void*, size_t) override { return no(); }
   core::Status fail(void*, size_t) override { return no(); }

@@ -275,7 +275,7 @@ class KmodTrapLargeBlock : public KmodTrapUndo {
 TEST_F(KmodTrapLargeBlock, ComesAndGoesWhole) {
   ASSERT_TRUE(fill_large().ok());
   EXPECT_EQ(module_.present.size(), 2u);
-  ASSERT_TRUE(trap_->take(at_, kLargeBlock, frame_, Transfer::install).ok());
+  ASSERT_TRUE(trap_->take(at_, kLargeBlock, frame_, Transfer::install, PinWait::brief).ok());
   EXPECT_TRUE(module_.present.empty());
 }
 
@@ -291,8 +291,10 @@ TEST_F(KmodTrapLargeBlock, StaysWhereHalfOfItIsPinned) {
   module_.pinned = kSecond;
   for (const bool drops : {false, true}) {
     module_.pins = 1;
-    EXPECT_EQ((drops ? trap_->drop({&range, 1}) : trap_->take(at_, kLargeBlock, frame_, Transfer::install)).code(),
-              -EBUSY);
+    EXPECT_EQ(
+        (drops ? trap_->drop({&range, 1}) : trap_->take(at_, kLargeBlock, frame_, Transfer::install, PinWait::brief))
+            .code(),
+        -EBUSY);
     EXPECT_EQ(module_.present.size(), 2u);
   }
   EXPECT_TRUE(trap_->drop({&range, 1}).ok());
