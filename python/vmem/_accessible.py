@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import ctypes
 import errno
 import os
-from typing import IO, Any, ContextManager, Dict, Iterator, List, Tuple, Union
+import pickle
+import types
+from typing import IO, Any, ContextManager, Dict, List, Tuple, Union
 
 from . import _memory, _status, _stream
 from ._lib import HOST, READ, Error, human_bytes, short
@@ -19,6 +22,7 @@ from ._range import Lease, Range, leased_pieces, span_of
 from ._replace import replaced
 
 _INSTEAD = "lease and write it in parts, or use save_npy(), write_to() or vmem.torch.save(), which do"
+_GIVE = "give Regions, Arrays, NumPy arrays, tensors, or lists of them"
 
 
 def _numpy_extent(interface: Dict[str, Any], itemsize: int) -> Tuple[int, int]:
@@ -40,34 +44,89 @@ def _count(shape: Tuple[int, ...]) -> int:
     return n
 
 
-def _spans(what: Any, inside: bool = False) -> Iterator[Tuple[int, int, Any]]:
-    """Address, bytes and owner of everything in `what`; a tensor's is its storage: torch.save writes all of it."""
+def _has_memory(what: Any) -> bool:
+    """Whether the walk ends at it: a Region, an Array, a torch storage (pickle reduces tensors to theirs), a buffer."""
+    kind = type(what)
+    if isinstance(what, Range) or (hasattr(kind, "data_ptr") and not hasattr(kind, "stride")):
+        return True
+    if hasattr(kind, "__array_interface__"):
+        return not what.dtype.hasobject
+    try:
+        with memoryview(what):
+            return not isinstance(what, (bytes, bytearray))  # a class of the program's, which may have attributes
+    except (TypeError, BufferError):
+        return False
+
+
+class _Walk(pickle.Pickler):
+    """Goes where pickle goes, writes nothing, and collects in `found` what has memory. It does not read the memory."""
+
+    def __init__(self, what: Any) -> None:
+        self.found: List[Any] = []
+        self.at = what
+        super().__init__(types.SimpleNamespace(write=len), 5, buffer_callback=self.found.append)
+
+    def reducer_override(self, what: Any) -> Any:
+        """pickle asks for all but Python's own containers, words and numbers. A list stands for what the walk found."""
+        self.at = what
+        if what is list:
+            return NotImplemented
+        if isinstance(what, (type, types.FunctionType, types.ModuleType)):  # pickle refuses some
+            return list, ()
+        if isinstance(what, types.BuiltinFunctionType):
+            return list, ([what.__self__],)
+        if isinstance(what, (types.MappingProxyType, collections.abc.MappingView)):  # pickle refuses them
+            return list, ([*(what.items() if isinstance(what, types.MappingProxyType) else what)],)
+        if not _has_memory(what):
+            return NotImplemented
+        self.found.append(what)
+        attributes = getattr(what, "__dict__", {}).values()  # a masked array has its mask there
+        return list, ([value for value in attributes if hasattr(type(value), "__array_interface__")],)
+
+
+def _span(what: Any) -> Tuple[int, int, Any]:
     if isinstance(what, Range):
-        yield what.ptr, what.nbytes, span_of(what, READ)[3]
-    elif hasattr(what, "data_ptr") and hasattr(what, "stride"):
-        if str(what.layout) != "torch.strided":
-            raise TypeError(f"a tensor of layout {what.layout} has several memories; give its indices and its values")
-        if what.device.type != "cpu":
-            if _memory.find(what.data_ptr()) is not None:
-                raise TypeError(f"a tensor on {what.device} is leased there: vmem.torch.leased()")
-            return  # the device's own memory, or none (meta)
-        storage = what.untyped_storage() if hasattr(what, "untyped_storage") else what.storage().untyped()
-        yield storage.data_ptr(), storage.nbytes(), what
-    elif hasattr(what, "__array_interface__"):
-        yield (*_numpy_extent(what.__array_interface__, what.itemsize), what)
-    elif isinstance(what, (list, tuple, collections.abc.Mapping)):
-        for value in what.values() if isinstance(what, collections.abc.Mapping) else what:
-            yield from _spans(value, True)
-    elif not inside:  # checkpoints hold numbers and words beside
-        raise TypeError(f"{short(what)} has no memory; give Regions, Arrays, NumPy arrays, tensors, or lists of them")
+        return what.ptr, what.nbytes, span_of(what, READ)[3]
+    if hasattr(what, "data_ptr"):
+        storage = getattr(what, "_untyped_storage", what)
+        if storage.device.type == "cpu":
+            return storage.data_ptr(), storage.nbytes(), storage
+        if storage.device.type != "meta" and _memory.find(storage.data_ptr()) is not None:
+            raise TypeError(f"a tensor on {storage.device} is leased there: vmem.torch.leased()")
+        return 0, 0, None  # the device's own memory, or none
+    if hasattr(what, "__array_interface__"):
+        return (*_numpy_extent(what.__array_interface__, what.itemsize), what)
+    view, fields = memoryview(what), (ctypes.c_void_p * 10)()  # a Py_buffer, which begins with the address
+    ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), fields, 0x11C)  # PyBUF_FULL_RO
+    ctypes.pythonapi.PyBuffer_Release(fields)
+    interface = {"data": (fields[0] or 0,), "shape": view.shape, "strides": view.strides}
+    return (*_numpy_extent(interface, view.itemsize), view)
+
+
+def _spans(what: Any) -> List[Tuple[int, int, Any]]:
+    """Address, bytes and owner of everything in `what`."""
+    walk = _Walk(what)
+    try:
+        walk.dump(what)
+    except Exception as e:  # the object at which the walk is may raise any; RecursionError: containers are too deep
+        at = what if isinstance(e, RecursionError) else walk.at
+        raise TypeError(f"pickle cannot write a {type(at).__name__} ({e}); {_GIVE}") from e
+    if not walk.found and (isinstance(what, (str, bytes, bytearray)) or not isinstance(what, collections.abc.Sized)):
+        raise TypeError(f"{short(what)} has no memory; {_GIVE}")
+    return [_span(owner) for owner in walk.found]
 
 
 def accessible(*what: Any, access: int = READ) -> Lease:
-    """A lease on the host of all memory that calls of other libraries would use: Regions, Arrays, NumPy arrays, tensors
-    (their whole storage), dictionaries and lists of them. Memory that is in no region needs none, and gets none.
+    """A lease on the host of all memory that calls of other libraries would use: of Regions, Arrays, NumPy arrays,
+    tensors and storages (the whole storage), memoryviews and other buffers, and of what holds them: containers, modules
+    and whatever else pickle can write. Memory that is in no region needs none, and gets none.
 
     with vmem.accessible(state): torch.save(state, path)   # np.save, h5py, pickle, tofile, file.write; READ
     with vmem.accessible(a, access=vmem.WRITE): file.readinto(a)
+
+    pickle does the walk: it runs __reduce__ and __getstate__ of objects, with all that they do. The walk itself reads
+    no byte of arrays and tensors, and passes by functions, classes and Python's modules. TypeError: pickle cannot write
+    one of the objects (a lock, a file), or containers are too deep.
 
     All of it is in memory meanwhile. ENOMEM: it is more than host_budget has left; the words say what to do instead.
     """

@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of other libraries on memory of regions: vmem.accessible() and vmem.save_npy(), also as an ordinary user."""
 
+import collections
+import ctypes
+import dataclasses
+import enum
 import errno
+import functools
 import io
 import os
+import pathlib
 import pickle
 import shutil
 import subprocess
 import sys
+import threading
 import types
 
 import pytest
@@ -50,6 +57,186 @@ def test_what_is_given_is_leased_and_nothing_else(host):
             with pytest.raises(TypeError, match="has no memory"):
                 vmem.accessible(what)
         del a, what
+
+
+@dataclasses.dataclass
+class Slots:
+    __slots__ = ("a",)
+    a: object
+
+
+class Reduced:
+    """Its attribute is not what pickle writes."""
+
+    def __init__(self, a):
+        self.get = lambda: a
+
+    def __reduce__(self):
+        return Reduced, (self.get(),)
+
+
+class Attribute(list):
+    pass
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+def holder(a, kind=types.SimpleNamespace):
+    made = kind()
+    made.a = a
+    return made
+
+
+def cycle(a):
+    made = [a]
+    made.append({"again": made})
+    return made
+
+
+def objects(*held):
+    made = np.empty(len(held), dtype=object)
+    made[:] = held
+    return made
+
+
+def fields(a):
+    made = np.zeros(1, [("n", "i4"), ("o", object)])
+    made["o"][0] = a
+    return made
+
+
+KINDS = {  # of an array
+    "object": holder,
+    "slots": Slots,
+    "reduced": Reduced,
+    "attribute of a list": lambda a: holder(a, Attribute),
+    "exception": lambda a: ValueError("no", a),
+    "deque": lambda a: collections.deque([a]),
+    "set": lambda a: {Reduced(a)},
+    "frozenset": lambda a: frozenset([Reduced(a)]),
+    "key": lambda a: {Reduced(a): 1},
+    "values": lambda a: {"a": a}.values(),
+    "iterator": lambda a: iter([a]),
+    "partial": lambda a: functools.partial(print, a),
+    "method": lambda a: a.sum,
+    "object array": lambda a: objects(None, a),
+    "object field": fields,
+    "mask": lambda a: np.ma.array(np.zeros(len(a) * 4, "u1"), mask=a.view("?")),
+    "memoryview": memoryview,
+    "read-only memoryview": lambda a: memoryview(a).toreadonly(),
+    "memoryview backwards": lambda a: memoryview(a)[::-1],
+    "PickleBuffer": pickle.PickleBuffer,
+    "ctypes": lambda a: (ctypes.c_char * a.nbytes).from_buffer(a),
+    "cycle": cycle,
+    "cycle of objects": lambda a: holder([a, cycle(a)]),
+}
+
+
+def module(torch, t):
+    made = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.GELU())
+    made[0].weight = torch.nn.Parameter(t.view(1, -1))
+    made[0].act, made[0].then = torch.nn.functional.gelu, lambda x: x
+    made.register_forward_hook(lambda *_: None)
+    return made
+
+
+def buffered(torch, t):
+    made = torch.nn.Module()
+    made.register_buffer("b", t)
+    return made
+
+
+def attributed(torch, t):
+    made = torch.zeros(1)
+    made.of = t
+    return made
+
+
+TENSORS = {  # of a tensor
+    "module": module,
+    "module of a buffer": buffered,
+    "optimizer": lambda torch, t: torch.optim.SGD([torch.nn.Parameter(t)], lr=1),
+    "storage": lambda torch, t: t.untyped_storage(),
+    "typed storage": lambda torch, t: t._typed_storage(),
+    "attribute of a tensor": attributed,
+    "sparse": lambda torch, t: torch.sparse_coo_tensor(
+        torch.arange(len(t))[None], t, check_invariants=False, is_coalesced=True
+    ),
+    "compressed": lambda torch, t: torch.sparse_csr_tensor(
+        torch.tensor([0, len(t)]), torch.arange(len(t)), t, size=(1, len(t)), check_invariants=False
+    ),
+    "nested": lambda torch, t: torch.nested.nested_tensor_from_jagged(t, torch.tensor([0, 2, len(t)])),
+    "shared": lambda torch, t: holder([module(torch, t), module(torch, t[5:]), t.untyped_storage(), t.numpy()]),
+}
+
+
+def refused(region, what):
+    """That all of the region is found, once, is in the refusal; and looking for it has read nothing."""
+    region.evict()
+    with pytest.raises(vmem.Error, match=f"^.*80.0 MiB .{80 * MIB} bytes. have to be in host memory") as e:
+        vmem.accessible(what)
+    assert e.value.errno == errno.ENOMEM and region.query().host_bytes == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_memory_is_found_where_pickle_finds_it(host, kind):
+    with vmem.alloc("80MiB", host_only=True) as region:
+        a = region.numpy("float32")
+        what = KINDS[kind](a)
+        refused(region, {"epoch": 3, "m": what})
+        refused(region, what)
+        a[:1].copy()
+        assert region.query().host_bytes > 0  # the control
+        del a, what
+
+
+@pytest.mark.parametrize("kind", TENSORS)
+def test_memory_of_tensors_is_found_where_pickle_finds_it(host, kind):
+    torch = pytest.importorskip("torch", reason="torch is not installed")
+    import vmem.torch as vt
+
+    region = vmem.alloc("80MiB", host_only=True)
+    what = TENSORS[kind](torch, vt.tensor(region, "float32"))
+    refused(region, {"epoch": 3, "m": what})
+    refused(region, what)
+    del what, region
+
+
+def test_what_has_no_memory_refuses_nothing(host):
+    class Local:
+        pass
+
+    none = [3, "text", None, 1j, b"b", bytearray(9), Local, Local(), lambda: 0, len, os, Color.RED, pathlib.Path("p")]
+    none += [np.float32(1), np.dtype("f4"), np.zeros(0), np.array("2020-01-01", "M8[D]"), range(3), Slots(None)]
+    none += [collections.defaultdict(lambda: 0), collections.OrderedDict(a=1), types.MappingProxyType({"a": 1})]
+    with vmem.accessible(none) as lease:
+        assert not lease.held
+    with vmem.alloc(4 * MIB, host_only=True) as region:
+        with vmem.accessible(holder([none, types.MappingProxyType({"a": region})])):
+            assert leased_bytes(region) == 4 * MIB
+    for what in (lambda: 0, Local, os, Local(), bytearray(9)):
+        with pytest.raises(TypeError, match="has no memory"):
+            vmem.accessible(what)
+    with pytest.raises(vmem.Error, match="freed"):
+        vmem.accessible(holder(region))
+
+
+def test_what_pickle_cannot_write_is_named(host):
+    deep = []
+    for _ in range(200000):
+        deep = [deep]
+    with open(os.devnull, "rb") as file:
+        for what, name in (
+            (threading.Lock(), "a lock "),
+            (file, "a BufferedReader "),
+            ((x for x in ()), "a generator "),
+            (deep, "a (list|SimpleNamespace) .maximum recursion depth"),
+        ):
+            for given in (what, [what], holder({"m": what})):
+                with pytest.raises(TypeError, match=f"cannot write {name}.*give Regions"):
+                    vmem.accessible(given)
 
 
 def test_more_than_the_budget_is_refused_with_the_numbers_and_what_to_do(host):
@@ -111,7 +298,7 @@ def test_a_file_that_fails_leaves_the_old_array(host, tmp_path, monkeypatch):
 
 
 USER = """
-import errno, io, os, pickle, sys
+import collections, errno, io, os, pickle, sys
 import numpy as np, vmem
 folder, what = sys.argv[1:]
 vmem.configure(host_budget="16MiB", device="none", ssd_path=folder)
@@ -120,6 +307,7 @@ whole = region.numpy("int32")
 whole[:] = np.arange(len(whole))
 a = whole[: 2 << 20]  # 8 MiB
 path = os.path.join(folder, what)
+given = collections.deque([a]) if what == "deque" else a
 
 def by_numpy():
     np.save(path, a)
@@ -130,6 +318,12 @@ def by_pickle():
         pickle.dump(a, file, protocol=5)
     with open(path, "rb") as file:
         return pickle.load(file)
+
+def by_deque():
+    with open(path, "wb") as file:
+        pickle.dump(given, file, protocol=5)
+    with open(path, "rb") as file:
+        return pickle.load(file)[0]
 
 def by_tofile():
     a.tofile(path)
@@ -156,7 +350,7 @@ try:
 except (OSError, RuntimeError) as e:
     print("fails without a lease:", getattr(e, "errno", e))
 region.evict()
-with vmem.accessible(a):
+with vmem.accessible(given):
     got = write()
 assert np.array_equal(got, np.arange(2 << 20, dtype="int32"))
 region.evict()
@@ -180,7 +374,7 @@ def served_by_the_kernel():
         return False
 
 
-@pytest.mark.parametrize("what", ["numpy", "pickle", "tofile", "torch", "h5py"])
+@pytest.mark.parametrize("what", ["numpy", "pickle", "deque", "tofile", "torch", "h5py"])
 def test_an_ordinary_user_saves_memory_of_regions(tmp_path, what):
     if what in ("torch", "h5py"):
         pytest.importorskip(what, reason=f"{what} is not installed")
@@ -214,13 +408,18 @@ def test_torch_writes_the_whole_storage_of_a_part(host, tmp_path):
     t[:] = 1
     with vmem.accessible([t[5:7]]):
         assert leased_bytes(region) == 8 * MIB
-    cuda = torch.device("cuda:0")
-    gpu = types.SimpleNamespace(device=cuda, layout=torch.strided, stride=t.stride, data_ptr=t.data_ptr)
-    with pytest.raises(TypeError, match="leased"):
-        vmem.accessible(gpu)
-    gpu.data_ptr = lambda: 4096  # a device's own memory, which torch copies by itself
-    with vmem.accessible({"a": t[:3], "on a device": [gpu], "nowhere": torch.empty(3, device="meta"), "epoch": 3}):
+
+    class OnDevice:  # as a storage
+        device = torch.device("cuda:0")
+        data_ptr = staticmethod(t.data_ptr)
+
+    gpu = OnDevice()
+    for what in (gpu, {"m": gpu}):
+        with pytest.raises(TypeError, match="leased"):
+            vmem.accessible(what)
+    OnDevice.data_ptr = staticmethod(lambda: 4096)  # a device's own memory, which torch copies by itself
+    nowhere = torch.empty(3, device="meta")
+    state = {"a": t[:3], "on a device": [gpu], "nowhere": [nowhere, nowhere.untyped_storage()], "epoch": 3}
+    with vmem.accessible(state, torch.eye(3).to_sparse(), nowhere):
         assert leased_bytes(region) == 8 * MIB
-    with pytest.raises(TypeError, match="indices and its values"):
-        vmem.accessible([torch.eye(3).to_sparse()])
-    del t, region, gpu
+    del t, region, gpu, what, state
