@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "core/block_table.h"
+#include "core/fatal.h"
 #include "core/fault_server.h"
 #include "core/log.h"
 #include "core/step.h"

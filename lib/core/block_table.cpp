@@ -4,12 +4,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdarg>
-#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
-#include "core/log.h"
+#include "core/fatal.h"
 
 namespace vmem::core {
 
@@ -51,17 +49,6 @@ const char* state_name(State state) {
 
 bool legal(State from, State to) {
   return (kLegal[static_cast<size_t>(from)] & bit(to)) != 0;
-}
-
-void fatal(const char* format, ...) {
-  log_to_stderr();  // what led to it
-  va_list args;
-  va_start(args, format);
-  fputs("libvmem: fatal: ", stderr);
-  vfprintf(stderr, format, args);
-  fputs("\n", stderr);
-  va_end(args);
-  abort();
 }
 
 BlockTable::~BlockTable() {

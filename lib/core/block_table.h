@@ -79,10 +79,6 @@ struct Block {
 };
 static_assert(sizeof(Block) == 32);
 
-// Prints the words to stderr and aborts: for states that can only be a bug of this library, where going on would risk
-// data.
-[[noreturn]] void fatal(const char* format, ...) __attribute__((format(printf, 1, 2)));
-
 class BlockTable {
  public:
   BlockTable() = default;

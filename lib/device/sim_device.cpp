@@ -12,7 +12,6 @@
 
 #include "core/at_exit.h"
 #include "core/big_lock.h"
-#include "core/block_table.h"
 #include "core/map_over.h"
 #include "core/step.h"
 #include "device/park.h"

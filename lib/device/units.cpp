@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/big_lock.h"
-#include "core/block_table.h"
+#include "core/fatal.h"
 #include "core/log.h"
 #include "core/map_over.h"
 #include "core/step.h"

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "core/fatal.h"
 #include "core/fault_server.h"
 #include "core/guarded_read.h"
 #include "core/log.h"

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <span>
 
+#include "core/fatal.h"
 #include "core/fault_server.h"
 #include "core/types.h"
 #include "pager/region.h"

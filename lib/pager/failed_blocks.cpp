@@ -7,6 +7,7 @@
 
 #include "core/at_exit.h"
 #include "core/break.h"
+#include "core/fatal.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "core/fatal.h"
 #include "core/few.h"
 
 namespace vmem::pager {

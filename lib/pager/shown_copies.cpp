@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/break.h"
+#include "core/fatal.h"
 #include "core/log.h"
 
 namespace vmem::pager {

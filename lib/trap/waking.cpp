@@ -9,7 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "core/block_table.h"
+#include "core/fatal.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "core/types.h"

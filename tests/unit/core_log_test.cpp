@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "core/big_lock.h"
-#include "core/block_table.h"
+#include "core/fatal.h"
 #include "core/log.h"
 #include "core/step.h"
 
