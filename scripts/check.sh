@@ -27,48 +27,10 @@ check_format() {
     xargs clang-format --dry-run -Werror 2>&1 | sed -n 's/^\([^:]*\):.*error: code should be clang-formatted.*/\1: not formatted (clang-format -i)/p' | sort | uniq | report format
 }
 
-# Includes go one way: core below all; trap, policy, store, device and publish know core alone; memory knows trap and
-# device; the pager knows those; api knows the pager. Nobody outside lib may be included, except the public headers.
-floors=(block_map progress_clock shared 'memory_pressure store_reader isolate gpus' 'failed_blocks lease_grants device_blocks holes' 'memory_waits asks open_ranges' 'install region_charges' page_in
-  'read_ahead isolated_blocks store_writer'
-  write_back background_writes 'evictor fault_service staging_supply migrator device_write_back' part_copies 'pending_releases demoter promoter arrivals shown_files region_maker' 'range_demoter loans device_views device_room exports tunables' 'device_acquires device_workers host_leases range_writer' 'sync exit_writes hints' 'advisor region_teardown queries' pager)
-floor() {
-  local i
-  for i in "${!floors[@]}"; do [[ " ${floors[$i]} " == *" $1 "* ]] && { echo $((i + 1)); return; }; done
-  echo 0
-}
+# Includes go one way, as lib/ROOMS has it. Nobody outside lib may be included, except the public headers.
 check_layers() {
-  local file room target allowed layers stem mine line; layers=$(mktemp)
-  tracked 'lib/*/*' | while read -r file; do
-    room=${file#lib/}; room=${room%%/*}
-    case $room in
-      core) allowed="core" ;;
-      trap | policy | store | device | publish) allowed="core $room" ;;
-      memory) allowed="core trap device memory" ;;
-      pager) allowed="core trap policy store device memory pager" ;;
-      api) allowed="core trap policy store device memory publish pager api" ;;
-      *) echo "$file: no such room in the house"; continue ;;
-    esac
-    grep -noE '^ *# *include *"[^"]+"' "$file" | sed -E 's/^([0-9]+):.*"([^"]+)"/\1 \2/' | while read -r line target; do
-      case $target in
-        vmem/*) ;;
-        */*) [[ " $allowed " == *" ${target%%/*} "* ]] || echo "$file:$line: lib/$room may not include \"$target\"" ;;
-        *) [ -f "$(dirname "$file")/$target" ] && echo "$file:$line: include it as \"$room/$target\"" || echo "$file:$line: \"$target\" is in no room" ;;
-      esac
-    done
-  done | sort >"$layers"
-  # In lib/pager, too: a class includes those of floors below its own, and what is on none includes none.
-  { tracked 'lib/pager/*' | while read -r file; do
-      stem=${file##*/}; stem=${stem%.*}
-      mine=$(floor "$stem")
-      # Pager is one class in many files.
-      [ "$mine" = 0 ] && [[ $file == *.cpp ]] && grep -q '#include "pager/pager.h"' "$file" && continue
-      grep -noE '^#include "pager/[a-z_]+\.h"' "$file" | tr ':"/.' '    ' | while read -r line _ _ target _; do
-        [ "$target" = "$stem" ] || [ "$(floor "$target")" = 0 ] || [ "$(floor "$target")" -lt "$mine" ] ||
-          echo "$file:$line: $stem may not include \"pager/$target.h\": it is not below it"
-      done
-    done; cat "$layers"; } | report layers
-  rm -f "$layers"
+  command -v python3 >/dev/null || { missing layers python3; return; }
+  tracked 'lib/*/*.h' 'lib/*/*.cpp' | xargs python3 scripts/lib/check_rooms.py 2>&1 | report layers
 }
 
 # One room is the sole interface to each thing outside.

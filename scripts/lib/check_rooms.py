@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""check_rooms.py FILE..: prints which includes of these files of lib/ the table lib/ROOMS does not allow, a line each.
+The files of a room include each other without a circle (a source and its header are one); nor has the table one."""
+
+import fnmatch
+import os
+import re
+import sys
+
+
+def circle(graph):
+    """The first circle that is found, as a list of what is on it; empty: there is none."""
+    done, path = set(), []
+
+    def visit(node):
+        if node in path:
+            return path[path.index(node):] + [node]
+        if node not in done:
+            path.append(node)
+            for below in sorted(graph.get(node, ())):
+                if found := visit(below):
+                    return found
+            done.add(path.pop())
+        return []
+    for node in sorted(graph):
+        if found := visit(node):
+            return found
+    return []
+
+
+rooms, excused = {}, set()
+with open("lib/ROOMS", encoding="utf-8") as f:
+    for line in f:
+        words = line.partition("#")[0].split()
+        if "->" in words:
+            excused.add((words[0], words[2]))
+        elif words:
+            rooms[words[0]] = words[1:]
+for room, named in rooms.items():
+    if not os.path.isdir("lib/" + room):
+        print(f"lib/ROOMS: lib/{room} is no folder")
+    for one in named:
+        if not fnmatch.filter(rooms, one):
+            print(f"lib/ROOMS: {one}, which {room} may include, is no room")
+    rooms[room] = {below for one in named + ["core"] for below in fnmatch.filter(rooms, one)} - {room}
+if found := circle(rooms):
+    print(f"lib/ROOMS: a circle: {' -> '.join(found)}")
+
+arrows = {}  # (file, file) without their endings -> where the first is seen to include the second
+for path in sys.argv[1:]:
+    room, mine = os.path.dirname(path)[len("lib/"):], os.path.splitext(path)[0][len("lib/"):]
+    if room not in rooms:
+        print(f"{path}: lib/ROOMS has no such room")
+        continue
+    with open(path, encoding="utf-8") as f:
+        for number, line in enumerate(f, 1):
+            named = re.match(r' *# *include *"([^"]+)"', line)
+            if not named or named.group(1).startswith("vmem/"):
+                continue
+            target = named.group(1)
+            if os.path.isfile("lib/" + target):
+                arrows.setdefault((mine, os.path.splitext(target)[0]), f"{path}:{number}")
+            elif os.path.isfile(os.path.join("lib", room, target)):
+                print(f"{path}:{number}: include it as \"{room}/{target}\"")
+            else:
+                print(f"{path}:{number}: \"{target}\" is in no room")
+
+inside = {}
+for (mine, other), where in sorted(arrows.items()):
+    home, away = os.path.dirname(mine), os.path.dirname(other)
+    if mine == other or (mine, other) in excused:
+        continue
+    if home == away:
+        inside.setdefault(mine, set()).add(other)
+    elif away not in rooms[home]:
+        print(f"{where}: lib/{home} may not include \"{other}.h\"")
+if found := circle(inside):
+    print(f"a circle in lib/{os.path.dirname(found[0])}: {' -> '.join(map(os.path.basename, found))}")
+for mine, other in sorted(excused - set(arrows)):
+    print(f"lib/ROOMS: {mine} includes {other} no more: its line can go")
