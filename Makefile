@@ -65,9 +65,9 @@ endif
 
 # ---- what there is: folders are picked up as they appear ------------------------------------------------------------------
 LIB_SRC   := $(wildcard lib/*/*.cpp lib/*/*/*.cpp)
-LIB_SRC   := $(if $(HAVE_CUDA),$(LIB_SRC),$(filter-out lib/device/cuda_%,$(LIB_SRC)))
+LIB_SRC   := $(if $(HAVE_CUDA),$(LIB_SRC),$(filter-out lib/device/cuda/% lib/device/managed/cuda_%,$(LIB_SRC)))
 # The simulated device is for tests: a library has it with SIM=yes, and in its place one file that refuses otherwise.
-SIM_OBJ   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard lib/device/sim_*.cpp))
+SIM_OBJ   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard lib/device/sim/sim_*.cpp))
 LIB_OBJ   := $(filter-out $(if $(SIM),%/no_sim.o,$(SIM_OBJ)),$(LIB_SRC:%.cpp=$(BUILD)/%.o))
 SIM_LIB_OBJ := $(filter-out %/no_sim.o $(SIM_OBJ),$(LIB_OBJ)) $(SIM_OBJ)
 # What test programs have of their own, before the library: parts that break on demand, and the functions that put them there.

@@ -36,11 +36,11 @@ check_layers() {
 # One room is the sole interface to each thing outside.
 check_interfaces() {
   only() { tracked 'lib/*' | grep -v "^lib/$1/" | xargs grep -nE "^ *# *include *[<\"]($2)" 2>/dev/null | sed "s|\$|   (only lib/$1 may)|"; }
-  { only store 'liburing'; only device 'cuda'; only trap 'linux/userfaultfd|vmem/vmem_uapi'
+  { only store 'liburing'; only device/cuda 'cuda'; only trap 'linux/userfaultfd|vmem/vmem_uapi'
     # Their signals are blocked, and they have names.
     tracked 'lib/*.cpp' 'lib/*.h' | grep -v '^lib/core/thread\.cpp$' | xargs grep -nE 'pthread_create|thrd_create|std::(thread|jthread|async)[({]|std::(jthread|async)\b|std::thread +[a-z_]+[({]|(threads|workers)_?\.emplace_back' | sed 's/$/   (core::start_thread starts threads)/'
     # -Wthread-safety knows no lock of the standard library.
-    tracked 'lib/core/*' 'lib/trap/*' 'lib/store/*' 'lib/memory/*' 'lib/publish/*' 'lib/api/*' | grep -vE '^lib/core/(mutex|big_lock)\.h$' | xargs grep -nE 'std::((recursive_|shared_|timed_)?mutex|lock_guard|unique_lock|scoped_lock)\b' | sed 's/$/   (core::Mutex, core::MutexLock)/'
+    tracked 'lib/core/*' 'lib/trap/*' 'lib/store/*' 'lib/memory/*' 'lib/publish/*' 'lib/kernel_paging/*' 'lib/api/*' | grep -vE '^lib/core/(mutex|big_lock)\.h$' | xargs grep -nE 'std::((recursive_|shared_|timed_)?mutex|lock_guard|unique_lock|scoped_lock)\b' | sed 's/$/   (core::Mutex, core::MutexLock)/'
     # A child that uses memory before it execs may wait for ever under AddressSanitizer.
     tracked 'tests/system/*' | grep -v '^tests/system/child\.h$' | xargs grep -nE '\b(fork|vfork|execlp?|execv[pe]*|posix_spawnp?)\(' | sed 's/$/   (tests\/system\/child.h starts children)/'
     tracked 'lib/policy/*' | xargs grep -nE '^ *# *include *<(chrono|thread|mutex|atomic|fcntl.h|unistd.h)>' 2>/dev/null | sed 's/$/   (policy: no I\/O, clock or lock)/'
@@ -183,7 +183,7 @@ check_statics() {
     while read -r header type; do
       said=$(printf '#include "%s"\nstruct S { %s %s\n' "$header" "$type" "$unlocked" | clang++ -x c++ -std=c++20 -Ilib -fsyntax-only -Werror=thread-safety - 2>&1)
       [[ $said == *"reading variable 'x' requires holding mutex"* ]] || echo "lib/$header: an access without the lock passes"
-    done <<<$'core/mutex.h vmem::core::Mutex\napi/gate.h vmem::api::FairMutex'
+    done <<<$'core/mutex.h vmem::core::Mutex\napi/call_gate.h vmem::api::FairMutex'
     said=$(printf '#include "core/big_lock.h"\nint f() VMEM_LOCKED;\nint h() VMEM_UNLOCKED;\nint g() { return f(); }\nint x VMEM_GUARDED_BY(vmem::core::big_lock);\nint y() { return x; }\nint z() VMEM_LOCKED;\nint z() { return h(); }\n' | clang++ -x c++ -std=c++20 -Ilib -fsyntax-only -Werror=thread-safety - 2>&1)
     [[ $said == *"'f' requires holding lock 'big_lock'"* && $said == *"reading variable 'x' requires holding lock"* && $said == *"cannot call function 'h'"* ]] || echo "lib/core/big_lock.h: a call without the lock passes"
   } | report statics

@@ -23,7 +23,7 @@
 
 #include "core/mutex.h"
 #include "core/status.h"
-#include "pager/ask.h"
+#include "pager/lease/ask.h"
 #include "vmem/vmem.h"
 
 struct vmem_lease {

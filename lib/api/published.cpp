@@ -1,7 +1,7 @@
 #include "api/published.h"
 
 #include "api/runtime.h"
-#include "pager/census.h"
+#include "pager/calls/census.h"
 #include "pager/pager.h"
 
 namespace vmem::api {

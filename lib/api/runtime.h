@@ -5,12 +5,12 @@
 #include <memory>
 #include <string>
 
-#include "api/gate.h"
-#include "api/kernels.h"
+#include "api/call_gate.h"
 #include "api/leases.h"
 #include "core/options.h"
 #include "core/status.h"
 #include "core/thread.h"
+#include "kernel_paging/kernels.h"
 #include "publish/publisher.h"
 
 namespace vmem::pager {

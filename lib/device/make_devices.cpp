@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "core/options.h"
-#include "device/cuda_device.h"
+#include "device/cuda/cuda_device.h"
 #include "device/device.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace vmem::device {
 

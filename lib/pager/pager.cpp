@@ -6,12 +6,12 @@
 #include <cstring>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/log.h"
 #include "core/on_exit.h"
 #include "core/thread.h"
-#include "pager/clock.h"
-#include "pager/insist.h"
-#include "pager/location.h"
+#include "pager/block/location.h"
+#include "pager/tier/insist.h"
 
 namespace vmem::pager {
 

@@ -132,7 +132,7 @@ def check_architecture():
             if not re.search(rf"^[\w\s:<>,&*\[\]]*\b{name}\(", code, re.M):
                 print(f"{ARCHITECTURE}: {path} has no function {name}")
     code = ""
-    for path in glob.glob("lib/*/*.h"):
+    for path in glob.glob("lib/**/*.h", recursive=True):
         with open(path, encoding="utf-8") as f:
             code += f.read()
     for row in re.findall(r"^\|[^|\n]*\|[^|\n]*\|([^|\n]*)\|$", text[text.find("## Glossary"):], re.M):
@@ -153,8 +153,8 @@ def check_architecture():
 
 
 def check_states():
-    """The table of docs/internals.md has the changes that lib/core/block_table.cpp allows, no more and no fewer."""
-    with open("lib/core/block_table.cpp", encoding="utf-8") as f:
+    """docs/internals.md lists the changes that lib/pager/block/block_table.cpp allows, no more and no fewer."""
+    with open("lib/pager/block/block_table.cpp", encoding="utf-8") as f:
         code = re.sub(r"//.*", "", re.search(r"kLegal\[\] = \{(.*?)\};", f.read(), re.S).group(1))
     rows = re.findall(r"/\*\s*(\w+)\s*\*/([^/]*)", code)
     legal = {(name, to) for name, bits in rows for to in re.findall(r"State::(\w+)", bits)}

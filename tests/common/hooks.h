@@ -4,7 +4,7 @@
 #include <functional>
 #include <memory>
 
-#include "api/seams.h"
+#include "api/test_hooks.h"
 
 namespace vmem::api {
 

@@ -11,7 +11,7 @@
 
 #include "../unit/device_contract_suite.h"
 #include "common/patience.h"
-#include "device/cuda_device.h"
+#include "device/cuda/cuda_device.h"
 #include "kernels.h"
 
 namespace vmem::device::testing {

@@ -20,7 +20,7 @@
 #include "client_bench.h"
 #include "common/hooks.h"
 #include "common/rmat.h"
-#include "device/cuda_device.h"
+#include "device/cuda/cuda_device.h"
 #include "gpu_limits.h"
 #include "graph_work.h"
 

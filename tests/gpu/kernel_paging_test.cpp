@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "common/hooks.h"
-#include "device/cuda_device.h"
+#include "device/cuda/cuda_device.h"
 #include "gather_work.h"
 #include "paging_work.h"
 #include "vmem/detail/paging_protocol.h"

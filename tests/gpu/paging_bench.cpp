@@ -19,7 +19,7 @@
 
 #include "client_bench.h"
 #include "common/hooks.h"
-#include "device/cuda_device.h"
+#include "device/cuda/cuda_device.h"
 #include "gather_work.h"
 #include "gpu_limits.h"
 #include "vmem/vmem.hpp"

@@ -20,7 +20,7 @@
 
 #include "core/types.h"
 #include "device/device.h"
-#include "device/pagemap.h"
+#include "device/managed/pagemap.h"
 #include "gpu_limits.h"
 #include "kernels.h"
 

@@ -13,7 +13,7 @@
 #include "api/runtime.h"
 #include "common.h"
 #include "common/hooks.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace stress {
 

@@ -6,7 +6,7 @@
 
 #include "common.h"
 #include "common/faulty_engine.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace stress {
 

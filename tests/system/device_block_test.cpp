@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
+#include "core/clock.h"
 #include "device/paging_host.h"
-#include "pager/clock.h"
-#include "pager/progress.h"
+#include "pager/block/progress.h"
 #include "sim_support.h"
 #include "vmem/detail/paging_group.h"
 #include "vmem/detail/paging_view.h"

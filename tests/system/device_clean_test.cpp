@@ -6,7 +6,7 @@
 
 #include "child.h"
 #include "core/map_over.h"
-#include "device/park.h"
+#include "device/managed/park.h"
 #include "sim_support.h"
 
 namespace {

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "child.h"
-#include "device/park.h"
+#include "device/managed/park.h"
 #include "device_fixture.h"
 
 namespace systest {

@@ -1,5 +1,5 @@
 // The device tier on simulated devices: four of them, with every call checked as a GPU would and more.
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "device_suite.h"
 #include "device_suite_calls.h"
 #include "device_suite_views.h"

@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "child.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "support.h"
 
 namespace systest {

@@ -2,7 +2,7 @@
 // found. On simulated devices, whose kernels meet error 700 as a GPU's do.
 #include <mutex>
 
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "support.h"
 
 namespace {

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "common/patience.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "pager/pager.h"
 #include "support.h"
 

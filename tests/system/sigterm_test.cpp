@@ -6,7 +6,7 @@
 #include <functional>
 #include <thread>
 
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "faulty_disk.h"
 #include "support.h"
 

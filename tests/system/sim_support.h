@@ -12,7 +12,7 @@
 
 #include "common/patience.h"
 #include "core/step.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "support.h"
 
 namespace systest {

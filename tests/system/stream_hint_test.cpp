@@ -1,7 +1,7 @@
 // vmem_prefetch with a stream: the hint takes effect when the stream gets there, and not before.
 #include <cerrno>
 
-#include "pager/census.h"
+#include "pager/calls/census.h"
 #include "pager/pager.h"
 #include "sim_support.h"
 

@@ -4,7 +4,7 @@
 #include <thread>
 #include <vector>
 
-#include "api/gate.h"
+#include "api/call_gate.h"
 
 namespace {
 

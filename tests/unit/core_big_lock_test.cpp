@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/big_lock.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "core/block_table.h"
+#include "pager/block/block_table.h"
 
 namespace {
 

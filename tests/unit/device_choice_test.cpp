@@ -6,7 +6,7 @@
 
 #include "core/options.h"
 #include "device/device.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace vmem::device {
 

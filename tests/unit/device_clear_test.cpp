@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "common/patience.h"
-#include "device/cuda_clear.h"
+#include "device/cuda/cuda_clear.h"
 
 namespace {
 

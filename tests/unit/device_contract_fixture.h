@@ -22,7 +22,7 @@
 #include "common/patience.h"
 #include "core/step.h"
 #include "device/device.h"
-#include "device/park.h"
+#include "device/managed/park.h"
 
 namespace vmem::device::testing {
 

@@ -1,5 +1,5 @@
 // The contract of device::Devices on simulated devices, and what only they can show: injected failures and delays.
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "device_contract_suite.h"
 
 namespace vmem::device::testing {

@@ -7,7 +7,7 @@
 
 #include <type_traits>
 
-#include "device/cuda_api.h"
+#include "device/cuda/cuda_api.h"
 
 namespace {
 

@@ -14,7 +14,7 @@
 
 #include "common/patience.h"
 #include "core/log.h"
-#include "device/park.h"
+#include "device/managed/park.h"
 
 namespace vmem::device::park {
 namespace {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "common/patience.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 
 namespace {
 

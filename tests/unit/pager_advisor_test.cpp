@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "pager/advisor.h"
+#include "pager/calls/advisor.h"
 #include "pager_device_parts.h"
 
 namespace {

@@ -5,9 +5,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "pager/asks.h"
-#include "pager/exports.h"
-#include "pager/open_ranges.h"
+#include "pager/calls/exports.h"
+#include "pager/lease/asks.h"
+#include "pager/tier/open_ranges.h"
 #include "pager_device_parts.h"
 
 namespace {

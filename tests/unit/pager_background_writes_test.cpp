@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "common/patience.h"
-#include "pager/background_writes.h"
+#include "pager/host/background_writes.h"
 #include "pager_parts.h"
 #include "pager_steps.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "pager/device_budget.h"
+#include "memory/device_budget.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "pager/clock.h"
+#include "core/clock.h"
 #include "pager_device_parts.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // DirtyBlocks: oldest first, once each, counted; and the faults that wait for fewer of them.
 #include <gtest/gtest.h>
 
-#include "pager/dirty_blocks.h"
+#include "pager/block/dirty_blocks.h"
 
 namespace {
 

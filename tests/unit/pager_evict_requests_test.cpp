@@ -1,7 +1,7 @@
 // Requests to evict: each has its turn in order, a few blocks at a time, until it has none left or its region goes.
 #include <gtest/gtest.h>
 
-#include "pager/evict_requests.h"
+#include "pager/host/evict_requests.h"
 
 namespace {
 

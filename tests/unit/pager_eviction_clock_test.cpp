@@ -1,7 +1,7 @@
 // Stamps of blocks that left memory, and how much has left since.
 #include <gtest/gtest.h>
 
-#include "pager/eviction_clock.h"
+#include "pager/block/eviction_clock.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <mutex>
 #include <thread>
 
-#include "pager/exit_writes.h"
-#include "pager/insist.h"
+#include "pager/calls/exit_writes.h"
+#include "pager/tier/insist.h"
 #include "pager_device_parts.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // Guests: in the order in which they came, never more than a share, and none where somebody waits for room.
 #include <gtest/gtest.h>
 
-#include "pager/guests.h"
+#include "pager/block/guests.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <cerrno>
 
-#include "pager/hints.h"
+#include "pager/calls/hints.h"
 #include "pager_device_parts.h"
 
 namespace {

@@ -4,7 +4,7 @@
 #include <array>
 #include <memory>
 
-#include "pager/holes.h"
+#include "pager/tier/holes.h"
 #include "pager_managed_parts.h"
 
 namespace {

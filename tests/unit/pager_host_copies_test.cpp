@@ -8,9 +8,9 @@
 #include <utility>
 #include <vector>
 
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "memory/host_budget.h"
-#include "pager/host_copies.h"
+#include "pager/block/host_copies.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <thread>
 
-#include "pager/host_leases.h"
+#include "pager/calls/host_leases.h"
 #include "pager_device_parts.h"
 
 namespace {

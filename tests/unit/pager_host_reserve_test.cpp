@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "memory/frame_pool.h"
-#include "pager/host_reserve.h"
+#include "pager/account/host_reserve.h"
 #include "pager_fakes.h"
 
 namespace {

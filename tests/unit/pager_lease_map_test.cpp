@@ -5,7 +5,7 @@
 #include <map>
 #include <random>
 
-#include "pager/lease_map.h"
+#include "pager/block/lease_map.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include <set>
 
-#include "pager/move_pool.h"
+#include "pager/block/move_pool.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <string>
 #include <utility>
 
-#include "pager/clock.h"
-#include "pager/write_back.h"
+#include "core/clock.h"
+#include "pager/host/write_back.h"
 #include "pager_fakes.h"
 
 namespace vmem::pager::test {

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "common/patience.h"
-#include "pager/clock.h"
-#include "pager/evictor.h"
+#include "core/clock.h"
+#include "pager/host/evictor.h"
 #include "pager_parts.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cerrno>
 
-#include "pager/clock.h"
+#include "core/clock.h"
 #include "pager_device_parts.h"
 
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "common/patience.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "pager_steps.h"
 
 namespace {

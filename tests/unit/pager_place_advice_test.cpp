@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "core/own_memory.h"
-#include "pager/advice.h"
-#include "pager/place_advice.h"
+#include "pager/block/advice.h"
+#include "pager/block/place_advice.h"
 #include "vmem/vmem.h"
 
 namespace {

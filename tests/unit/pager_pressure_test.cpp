@@ -7,8 +7,8 @@
 #include <future>
 
 #include "common/patience.h"
-#include "device/sim_device.h"
-#include "pager/clock.h"
+#include "core/clock.h"
+#include "device/sim/sim_device.h"
 #include "pager_steps.h"
 
 namespace {

@@ -1,7 +1,7 @@
 // When a wait for memory is over: only time that the library lived through without any progress counts.
 #include <gtest/gtest.h>
 
-#include "pager/progress.h"
+#include "pager/block/progress.h"
 
 namespace {
 

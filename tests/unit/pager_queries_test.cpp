@@ -3,9 +3,9 @@
 
 #include <cerrno>
 
-#include "pager/fault_service.h"
-#include "pager/queries.h"
-#include "pager/tunables.h"
+#include "pager/calls/queries.h"
+#include "pager/calls/tunables.h"
+#include "pager/host/fault_service.h"
 #include "pager_device_parts.h"
 
 namespace {

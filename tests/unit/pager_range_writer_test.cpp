@@ -4,7 +4,7 @@
 
 #include <cerrno>
 
-#include "pager/range_writer.h"
+#include "pager/calls/range_writer.h"
 #include "pager_device_parts.h"
 
 namespace {

@@ -3,7 +3,7 @@
 
 #include <cerrno>
 
-#include "pager/region_charges.h"
+#include "pager/calls/region_charges.h"
 #include "pager_device_parts.h"
 
 namespace {

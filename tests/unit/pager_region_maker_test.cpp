@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "pager/region_maker.h"
+#include "pager/calls/region_maker.h"
 #include "pager_device_parts.h"
 
 namespace {

@@ -4,8 +4,8 @@
 #include <cerrno>
 #include <thread>
 
-#include "pager/region_maker.h"
-#include "pager/region_teardown.h"
+#include "pager/calls/region_maker.h"
+#include "pager/calls/region_teardown.h"
 #include "pager_device_parts.h"
 
 namespace {

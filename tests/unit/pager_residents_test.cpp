@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "pager/residents.h"
+#include "pager/block/residents.h"
 
 namespace {
 

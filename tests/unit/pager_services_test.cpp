@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "common/patience.h"
-#include "pager/evictor.h"
-#include "pager/fault_service.h"
-#include "pager/read_ahead.h"
+#include "pager/host/evictor.h"
+#include "pager/host/fault_service.h"
+#include "pager/host/read_ahead.h"
 #include "pager_parts.h"
 #include "store/digest.h"
 

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "core/own_memory.h"
-#include "pager/shown_copies.h"
+#include "pager/account/shown_copies.h"
 #include "pager_fakes.h"
 
 namespace {

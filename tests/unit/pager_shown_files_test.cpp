@@ -1,8 +1,8 @@
 // Blocks that show their file: what they are when its pages have gone, cannot go, or cannot come back.
 #include <gtest/gtest.h>
 
-#include "device/park.h"
-#include "pager/shown_files.h"
+#include "device/managed/park.h"
+#include "pager/host/shown_files.h"
 #include "pager_managed_parts.h"
 
 namespace {

@@ -3,7 +3,7 @@
 #include <array>
 #include <cerrno>
 
-#include "pager/spare_copy.h"
+#include "pager/host/spare_copy.h"
 #include "pager_parts.h"
 
 namespace {

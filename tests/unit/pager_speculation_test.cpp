@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "pager/moves.h"
-#include "pager/speculation.h"
+#include "pager/block/moves.h"
+#include "pager/host/speculation.h"
 
 namespace {
 

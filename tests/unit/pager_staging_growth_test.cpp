@@ -6,10 +6,10 @@
 #include <memory>
 #include <vector>
 
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "memory/host_budget.h"
 #include "memory/staging.h"
-#include "pager/staging_growth.h"
+#include "pager/account/staging_growth.h"
 
 namespace {
 

@@ -5,9 +5,9 @@
 #include <cerrno>
 #include <memory>
 
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #include "memory/host_budget.h"
-#include "pager/staging_pools.h"
+#include "pager/account/staging_pools.h"
 
 namespace {
 

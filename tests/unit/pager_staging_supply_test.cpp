@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "pager/clock.h"
+#include "core/clock.h"
 #include "pager_device_parts.h"
 
 namespace {

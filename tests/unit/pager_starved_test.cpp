@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "pager/starved.h"
+#include "pager/host/starved.h"
 
 namespace {
 

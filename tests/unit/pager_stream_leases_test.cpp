@@ -11,8 +11,8 @@
 #include <utility>
 #include <vector>
 
-#include "pager/region.h"
-#include "pager/stream_leases.h"
+#include "pager/block/region.h"
+#include "pager/lease/stream_leases.h"
 
 namespace {
 

@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <thread>
 
-#include "pager/sync.h"
+#include "pager/calls/sync.h"
 #include "pager_device_parts.h"
 
 namespace {

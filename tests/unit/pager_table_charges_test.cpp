@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "memory/frame_pool.h"
-#include "pager/table_charges.h"
+#include "pager/account/table_charges.h"
 #include "pager_fakes.h"
 
 namespace {

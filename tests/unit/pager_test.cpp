@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "common/patience.h"
+#include "core/clock.h"
 #include "core/log.h"
-#include "pager/clock.h"
 #include "pager_steps.h"
 
 namespace {

@@ -6,8 +6,8 @@
 #include <mutex>
 #include <thread>
 
-#include "pager/region.h"
-#include "pager/waiters.h"
+#include "pager/block/region.h"
+#include "pager/block/waiters.h"
 
 namespace {
 

@@ -7,9 +7,9 @@
 #include <thread>
 
 #include "common/patience.h"
+#include "core/clock.h"
 #include "core/thread.h"
-#include "device/sim_device.h"
-#include "pager/clock.h"
+#include "device/sim/sim_device.h"
 #include "pager_steps.h"
 
 namespace {

@@ -5,9 +5,9 @@
 #include <memory>
 #include <vector>
 
-#include "pager/moves.h"
-#include "pager/region.h"
-#include "pager/write_back_state.h"
+#include "pager/account/write_back_state.h"
+#include "pager/block/moves.h"
+#include "pager/block/region.h"
 
 namespace {
 

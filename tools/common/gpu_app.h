@@ -1,6 +1,6 @@
 // The application's side of a device, for the example and the benchmark: streams, plain device memory, copies, times.
-// Two bodies: CUDA, and the simulated device of libvmem (lib/device/sim_device.h), on which a program runs end to end
-// without a GPU; its figures mean nothing. Failures are exceptions with words.
+// Two bodies: CUDA, and the simulated device of libvmem (lib/device/sim/sim_device.h), on which a program runs end to
+// end without a GPU; its figures mean nothing. Failures are exceptions with words.
 //
 // The simulated device lives between vmem_init() and vmem_shutdown(): so must everything made here.
 #pragma once
@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "common/raw_disk.h"
-#include "device/sim_device.h"
+#include "device/sim/sim_device.h"
 #ifdef VMEM_HAVE_CUDA
 #include <cuda_runtime_api.h>
 #endif

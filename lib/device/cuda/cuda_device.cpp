@@ -1,0 +1,294 @@
+#include "device/cuda/cuda_device.h"
+
+#include <errno.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <utility>
+
+#include "core/at_exit.h"
+#include "core/big_lock.h"
+#include "core/log.h"
+#include "device/cuda/cuda_devices.h"
+#include "device/managed/park.h"
+
+namespace vmem::device {
+
+using cuda::Enter;
+
+namespace {
+
+std::atomic<bool> exists{false};
+
+Link link_between(const cuda::Driver& driver, int a, int b) {
+  if (a == b) return Link::self;
+  int can = 0, atomics = 0;
+  if (driver.can_access_peer(&can, a, b) != CUDA_SUCCESS || can == 0) return Link::none;
+  // Peers on PCIe have no atomics of their own.
+  driver.peer_attribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, a, b);
+  return atomics != 0 ? Link::nvlink : Link::pcie;
+}
+
+std::string pci_of(const cuda::Driver& driver, int device) {
+  char pci[32] = "";
+  driver.device_pci(pci, sizeof pci, device);
+  for (char& c : pci) c = static_cast<char>(tolower(c));  // as sysfs writes it
+  return pci;
+}
+
+int numa_node_of(const std::string& pci) {
+  const std::string path = "/sys/bus/pci/devices/" + pci + "/numa_node";
+  int node = -1;
+  if (FILE* f = fopen(path.c_str(), "re"); f != nullptr) {
+    if (fscanf(f, "%d", &node) != 1) node = -1;
+    fclose(f);
+  }
+  return node;
+}
+
+}  // namespace
+
+Status CudaDevices::describe(int devices) {
+  for (int d = 0; d < devices; ++d) {
+    char name[256] = "";
+    size_t bytes = 0;
+    CUresult e = driver_.device_name(name, sizeof name, d);
+    if (e == CUDA_SUCCESS) e = driver_.device_memory(&bytes, d);
+    if (e != CUDA_SUCCESS) return error(ENODEV, "device %d cannot be described: %s", d, cuda::error_words(e).c_str());
+    std::string pci = pci_of(driver_, d);
+    Info info{d, name, pci, numa_node_of(pci), bytes, {}};
+    for (int other = 0; other < devices; ++other) info.links.push_back(link_between(driver_, d, other));
+    infos_.push_back(std::move(info));
+    auto g = std::make_unique<Gpu>();
+    g->device = d;
+    const auto has = [&](CUdevice_attribute what) {
+      int value = 0;
+      return driver_.device_attribute(&value, what, d) == CUDA_SUCCESS && value != 0;
+    };
+    g->managed = has(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
+    if (!shared()) {
+      g->handles = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+      g->exports = has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+      g->rdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+      g->dma_buf = has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+      g->reads_host = has(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
+    }
+    gpus_.push_back(std::move(g));
+  }
+  return {};
+}
+
+Status CudaDevices::start() {
+  int devices = 0;
+  if (Status s = cuda::load_driver(&driver_, &devices); !s.ok()) return s;
+  if (Status s = shared() ? Status() : cuda::load_handles(&driver_); !s.ok()) return s;
+  if (devices > static_cast<int>(kMaxDevices)) devices = static_cast<int>(kMaxDevices);
+  if (Status s = describe(devices); !s.ok()) return s;
+  int first = 0;
+  while (first < devices && !fit(gpu(first))) ++first;
+  if (first == devices && !shared()) return error(ENODEV, "no device has virtual memory management");
+  if (first == devices)
+    return error(ENODEV, "no device has concurrent managed access (needed: Linux, Pascal or later, not in WSL)");
+  if (!shared()) return try_handle(first);
+  if (Status s = park::install(); !s.ok()) return s;
+  installed_ = true;
+  if (Status s = try_unit(first); !s.ok())
+    return error(ENODEV,
+                 "this driver does not let a destroyed part of a managed range be made again (tried with one "
+                 "block on device %d): %.*s",
+                 first, static_cast<int>(s.text().size()), s.text().data());
+  return {};
+}
+
+// The whole life of one unit: what the device tier stands on.
+Status CudaDevices::try_unit(int device) {
+  void* base = nullptr;
+  if (Status s = reserve(unit_, device, &base); !s.ok()) return s;
+  const Range unit{reinterpret_cast<uintptr_t>(base), unit_};
+  const std::span<const Range> range(&unit, 1);
+  constexpr size_t kWords = core::kPage / sizeof(uint64_t);
+  auto* page = static_cast<uint64_t*>(std::aligned_alloc(core::kPage, core::kPage));
+  Status status = page == nullptr ? error(ENOMEM, "no memory for a page") : pin(page, core::kPage);
+  const bool pinned = status.ok();
+  for (uint64_t round = 1; round <= 2 && status.ok(); ++round) {
+    const Copy first{unit.address, page, core::kPage}, last{unit.address + unit_ - core::kPage, page, core::kPage};
+    Ticket done;
+    bool torn = false;
+    auto step = [&](Status s) {
+      if (status.ok()) status = std::move(s);
+      return status.ok();
+    };
+    if (!step(prepare(range, device, &torn))) break;
+    // Its last page was never written: zeros, whatever the unit held in the round before.
+    if (step(copy_out(device, std::span(&last, 1), &done)) && step(wait(done)))
+      for (size_t i = 0; i < kWords; ++i)
+        if (page[i] != 0) step(error(EIO, "a block made again holds old bytes"));
+    for (size_t i = 0; i < kWords; ++i) page[i] = round * 1000003 + i;
+    for (const Copy& copy : {first, last})
+      if (step(copy_in(device, std::span(&copy, 1), &done))) step(wait(done));
+    if (step(open(range, Access::read))) {
+      const auto* seen = static_cast<const volatile uint64_t*>(pointer(last.block));
+      for (size_t i = 0; i < kWords; ++i)
+        if (seen[i] != round * 1000003 + i) step(error(EIO, "a block made again reads wrong on the CPU"));
+    }
+    Status punched = punch(range);
+    step(std::move(punched));
+    step(settle(range));
+  }
+  if (!pinned || unpin(page).ok()) std::free(page);  // the driver's still otherwise, which then keeps its address
+  Status released = release(base);
+  return status.ok() ? released : status;
+}
+
+CudaDevices::~CudaDevices() {
+  for (auto& g : gpus_) {
+    if (!g->opened.load() || !health(g->device).ok()) continue;
+    {
+      Enter here(driver_, g->context);
+      if (!here.ok()) continue;
+      free_paging(*g);
+      free_zeros(*g);
+      if (g->clearing != nullptr) g->clearing->end();
+      g->pieces.trim(0, [this](size_t size, const Piece& piece) { return destroy_piece(size, piece); });
+      for (const CUdeviceptr window : g->windows)
+        if (window != 0) driver_.address_free(window, g->window_size);
+      for (auto& direction : g->copy)
+        for (CUstream s : direction) driver_.stream_destroy(s);
+      for (CUstream s : g->idle_streams) driver_.stream_destroy(s);
+      for (const EventPool& pool : g->events)
+        for (CUevent e : pool.idle) driver_.event_destroy(e);
+    }
+    driver_.primary_release(g->device);
+  }
+  if (installed_) park::uninstall();
+  if (uvm_file_ >= 0) close(uvm_file_);
+  exists.store(false);
+}
+
+Status CudaDevices::open_gpu(Gpu& g) {
+  if (g.opened.load(std::memory_order_acquire)) return {};
+  std::lock_guard lock(g.open_mutex);
+  if (g.opened.load()) return {};
+  if (!fit(g))
+    return error(ENODEV, "device %d has no %s", g.device,
+                 shared() ? "concurrent managed access" : "virtual memory management");
+  if (CUresult r = driver_.primary_retain(&g.context, g.device); r != CUDA_SUCCESS)
+    return error(r == CUDA_ERROR_OUT_OF_MEMORY ? ENOMEM : ENODEV, "device %d: no CUDA context (driver error %d)",
+                 g.device, static_cast<int>(r));
+  CUresult e = CUDA_ERROR_INVALID_CONTEXT;
+  Status zeros;
+  {
+    Enter here(driver_, g.context);
+    if (here.ok() && driver_.ctx_id(g.context, &g.context_id) == CUDA_SUCCESS) e = CUDA_SUCCESS;
+    for (auto& direction : g.copy)
+      for (CUstream& s : direction)
+        if (e == CUDA_SUCCESS) e = driver_.stream_create(&s, CU_STREAM_NON_BLOCKING, 0);
+    if (e == CUDA_SUCCESS && !shared()) zeros = make_zeros(g);
+    if (e == CUDA_SUCCESS && zeros.ok() && !shared()) start_clearing(g);
+    if (e == CUDA_SUCCESS && zeros.ok() && !shared()) g.maps_ahead.store(mapping_waits_for_copies(g));
+    if (e != CUDA_SUCCESS || !zeros.ok())
+      for (auto& direction : g.copy)
+        for (CUstream& s : direction)
+          if (s != nullptr) driver_.stream_destroy(std::exchange(s, nullptr));
+  }
+  if (e != CUDA_SUCCESS || !zeros.ok()) {
+    driver_.primary_release(g.device);  // may destroy the context: this thread has left it
+    if (!zeros.ok()) return zeros;
+    return error(cuda::errno_of(e), "device %d: no streams: %s", g.device, cuda::error_words(e).c_str());
+  }
+  core::do_exit_work_before_this();  // the context goes at exit, with all that only the device has
+  g.opened.store(true, std::memory_order_release);
+  return {};
+}
+
+// --- health ---------------------------------------------------------------------------------------------------------
+
+void CudaDevices::lose(Gpu& g, const char* reason) {
+  {
+    std::lock_guard lock(g.mutex);
+    if (g.lost.load()) return;
+    snprintf(g.reason, sizeof g.reason, "%s", reason);
+    g.lost.store(true);
+  }
+  // At exit the driver takes contexts down, after all that has to be kept was written.
+  const bool expected = core::exiting() && g.reset.load();
+  core::log(expected ? core::Level::debug : core::Level::error, "device %d is lost: %s", g.device, reason);
+}
+
+Status CudaDevices::lost_status(Gpu& g) {
+  std::lock_guard lock(g.mutex);
+  return error(EIO, "device %d is lost: %s", g.device, g.reason);
+}
+
+Status CudaDevices::result(Gpu& g, CUresult e, const char* what) {
+  if (e == CUDA_SUCCESS) return {};
+  // What was called may have named streams or memory of other contexts, and answers with their errors too: whether it
+  // is this one's, a stream of our own in it tells.
+  if (cuda::is_sticky(e) && g.opened.load(std::memory_order_acquire)) {
+    if (Status s = health(g.device); !s.ok()) return s;
+    Enter here(driver_, g.context);
+    const auto own = driver_.stream_query(g.copy[0][0]);
+    if (cuda::is_sticky(own)) {
+      char reason[sizeof g.reason];
+      snprintf(reason, sizeof reason, "%s (seen while %s); the CUDA context can only be left by ending the process",
+               cuda::error_words(own).c_str(), what);
+      lose(g, reason);
+      return lost_status(g);
+    }
+  }
+  return error(cuda::errno_of(e), "device %d, %s: %s", g.device, what, cuda::error_words(e).c_str());
+}
+
+Status CudaDevices::health(int device) {
+  core::must_be_outside("Devices::health");
+  Gpu& g = gpu(device);
+  if (g.lost.load()) return lost_status(g);
+  if (!g.opened.load(std::memory_order_acquire)) return open_gpu(g);
+  unsigned flags = 0;
+  int active = 0;
+  unsigned long long id = 0;
+  // A reset takes every handle of ours along; none may be touched afterwards, so it is looked for first.
+  if (driver_.primary_state(g.device, &flags, &active) != CUDA_SUCCESS || active == 0 ||
+      driver_.ctx_id(g.context, &id) != CUDA_SUCCESS || id != g.context_id) {
+    g.reset.store(true);
+    lose(g, "its CUDA context was destroyed (cudaDeviceReset, or the process is exiting)");
+    return lost_status(g);
+  }
+  return {};
+}
+
+Status CudaDevices::any_gpu(Gpu** out) {
+  Status status = error(EIO, "no device is left");
+  for (const bool opened : {true, false})  // no context is made while another will do
+    for (auto& g : gpus_) {
+      if (!fit(*g) || g->opened.load() != opened) continue;
+      status = health(g->device);
+      if (status.ok()) {
+        *out = g.get();
+        return {};
+      }
+    }
+  return status;
+}
+
+static Status make(CpuView view, size_t unit, std::unique_ptr<Devices>* out) {
+  if (!core::is_power_of_two(unit) || unit < kUnit || unit > kLargestUnit)
+    return error(EINVAL, "units of %zu bytes: they are a power of two from 2 to %zu MiB", unit, kLargestUnit >> 20);
+  out->reset();
+  if (exists.exchange(true)) return error(EBUSY, "the CUDA devices of this process are in use already");
+  auto devices = std::make_unique<CudaDevices>(view, unit);
+  if (Status s = devices->start(); !s.ok()) return s;
+  *out = std::move(devices);
+  return {};
+}
+
+Status make_cuda_devices(std::unique_ptr<Devices>* out) {
+  return make(CpuView::shared, kUnit, out);
+}
+
+Status make_cuda_handles(size_t unit, std::unique_ptr<Devices>* out) {
+  return make(CpuView::separate, unit, out);
+}
+
+}  // namespace vmem::device

@@ -1,0 +1,199 @@
+// Inside of the CUDA bodies: cuda_device.cpp (start, end, health), cuda_memory.cpp (managed ranges and their parts),
+// cuda_handles.cpp (physical handles in their place), cuda_clear.h (zeros for these), cuda_stream.cpp (copies, streams,
+// tickets).
+//
+// Every rule of order was measured: a part of a managed range destroyed by munmap can be made again by mmap on the
+// process's own /dev/nvidia-uvm file; prefetches of such parts only one at a time on an otherwise empty stream,
+// synchronised; never a copy queued behind one.
+//
+// Locks, all leaves, none held while another is taken: uvm_mutex_ (the file), Gpu::open_mutex (first use; held over
+// context creation), Gpu::mutex (reason, idle streams and events; also taken under a lock of Clearing).
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/big_lock.h"
+#include "device/cuda/cuda_api.h"
+#include "device/cuda/cuda_clear.h"
+#include "device/piece_pool.h"
+#include "device/units/units.h"
+
+namespace vmem::device {
+
+inline constexpr size_t kCopyStreams = 2;  // a direction: the next copy is issued while one runs
+
+inline void* pointer(uintptr_t address) {
+  return reinterpret_cast<void*>(address);
+}
+
+struct PagingMemory;  // cuda_paging.cpp
+
+// How whoever waits for an event does that: it sleeps until the device interrupts the CPU, or looks now and then.
+enum class Waits : uint8_t { asleep, looking };
+struct EventPool {
+  std::vector<CUevent> idle;
+  size_t made = 0;  // there is room for all when they are idle
+};
+
+struct Gpu {
+  int device = 0;
+  bool managed = false;  // concurrent managed access
+  bool handles = false;  // virtual memory management
+  bool exports = false;  // .. whose handles become descriptors
+  bool rdma = false;     // .. which other devices reach by DMA
+  bool dma_buf = false;
+  std::atomic<bool> plain{false};       // .. but it makes none like that
+  std::atomic<bool> maps_ahead{false};  // handles: mapping waits for copies to it
+  bool reads_host = false;              // kernels load from pinned host memory at its own address
+  std::mutex open_mutex;
+  std::atomic<bool> opened{false};
+  CUcontext context = nullptr;        // fixed once opened
+  unsigned long long context_id = 0;  // likewise
+  CUstream copy[2][kCopyStreams] = {};
+  std::atomic<unsigned> next[2] = {};
+  std::atomic<bool> watched{false};  // a thread turns until a copy ends
+  std::atomic<bool> lost{false};
+  std::atomic<bool> reset{false};        // lost, and the driver unmapped its allocations: made parts, holes and traps
+  PiecePools pieces;                     // handles
+  CUdeviceptr windows[kUnitSizes] = {};  // .. where they are mapped; fixed once made, under open_mutex
+  size_t window_size = 0;                // of each
+  std::mutex mutex;
+  char reason[300] = "";                              // protected by mutex
+  std::vector<CUstream> idle_streams;                 // protected by mutex; nothing is queued on them
+  std::vector<std::shared_ptr<PagingMemory>> paging;  // protected by mutex; of ranges that are closed
+  size_t paging_made = 0;                             // protected by mutex
+  std::byte* zeros = nullptr;                         // handles: kUnit of them, pinned; fixed once opened
+  std::unique_ptr<cuda::Clearing> clearing;           // handles; null: not on this device. Fixed once opened
+  size_t streams = 0;   // made; there is room for all when they are idle. Protected by mutex
+  EventPool events[2];  // by Waits; protected by mutex
+};
+
+// So that `count` of them can be given back without memory.
+template <typename T>
+void make_room(std::vector<T>& idle, size_t count) {
+  if (idle.capacity() < count) idle.reserve(2 * count);
+}
+
+struct CudaEvent : Event {
+  CudaEvent(Gpu& g, CUevent e, Waits w) : gpu(g), event(e), waits(w) {}
+  ~CudaEvent() override {
+    core::must_be_outside("the end of a ticket");
+    if (gpu.lost.load()) return;  // died with its context
+    std::lock_guard lock(gpu.mutex);
+    gpu.events[static_cast<size_t>(waits)].idle.push_back(event);
+  }
+  Gpu& gpu;
+  const CUevent event;
+  const Waits waits;
+  bool out = false;  // the end of a copy to host memory that somebody waits for
+  std::atomic<bool> reached{false};
+};
+
+class CudaDevices final : public UnitDevices {
+ public:
+  CudaDevices(CpuView view, size_t unit) : UnitDevices(view, unit) {}
+  ~CudaDevices() override;
+  core::Status start();
+  const char* name() const override { return shared() ? "managed" : "handles"; }
+  core::Status trim(int device, uint64_t keep) override;
+  core::Status health(int device) override;
+  core::Status probe(int device) override;
+  core::Status check_stream(void* stream, int device) override;
+  bool of_thread(void* stream) const override { return static_cast<CUstream>(stream) == CU_STREAM_PER_THREAD; }
+  core::Status order_after(const Ticket& ticket, void* stream, int device_of_stream) override;
+  core::Status record(void* stream, int device, Ticket* out) override;
+  core::Status poll(const Ticket& ticket, bool* done) override;
+  core::Status wait(const Ticket& ticket) override;
+  core::Status drain(int device) override;
+  bool maps_ahead(int device, size_t unit) override;
+  core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
+                                 std::unique_ptr<PagingWords>* out) override;
+
+ private:
+  friend class CudaPagingWords;
+  core::Status body_memory(int device, Memory* out) override;
+  core::Status body_reserve(Reservation& r) override;
+  void body_release(Reservation& r) override;
+  core::Status body_present(const Reservation& r) override;
+  core::Status body_map(const Span& span) override;
+  core::Status body_populate(const Span& span, int device) override;
+  core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
+  core::Status body_migrate(const Span& span, int to) override;
+  core::Status body_advise(Range range, Advice advice, int location, bool set) override;
+  core::Status body_back(const Span& span, int device) override;
+  void body_unback(const Span& span) override;
+  core::Status body_take(int device, size_t size, uint32_t* piece) override;
+  core::Status body_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) override;
+  void body_give(int device, size_t size, uint32_t piece) override;
+  core::Status body_zero(const Span& span) override;
+  core::Status body_show(const Span& span) override;
+  core::Status body_hide(const Span& span) override;
+  core::Status body_share(const Span& span, Export how, int* descriptor) override;
+  core::Status body_show_to(const Span& span, int device, bool set) override;
+  core::Status body_pin(void* frames, size_t size) override;
+  core::Status body_unpin(void* frames) override;
+
+  Gpu& gpu(int device) { return *gpus_[static_cast<size_t>(device)]; }
+  core::Status describe(int devices);
+  // Context and streams, at the first use.
+  core::Status open_gpu(Gpu& g);
+  core::Status any_gpu(Gpu** out);
+  void lose(Gpu& g, const char* reason);
+  // What a CUDA call answered, as a status; a sticky error that is this device's own loses it.
+  core::Status result(Gpu& g, CUresult e, const char* what);
+  // Waits until everything on the stream has ended, which on a device that works it does: a wait that is refused is
+  // taken again, for whoever is told of an end gives away what is copied to and from. `e`: what putting it there
+  // answered, which counts first. Also fails once `other`, whose memory is copied, is lost.
+  core::Status finish(Gpu& g, CUstream stream, CUresult e, const char* what, Gpu* other = nullptr);
+  core::Status lost_status(Gpu& g);
+  core::Status take_stream(Gpu& g, CUstream* out);
+  void give_stream(Gpu& g, CUstream stream);
+  core::Status take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits waits = Waits::asleep);
+  // Prefetch on an empty stream, synchronised.
+  core::Status prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what);
+  core::Status not_capturing(Gpu& g, CUstream stream);
+  core::Status try_unit(int device);
+  bool fit(const Gpu& g) const { return shared() ? g.managed : g.handles; }
+  // cuda_handles.cpp
+  core::Status try_handle(int device);
+  core::Status notice(Gpu& g);
+  core::Status reserve_addresses(Reservation& r);
+  void release_addresses(Reservation& r);
+  core::Status make_window(Gpu& g, size_t size);
+  core::Status make_piece(Gpu& g, size_t size, uint32_t number, Piece* out);
+  bool destroy_piece(size_t size, const Piece& piece);
+  core::Status make_handle(Gpu& g, size_t size, CUmemGenericAllocationHandle* out);
+  core::Status take_piece(Gpu& g, size_t size, uint32_t* out);
+  bool may_see(PiecePool& pool, uint32_t piece, int device, const Gpu& owner);
+  core::Status make_zeros(Gpu& g);
+  void free_zeros(Gpu& g);
+  bool mapping_waits_for_copies(Gpu& g);
+  // Without it zeros come over the link, always.
+  void start_clearing(Gpu& g);
+  // What is put on the stream then comes after these are zeros, which waits for no kernel of the application: a kernel
+  // makes them where multiprocessors are free for it at once, else they come over the link.
+  CUresult clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, CUstream stream);
+  // then: a stream that is ordered after it, too; null: none.
+  bool clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, const CudaEvent& cleared,
+                       const CUstream* then);
+  // Who maps may hold the driver's lock for a millisecond, until copies let it go on: before it those that unmap.
+  void let_unmapping_go_first();
+  // cuda_paging.cpp
+  core::Status make_paging_memory(Gpu& g, PagingMemory& m);
+  void free_paging(Gpu& g);
+  // Where copies reach the byte, and how many behind it lie with it.
+  uintptr_t window_of(uintptr_t block, size_t* run);
+  int find_uvm_file(uintptr_t address, size_t size);
+
+  cuda::Driver driver_ = {};
+  std::vector<std::unique_ptr<Gpu>> gpus_;
+  std::atomic<unsigned> unmapping_{0};  // threads at it
+  std::mutex uvm_mutex_;
+  int uvm_file_ = -1;  // protected by uvm_mutex_; our own duplicate: its number cannot come to mean another file
+  bool installed_ = false;
+};
+
+}  // namespace vmem::device

@@ -1,0 +1,27 @@
+// What the pager was asked to do when it can, and the sums of what it knows of. Plain data under the pager's lock.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <list>
+
+#include "core/queue.h"
+#include "pager/block/moves.h"
+
+namespace vmem::pager {
+
+struct Queues {
+  static constexpr size_t kMaxSpeculative = 1024;
+
+  Queue<PromotionRequest> promotion_requests;  // acquires first
+  Queue<DemotionRequest> demotion_requests;
+  std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
+  uint64_t last_hint = 0;
+};
+
+struct Sums {
+  uint64_t reserved_blocks = 0;  // of all regions
+  uint64_t next_region_id = 1;
+};
+
+}  // namespace vmem::pager

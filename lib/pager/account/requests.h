@@ -1,0 +1,57 @@
+// What is asked of blocks and has its turn later. Plain data under the pager's lock.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+
+#include "core/queue.h"
+#include "core/types.h"
+#include "device/device.h"
+#include "pager/block/region.h"
+
+namespace vmem::pager {
+
+struct SpanOf {  // a checked range
+  Region* region;
+  core::BlockIndex first, last;  // inclusive
+};
+struct PromotionRequest {  // blocks that are to come to a device, in order
+  Region* region;
+  core::BlockIndex next, last;
+  int device;
+  core::Urgency urgency;
+  const void* owner;             // an acquire that waits; null: nobody
+  core::BlockIndex read_to = 0;  // those before it were read while there was no room, or could not be
+};
+// What asks blocks elsewhere takes them out of older hints that want them on a device.
+inline void forget_hints(Queue<PromotionRequest>& promotion_requests, const SpanOf& span) {
+  for (auto i = promotion_requests.begin(); i != promotion_requests.end();) {
+    PromotionRequest& w = *i++;
+    if (w.owner != nullptr || w.region != span.region || w.next > span.last || span.first > w.last) continue;
+    PromotionRequest rest = w;
+    rest.next = span.last + 1;
+    w.last = span.first - 1;  // below w.next where nothing is left
+    const bool before = w.next < span.first;
+    if (rest.next <= rest.last && before) {
+      if (!promotion_requests.insert(i, rest)) continue;  // without memory a hint is forgotten
+    } else if (rest.next <= rest.last) {
+      w = rest;
+    } else if (!before) {
+      promotion_requests.erase(std::prev(i));
+    }
+  }
+}
+struct StreamHint {  // vmem_prefetch that takes effect when a stream gets there
+  uint64_t id = 0;
+  Region* region = nullptr;  // null: freed meanwhile
+  core::BlockIndex first = 0, last = 0;
+  int location = 0;
+  device::Ticket ticket;
+};
+struct DemotionRequest {  // vmem_prefetch from a device to host memory or the SSD
+  Region* region;
+  core::BlockIndex first, next, last;
+  bool to_ssd;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,296 @@
+#include "pager/account/shown_copies.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "core/break.h"
+#include "core/fatal.h"
+#include "core/log.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr uint16_t kNobodyWaits = static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+
+}  // namespace
+
+CpuAccess* ShownCopies::find(const Region& r, BlockIndex b) {
+  const auto it = std::find_if(accesses_.begin(), accesses_.end(),
+                               [&](const CpuAccess& a) { return a.region == &r && a.block == b; });
+  return it == accesses_.end() ? nullptr : &*it;
+}
+
+// Who waits makes the access again.
+void ShownCopies::answered(Region& r, BlockIndex b) {
+  r.table[b].flags &= kNobodyWaits;
+  trap_.wake(r.address(b), r.block_size).ignore();
+}
+
+bool ShownCopies::ask(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
+  Resident& resident = residents_[r.table[b].aux];
+  if (resident.asked) return false;
+  CpuAccess access{&r, b, now_ns, waits_.look(now_ns)};
+  if (failed.since_ns != 0) access = {&r, b, failed.since_ns, failed.mark, now_ns + kTryAgain};
+  access.loads = true;
+  if (!accesses_.push_back(access)) {
+    answered(r, b);  // reported again
+    return false;
+  }
+  resident.asked = true;
+  return true;
+}
+
+ShownCopies::iterator ShownCopies::begun(iterator which) {
+  residents_[which->region->table[which->block].aux].asked = false;
+  return accesses_.erase(which);
+}
+
+bool ShownCopies::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now_ns) {
+  Block& block = r.table[b];
+  Resident& resident = residents_[block.aux];
+  if (resident.stale && fault.kind == trap::FaultKind::write_protect) {
+    trap_.unprotect(r.address(b), r.block_size).ignore();
+    return false;
+  }
+  // Or the program dropped a page itself (madvise). Of what only the CPU has, it is zeros then; where that page is
+  // there this fails. Else it is what the device has.
+  const bool missing = resident.shown && fault.kind != trap::FaultKind::write_protect;
+  if (missing && resident.stale) trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+  const bool late = missing && (resident.stale || resident.missed < kReportedLate);
+  if (late) ++resident.missed;
+  if (!separate_ || resident.refused || late) {
+    // It met the trap before the block was made over it, or shown, and has been woken since or is here.
+    trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+    return false;
+  }
+  if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+  block.flags |= core::kWanted;
+  const bool load = fault.kind == trap::FaultKind::read, first = !resident.asked;
+  if (!load) block.flags |= core::kWantedWrite;
+  const bool fresh = ask(r, b, now_ns);
+  CpuAccess* const access = find(r, b);
+  if (access == nullptr) return fresh;
+  access->loads = load || (access->loads && !first);
+  if (resident.apart) return fresh;  // reported again
+  const uintptr_t page = core::round_down(fault.address, core::kPage);
+  if (load && access->load_at == 0) access->load_at = page;
+  auto& stores = access->stores;
+  if (!load && !stores.full() && std::find(stores.begin(), stores.end(), page) == stores.end()) stores.push_back(page);
+  return fresh;
+}
+
+bool ShownCopies::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
+  Block& block = r.table[b];
+  if (residents_[block.aux].stale) {  // who met its protection while it was copied may go on
+    block.flags &= kNobodyWaits;
+    trap_.unprotect(r.address(b), r.block_size).ignore();
+    return ask(r, b, now_ns, failed);  // until it has left
+  }
+  if ((block.flags & core::kWanted) == 0) return false;
+  if (!separate_) {
+    answered(r, b);
+    return false;
+  }
+  const bool fresh = ask(r, b, now_ns, failed);
+  // A store that came while the block moved is known by no page yet: it is reported again.
+  if ((block.flags & core::kWantedWrite) != 0) trap_.wake(r.address(b), r.block_size).ignore();
+  return fresh;
+}
+
+// What failed goes on failing, or there is no memory, and nothing that goes on will bring any. What is stale is in
+// place: nobody waits for it, and it is tried until it leaves.
+bool ShownCopies::over(const CpuAccess& access) const {
+  const Resident& resident = residents_[access.region->table[access.block].aux];
+  return !access.starved && !resident.stale && (access.gives_up || waits_.hopeless(access.mark));
+}
+
+// One question after the other, in an order that matters.
+ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
+  Region& r = *access.region;
+  const BlockIndex b = access.block;
+  Block& block = r.table[b];
+  const uint64_t now = around.now_ns;
+  if (!r.dying && (block.state == State::entering || block.state == State::leaving)) return Next::wait;
+  if (r.dying || block.state != State::on_device || !residents_[block.aux].asked) return Next::erase;
+  Resident& resident = residents_[block.aux];
+  if (resident.apart) {
+    if (now < access.not_before) return Next::wait;
+    if (!unrefuse(r, b)) {
+      access.not_before = now + kTryAgain;
+      return Next::wait;
+    }
+    answered(r, b);  // who came meanwhile begins to wait
+  }
+  if (!around.lost && around.lent) {
+    access.lent_ns += access.looked_ns == 0 ? 0 : std::min(now - access.looked_ns, kLookedAt);
+    access.looked_ns = now;
+    return access.lent_ns >= around.lent_most_ns && !resident.refused && !resident.shown ? Next::refuse_lent
+                                                                                         : Next::wait;
+  }
+  if (!resident.refused) access.starved = false;  // a move took that back, and the wait goes on
+  if (!access.starved && (resident.refused || resident.apart) && (now < access.not_before || !unrefuse(r, b))) {
+    if (now >= access.not_before) access.not_before = now + kTryAgain;
+    return Next::wait;
+  }
+  if (resident.shown && !resident.stale && !around.lost && resident.missed == kReportedLate &&
+      (block.flags & core::kWanted) != 0)
+    return around.may_hide ? Next::hide : Next::wait;  // pages of it are gone
+  if (!resident.stale && !access.starved && (block.flags & core::kWanted) == 0) {
+    resident.asked = false;
+    return Next::erase;
+  }
+  if (now < access.not_before || (around.leased && (resident.stale || around.elsewhere))) return Next::wait;
+  const bool store = (block.flags & core::kWantedWrite) != 0;
+  const bool no_room = around.leased && store && !around.room;
+  const bool answers = around.leased || (around.shows && !store && !resident.stale && !around.lost);
+  if (resident.shown && answers) {
+    if (no_room) {
+      if (!around.may_hide || !waits_.hopeless(access.mark)) return Next::wait;
+      access.gives_up = true;  // what is shown cannot be refused
+      return Next::hide;
+    }
+    if (store) return Next::change;
+    answered(r, b);
+    return Next::again;
+  }
+  access.gives_up = access.gives_up && no_room;
+  const bool ends = over(access);
+  if (ends && no_room && (access.gives_up || !access.loads)) return Next::refuse_store;
+  if (ends && access.not_before != 0 && resident.shown && !around.lost)
+    return around.may_hide ? Next::hide : Next::wait;                 // what is shown cannot be refused
+  const bool shows = !no_room || (access.loads && !access.gives_up);  // a store alone has no use for it
+  if (!shows || (ends && access.not_before != 0)) return stays(access, now);
+  const bool shown_unleased = around.shows && !store && !resident.shown && access.not_before == 0;
+  return around.leased || shown_unleased ? Next::show : Next::move;
+}
+
+ShownCopies::Next ShownCopies::stays(CpuAccess& access, uint64_t now_ns) const {
+  if (over(access)) return Next::refuse;
+  if (access.starved) access.not_before = now_ns + kAskAgain;
+  return Next::wait;
+}
+
+void ShownCopies::refuse(CpuAccess& access, Next why, uint64_t now_ns) {
+  const Resident& resident = residents_[access.region->table[access.block].aux];
+  fail(access, why == Next::refuse_store);
+  if (why == Next::refuse_lent) return;
+  access.starved = resident.refused;
+  access.not_before = now_ns + (why == Next::refuse_store && resident.apart ? kTryAgain : kAskAgain);
+}
+
+void ShownCopies::fail(CpuAccess& access, bool stores) {
+  Region& r = *access.region;
+  Block& block = r.table[access.block];
+  Resident& resident = residents_[block.aux];
+  if (resident.refused || !unrefuse(r, access.block)) return;
+  access.gives_up = false;
+  // A trap that reports blocks, and not pages, refuses blocks.
+  if (stores && !trap_.caps().one_report && !access.stores.empty() && !access.stores.full()) {
+    resident.apart = true;
+    for (const uintptr_t page : access.stores)
+      resident.apart &= trap_.fail(reinterpret_cast<void*>(page), core::kPage).ok();
+    if (resident.apart) {
+      answered(r, access.block);  // loads are reported again
+      return;
+    }
+    resident.apart = true;
+    if (!unrefuse(r, access.block)) return;
+  }
+  resident.refused = trap_.fail(r.address(access.block), r.block_size).ok();
+  if (resident.refused) block.flags &= kNobodyWaits;
+}
+
+bool ShownCopies::unrefuse(Region& r, BlockIndex b) {
+  const auto unfail = [this](void* at, size_t size) {
+    const Status s = trap_.unfail(at, size);
+    if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    return s.ok() || core::broken("unfail_retry");
+  };
+  Resident& resident = residents_[r.table[b].aux];
+  if (resident.refused && unfail(r.address(b), r.block_size)) resident.refused = false;
+  if (resident.refused || !resident.apart) return !resident.refused;
+  CpuAccess* const access = find(r, b);
+  if (access != nullptr)  // it stays until this has been done
+    access->stores.erase_if([&](uintptr_t page) { return unfail(reinterpret_cast<void*>(page), core::kPage); });
+  resident.apart = access != nullptr && !access->stores.empty();
+  return !resident.apart;
+}
+
+bool ShownCopies::expect() {
+  if (!shown_.reserve(shown_.size() + expected_ + 1)) return false;
+  ++expected_;
+  return true;
+}
+
+void ShownCopies::show(Region& r, BlockIndex b, uint64_t now_ns) {
+  --expected_;
+  if (!shown_.push_back({&r, b, now_ns})) core::fatal("there is no room for a copy that was expected");
+  Resident& resident = residents_[r.table[b].aux];
+  resident.shown = true;
+  resident.missed = 0;
+  answered(r, b);  // a store that met the protection before is reported once more
+}
+
+void ShownCopies::change(Region& r, BlockIndex b) {
+  residents_[r.table[b].aux].stale = true;
+  ++r.stale;
+  stale_bytes_ += r.block_size;
+  trap_.unprotect(r.address(b), r.block_size).ignore();
+  r.table[b].flags &= kNobodyWaits;
+}
+
+void ShownCopies::forget(Region& r, BlockIndex b) {
+  Resident& resident = residents_[r.table[b].aux];
+  if (!resident.shown) return;
+  resident.shown = false;
+  if (std::exchange(resident.stale, false)) {
+    --r.stale;
+    stale_bytes_ -= r.block_size;
+  }
+  shown_.erase_if([&](const Shown& s) { return s.region == &r && s.block == b; });
+}
+
+void ShownCopies::forget(const Region& r) {
+  accesses_.erase_if([&](const CpuAccess& a) { return a.region == &r; });
+  shown_.erase_if([&](const Shown& s) { return s.region == &r; });
+}
+
+std::string ShownCopies::check() const {
+  size_t shown = 0;
+  uint64_t stale_bytes = 0;
+  std::map<const Region*, uint64_t> stale;
+  for (ResidentId id = 0; id < residents_.size(); ++id) {
+    const Resident& resident = residents_[id];
+    if (resident.region == nullptr || resident.is_copy) continue;
+    const Region& r = *resident.region;
+    const auto is_this = [&](const auto& entry) { return entry.region == &r && entry.block == resident.block; };
+    const auto wrong = [&](const char* what) {
+      return core::strprintf("%s: region %llu, block %llu", what, static_cast<unsigned long long>(r.id),
+                             static_cast<unsigned long long>(resident.block));
+    };
+    const bool on_device = r.table[resident.block].state == State::on_device;
+    if (on_device && resident.asked && std::none_of(accesses_.begin(), accesses_.end(), is_this))
+      return wrong("a block is asked for, and nobody waits for it");
+    if (on_device && (resident.refused || resident.apart) && !resident.asked)
+      return wrong("accesses get SIGBUS, and nobody is to take that back");
+    if (resident.shown != (std::count_if(shown_.begin(), shown_.end(), is_this) == 1))
+      return wrong("a block is shown and not among those that are, or is among them and not shown");
+    shown += resident.shown ? 1 : 0;
+    if (!resident.stale) continue;
+    if (!resident.shown) return wrong("a block is stale, and nothing is shown of it");
+    stale_bytes += r.block_size;
+    if (++stale[&r] > r.stale) return wrong("more blocks are stale than their region says");
+  }
+  for (const auto& [region, count] : stale)
+    if (count != region->stale) return "fewer blocks are stale than their region says";
+  if (shown != shown_.size() || stale_bytes != stale_bytes_) {
+    return core::strprintf("%zu blocks are shown, %zu are known to be; stale_bytes %llu, counted %llu", shown,
+                           shown_.size(), static_cast<unsigned long long>(stale_bytes_),
+                           static_cast<unsigned long long>(stale_bytes));
+  }
+  return "";
+}
+
+}  // namespace vmem::pager

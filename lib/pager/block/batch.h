@@ -1,0 +1,29 @@
+// What waits to be moved, a group at a time.
+#pragma once
+
+#include <algorithm>
+
+#include "core/few.h"
+#include "pager/block/moves.h"
+
+namespace vmem::pager {
+
+// Neighbours together: they are made, or moved, as one range. At most so many bytes, or two blocks.
+template <size_t N>
+core::Few<Move*, N> take_batch(core::OwnVector<Move*>& from, uint64_t bytes) {
+  std::sort(from.begin(), from.end(), [](const Move* a, const Move* b) {
+    return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
+  });
+  core::Few<Move*, N> batch;
+  auto i = from.begin();
+  for (; i != from.end() && batch.size() < N; ++i) {
+    const size_t size = (*i)->region->block_size;
+    if (batch.size() >= 2 && size > bytes) break;
+    bytes -= std::min<uint64_t>(bytes, size);
+    batch.push_back(*i);
+  }
+  from.erase(from.begin(), i);
+  return batch;
+}
+
+}  // namespace vmem::pager

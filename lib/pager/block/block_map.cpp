@@ -1,0 +1,304 @@
+#include "pager/block/block_map.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+#include <utility>
+
+#include "core/clock.h"
+#include "pager/block/advice.h"
+
+namespace vmem::pager {
+
+namespace {
+
+// By Resident::pool.
+std::vector<std::unique_ptr<policy::Evictor>> make_policies(size_t devices, policy::EvictorKind kind) {
+  std::vector<std::unique_ptr<policy::Evictor>> policies(kDevicePools + devices);
+  for (auto& policy : policies) policy = policy::make_evictor(kind);
+  return policies;
+}
+
+}  // namespace
+
+BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& staging, core::Counters& counters,
+                   const Config& config, size_t devices, Above& above)
+    : trap_(trap),
+      space_(space),
+      counters_(counters),
+      config_(config),
+      above_(above),
+      policies_(make_policies(devices, config.evictor)),
+      copies_(residents_, staging, policies_, clock_),
+      guests_(residents_),
+      dirty_(residents_, config) {
+  guests_.set_share(config.device_neighbours);
+}
+
+Region* BlockMap::find(uintptr_t address) {
+  auto it = regions_.upper_bound(address);
+  if (it == regions_.begin()) return nullptr;
+  Region* r = std::prev(it)->second.get();
+  return address - reinterpret_cast<uintptr_t>(r->base) < r->span ? r : nullptr;
+}
+
+Status BlockMap::check_range(const void* ptr, size_t size, SpanOf* out) {
+  const uintptr_t at = reinterpret_cast<uintptr_t>(ptr);
+  if (size == 0) return error(EINVAL, "size is 0; give the bytes of the range at %p", ptr);
+  Region* r = find(at);
+  if (r == nullptr || r->dying) return error(EINVAL, "%p is not inside a region of libvmem", ptr);
+  const size_t offset = at - reinterpret_cast<uintptr_t>(r->base);
+  if (size > r->size || offset > r->size - size) {
+    return error(EINVAL, "the range at %p, %zu bytes, ends %zu bytes after its region%s%s (%p, %zu bytes)", ptr, size,
+                 offset >= r->size ? size : size - (r->size - offset), r->name.empty() ? "" : " ", r->name.c_str(),
+                 static_cast<void*>(r->base), r->size);
+  }
+  *out = {r, r->index(ptr), r->index(static_cast<const std::byte*>(ptr) + size - 1)};
+  return {};
+}
+
+core::OwnString BlockMap::where(const Region& r, BlockIndex b) const try {
+  core::OwnString text =
+      core::textf("region %s%llu, block %llu (offset %llu)", r.name.empty() ? "" : (r.name + " #").c_str(),
+                  static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(b),
+                  static_cast<unsigned long long>(b) * r.block_size);
+  const core::Block& block = r.table[b];
+  if (block.extent) {
+    text += ", " + space_.describe(block.extent);
+  } else if (r.has_file) {
+    text += core::textf(", file %s, offset %llu", r.file.path.c_str(),
+                        static_cast<unsigned long long>(r.file_offset) + b * r.block_size);
+  }
+  return text;
+} catch (const std::bad_alloc&) {
+  return "";
+}
+
+core::OwnString BlockMap::place(const Region& r, BlockIndex b) {
+  Lock lock(mutex_);
+  return where(r, b);
+}
+
+Status BlockMap::refusal() const {
+  const Region* worst = nullptr;
+  uint64_t most = 0;
+  for (const auto& [base, r] : regions_) {
+    const uint64_t bytes = (r->table.count(State::resident) + r->table.count(State::held)) * r->block_size;
+    if (r->refusals == 0 || r->dying || (worst != nullptr && bytes <= most)) continue;
+    worst = r.get();
+    most = bytes;
+  }
+  if (worst == nullptr) return {};
+  return core::error(worst->refusal.code(),
+                     "region %s%llu keeps %s in memory, since its file %s refuses them (errno %d): make the file take "
+                     "them, free the region by vmem_discard, or drop its changes with VMEM_ADVISE_DONT_NEED",
+                     worst->name.empty() ? "" : (worst->name + " #").c_str(),
+                     static_cast<unsigned long long>(worst->id), core::human_bytes(most).c_str(),
+                     worst->file.path.c_str(), -worst->refusal.code());
+}
+
+void BlockMap::withdraw(ResidentId id) {
+  if (std::exchange(residents_[id].admitted, false)) policy(id).remove(id);
+}
+
+void BlockMap::give_resident(ResidentId id) {
+  withdraw(id);
+  guests_.remove(id);
+  dirty_.remove(id);
+  residents_.give(id);
+}
+
+// After reserve_block(), or where one has been given back under the same hold of the lock.
+ResidentId BlockMap::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_t pool) {
+  const ResidentId id = residents_.take(r, b, frame, pool);
+  r.table[b].aux = id;
+  return id;
+}
+
+void BlockMap::note_dirty(Region& r, BlockIndex b) {
+  if (r.backing == Backing::file_shared) dirty_.add(r.table[b].aux, now_ns());
+}
+
+void BlockMap::resize_policies(size_t residents) {
+  for (size_t i = 0; i < policies_.size(); ++i)
+    policies_[i]->resize(std::max(residents, residents_.size()), above_.pages(static_cast<uint8_t>(i)));
+}
+
+// The block leaves memory: it gets the stamp of its eviction in place of its resident number.
+void BlockMap::free_resident(BlockIndex b, Region& r) {
+  core::Block& block = r.table[b];
+  const ResidentId id = block.aux;
+  copies_.drop(id);
+  give_resident(id);
+  clock_.left(r.block_size);
+  block.aux = clock_.stamp();
+}
+
+void BlockMap::admit(Region& r, BlockIndex b, uint32_t stamp) {
+  core::Block& block = r.table[b];
+  Resident& resident = residents_[block.aux];
+  if (resident.admitted) return;
+  policy::Admission a;
+  a.id = block.aux;
+  a.weight = static_cast<uint32_t>(r.block_size / core::kPage);
+  a.priority = r.priority;
+  a.temperature = temperature_in(r, b, resident.pool, &a.pinned);
+  a.sequential = r.access == policy::Access::sequential;
+  a.probes = r.probes && resident.pool == kHostPool;
+  a.ahead = (block.flags & core::kReadAhead) != 0;
+  a.hinted = (block.flags & core::kPrefetched) != 0;
+  if (stamp != 0) a.age = clock_.age(stamp);
+  policy(a.id).admit(a);
+  resident.admitted = true;
+  resident.leased = false;
+  match_hold(r, b);
+}
+
+void BlockMap::follow_advice(Region& r, BlockIndex b) {
+  const core::Block& block = r.table[b];
+  if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
+  Resident& resident = residents_[block.aux];
+  // Where it is a guest it is at home now.
+  if (block.state == core::State::on_device && r.places.at(b).preferred == block.device && guests_.remove(block.aux))
+    admit(r, b, clock_.stamp());
+  if (resident.admitted) {
+    bool pinned = false;
+    const policy::Temperature t = temperature_in(r, b, resident.pool, &pinned);
+    policy(block.aux).advise(block.aux, t, r.priority, pinned);
+  }
+  if (core::on_a_device(block.state)) copies_.follow_advice(block.aux);
+}
+
+// Locked. After a change of the block's leases, and when it is admitted: the policy holds it once for all of them.
+void BlockMap::match_hold(Region& r, BlockIndex b) {
+  const Block& block = r.table[b];
+  if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
+  Resident& resident = residents_[block.aux];
+  // core::broken("lease_hold"), in holds_for_lease(): for that this file is compiled again.
+  if (!resident.admitted || resident.leased == holds_for_lease(r, b)) return;
+  resident.leased = !resident.leased;
+  if (resident.leased) {
+    policy(block.aux).hold(block.aux);
+  } else {
+    policy(block.aux).unhold(block.aux);
+  }
+}
+
+// Locked, and now and then not; the region is in flight. Its leases have changed: so do the holds, whichever leases
+// there are by then. An evictor may get to a block first that was leased just now, and leaves it alone; one that was
+// released just now it finds when this has passed it.
+void BlockMap::match_holds(Lock& lock, const SpanOf& span) {
+  Region& r = *span.region;
+  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && !r.dying; b = r.table.next_touched(b + 1)) {
+    match_hold(r, b);
+    look_for_overdue(r, b);
+    if (b % kTurn == 0) lock.give_way();
+  }
+}
+
+// At least so many in all, a chunk at a time. References to residents stay good. False: no memory for so many.
+bool BlockMap::reserve_residents(size_t count) noexcept try {
+  while (residents_.size() < count) {
+    resize_policies(residents_.size() + Residents::kStep);
+    residents_.grow();
+  }
+  return true;
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+bool BlockMap::reserve_move(size_t free) noexcept try {
+  if (const size_t room = moves_.grows_to(free); room != 0) above_.reserve_queues(room);
+  return moves_.reserve(free);
+} catch (const std::bad_alloc&) {
+  return false;
+}
+
+bool BlockMap::reserve_block() {
+  return (residents_.free() != 0 || reserve_residents(residents_.size() + 1)) && reserve_move();
+}
+
+// After reserve_move(), or reserve_block().
+Move* BlockMap::new_move(Region& r, BlockIndex b) {
+  Move* m = moves_.take(r, b, now_ns());
+  ++r.in_flight;
+  return m;
+}
+
+// Something happened that anybody may wait for.
+void BlockMap::notify() {
+  changed_.notify_all();
+  waiters_.wake_all();
+}
+
+// The transition is over: whoever waits for the block hears of it, and those who wait for more than one.
+void BlockMap::free_move(Move* m) {
+  --m->region->in_flight;
+  const bool moved = m->device >= 0 ? m->image != nullptr || m->migrates : m->io.size != 0;
+  if (m->way != core::Way::none && moved && m->status.ok())
+    counters_.move_ns[static_cast<size_t>(m->way)].add(now_ns() - m->begun_ns);
+  if (m->device >= 0 && moved && m->status.ok()) progress_.made();
+  if (m->job != nullptr) {
+    --m->job->outstanding;
+    if (m->job->status.ok()) m->job->status = m->status;
+  }
+  if (m->background) dirty_.write_ends(m->region->block_size, now_ns());
+  moves_.give(m);
+  const core::Block& block = m->region->table[m->block];
+  if (core::in_memory(block.state) && std::exchange(residents_[block.aux].leaves, false))
+    above_.leaves(*m->region, m->block);
+  if (m->region->dying) trap_.wake(m->region->address(m->block), m->region->block_size).ignore();  // touched again
+  waiters_.wake(*m->region, m->block);
+  changed_.notify_all();
+}
+
+bool BlockMap::wait_stable(Lock& lock, Region& r, BlockIndex b, Sweep* sweep) {
+  if (r.dying || !core::in_transition(r.table[b].state)) return !r.dying;
+  for (Waiter waiter(waiters_, r, b); !r.dying && core::in_transition(r.table[b].state);) {
+    if (wait_on(lock, sweep, waiter.changed)) continue;
+    sweep->leave(b);
+    return true;
+  }
+  if (sweep != nullptr) sweep->progress.made();
+  return !r.dying;
+}
+
+// Locked. A piece of a wait that the sweep is in. False: it is not to wait any longer.
+bool BlockMap::wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) {
+  if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
+    lock.sleep(what);
+    return true;
+  }
+  sweep->progress.look(now_ns(), false);
+  const uint64_t most = config_.fault_timeout_ms * uint64_t{1000000};
+  if (sweep->wait == Sweep::Wait::never || sweep->progress.over(0, most)) return false;
+  core::add(counters_.swept_blocks);  // it ends by itself
+  lock.sleep_for(what, std::chrono::milliseconds(5));
+  return true;
+}
+
+// Those of each region count them, and leases hold what they should.
+std::string BlockMap::check() {
+  size_t blocks_in_memory = 0;
+  for (auto& [base, r] : regions_) {
+    if (std::string s = r->table.check(); !s.empty()) return s;
+    if (std::string s = r->leases.check(); !s.empty()) return s;
+    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+      if (!core::in_memory(r->table[b].state) && !core::on_a_device(r->table[b].state)) continue;
+      ++blocks_in_memory;
+      const Resident& resident = residents_[r->table[b].aux];
+      if (resident.region != r.get() || resident.block != b)
+        return "a resident points elsewhere: " + std::string(where(*r, b));
+      if (resident.admitted && resident.leased != holds_for_lease(*r, b))
+        return "a lease holds no block: " + std::string(where(*r, b));
+    }
+  }
+  if (blocks_in_memory + copies_.count() != residents_.used()) return "residents and tables disagree";
+  if (std::string s = residents_.check(); !s.empty()) return s;
+  if (std::string s = copies_.check(); !s.empty()) return s;
+  if (std::string s = guests_.check(); !s.empty()) return s;
+  if (std::string s = dirty_.check(); !s.empty()) return s;
+  return moves_.check();
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,153 @@
+#include "pager/block/block_table.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <utility>
+
+#include "core/fatal.h"
+
+namespace vmem::core {
+
+namespace {
+
+constexpr uint16_t bit(State s) {
+  return static_cast<uint16_t>(1u << static_cast<unsigned>(s));
+}
+
+// Row: from. Every pair is made somewhere, by one owner: docs/internals.md names it.
+constexpr uint16_t kLegal[] = {
+    /* untouched  */ bit(State::filling) | bit(State::entering) | bit(State::failed),
+    /* stored     */ bit(State::filling) | bit(State::untouched) | bit(State::entering) | bit(State::failed),
+    /* filling    */ bit(State::held) | bit(State::installing) | bit(State::failed) | bit(State::stored) |
+        bit(State::untouched),
+    /* held       */ bit(State::installing) | bit(State::taking) | bit(State::entering),
+    /* installing */ bit(State::resident) | bit(State::held) | bit(State::failed),
+    /* resident   */ bit(State::taking),
+    /* taking     */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::writing) |
+        bit(State::stored) | bit(State::untouched) | bit(State::entering) | bit(State::failed),
+    /* writing    */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::stored) |
+        bit(State::untouched),
+    /* failed     */ bit(State::untouched) | bit(State::stored) | bit(State::filling),
+    /* entering   */ bit(State::on_device) | bit(State::stored) | bit(State::untouched) | bit(State::held) |
+        bit(State::failed),
+    /* on_device  */ bit(State::leaving),
+    /* leaving    */ bit(State::on_device) | bit(State::held) | bit(State::stored) | bit(State::untouched) |
+        bit(State::resident) | bit(State::failed),
+};
+static_assert(std::size(kLegal) == static_cast<size_t>(State::count_));
+
+}  // namespace
+
+const char* state_name(State state) {
+  static const char* const kNames[] = {"untouched", "stored",  "filling", "held",     "installing", "resident",
+                                       "taking",    "writing", "failed",  "entering", "on_device",  "leaving"};
+  return state < State::count_ ? kNames[static_cast<size_t>(state)] : "?";
+}
+
+bool legal(State from, State to) {
+  return (kLegal[static_cast<size_t>(from)] & bit(to)) != 0;
+}
+
+BlockTable::~BlockTable() {
+  free(used_);
+  if (mapped_ != 0) {
+    munmap(table_, mapped_);
+  } else {
+    free(table_);
+  }
+}
+
+Status BlockTable::create(uint64_t blocks) {
+  const size_t bytes = blocks * sizeof(Block);
+  // Small tables come from the heap so that thousands of small regions do not use up mappings.
+  if (bytes <= 64 * 1024) {
+    table_ = static_cast<Block*>(calloc(blocks, sizeof(Block)));
+    if (table_ == nullptr) return error(ENOMEM, "no memory for a table of %zu bytes", bytes);
+    footprint_ = bytes;
+  } else {
+    // Without access first: under mlockall(MCL_FUTURE) it would be filled to its last page.
+    void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (at == MAP_FAILED) {
+      return system_error(errno, "no address space for a block table of %s", human_bytes(bytes).c_str());
+    }
+    if (munlock(at, bytes) != 0 || mprotect(at, bytes, PROT_READ | PROT_WRITE) != 0) {
+      const int why = errno;
+      munmap(at, bytes);
+      return system_error(why, "no memory for a block table of %s", human_bytes(bytes).c_str());
+    }
+    madvise(at, bytes, MADV_DONTFORK);
+    madvise(at, bytes, MADV_NOHUGEPAGE);  // what is charged is what is there
+    table_ = static_cast<Block*>(at);
+    mapped_ = bytes;
+  }
+  blocks_ = blocks;
+  const uint64_t chunks = (blocks + kChunk - 1) / kChunk;
+  used_ = static_cast<uint8_t*>(calloc(chunks, 1));
+  if (used_ == nullptr) return error(ENOMEM, "no memory for %s of counts", human_bytes(chunks).c_str());
+  committed_.assign(chunks, false);
+  footprint_ += chunks / 8;
+  empty_.fill(kNone);
+  return {};
+}
+
+void BlockTable::change(BlockIndex i, State from, State to) {
+  Block& block = table_[i];
+  if (block.state != from || !legal(from, to)) {
+    fatal("block %llu: %s -> %s asked for, but it is %s", static_cast<unsigned long long>(i), state_name(from),
+          state_name(to), state_name(block.state));
+  }
+  block.state = to;
+  if (from != State::untouched) --counts_[static_cast<size_t>(from)];
+  if (to != State::untouched) ++counts_[static_cast<size_t>(to)];
+  const uint64_t chunk = i / kChunk;
+  if (from == State::untouched && to != State::untouched) {
+    ++used_[chunk];
+    if (mapped_ == 0 || committed_[chunk]) return;
+    committed_[chunk] = true;
+    footprint_ += kPage + 1;  // and its count
+  } else if (to == State::untouched && --used_[chunk] == 0 && mapped_ != 0) {
+    if (empty_[(next_empty_ + empty_.size() - 1) % empty_.size()] == chunk) return;
+    const uint64_t oldest = std::exchange(empty_[next_empty_], chunk);
+    next_empty_ = (next_empty_ + 1) % empty_.size();
+    if (oldest != kNone && oldest != chunk) give_back(oldest);
+  }
+}
+
+// The memory of a chunk, unless one of its blocks has to say more than that it was never written, or is zeros again.
+void BlockTable::give_back(uint64_t chunk) {
+  if (used_[chunk] != 0 || !committed_[chunk]) return;
+  Block* const first = table_ + chunk * kChunk;
+  for (uint64_t k = 0; k < std::min(kChunk, blocks_ - chunk * kChunk); ++k) {
+    if ((first[k].flags & static_cast<uint16_t>(~kDigest)) != 0) return;
+  }
+  if (madvise(first, kPage, MADV_DONTNEED) != 0) return;
+  committed_[chunk] = false;
+  footprint_ -= kPage + 1;
+}
+
+BlockIndex BlockTable::next_touched(BlockIndex from) const {
+  constexpr uint64_t kMost = 65536;  // of pages
+  for (uint64_t i = 0; i < kMost && from < blocks_ && used_[from / kChunk] == 0; ++i) {
+    from = (from / kChunk + 1) * kChunk;
+  }
+  return from < blocks_ ? from : blocks_;
+}
+
+std::string BlockTable::check() const {
+  uint64_t counts[static_cast<size_t>(State::count_)] = {};
+  for (BlockIndex i = next_touched(0); i < blocks_; i = next_touched(i + 1)) {
+    if (table_[i].state != State::untouched) ++counts[static_cast<size_t>(table_[i].state)];
+  }
+  for (size_t s = 1; s < static_cast<size_t>(State::count_); ++s) {
+    if (counts[s] != counts_[s]) {
+      return strprintf("state %s: counted %llu, found %llu", state_name(static_cast<State>(s)),
+                       static_cast<unsigned long long>(counts_[s]), static_cast<unsigned long long>(counts[s]));
+    }
+  }
+  return "";
+}
+
+}  // namespace vmem::core

@@ -1,0 +1,129 @@
+#include "pager/block/dirty_blocks.h"
+
+#include <algorithm>
+
+#include "core/status.h"
+
+namespace vmem::pager {
+
+void DirtyBlocks::append(ResidentId id, uint64_t now_ns) {
+  Resident& resident = residents_[id];
+  resident.dirty_since_ns = std::max<uint64_t>(now_ns, 1);
+  if (last_ != kNoResident) resident.dirty_since_ns = std::max(resident.dirty_since_ns, since(last_));
+  resident.dirty_after = kNoResident;
+  resident.dirty_before = last_;
+  (last_ == kNoResident ? first_ : residents_[last_].dirty_after) = id;
+  last_ = id;
+  bytes_ += resident.region->block_size;
+}
+
+void DirtyBlocks::prepend(ResidentId id, uint64_t since_ns) {
+  Resident& resident = residents_[id];
+  resident.dirty_since_ns = std::max<uint64_t>(since_ns, 1);
+  if (first_ != kNoResident) resident.dirty_since_ns = std::min(resident.dirty_since_ns, since(first_));
+  resident.dirty_before = kNoResident;
+  resident.dirty_after = first_;
+  (first_ == kNoResident ? last_ : residents_[first_].dirty_before) = id;
+  first_ = id;
+  bytes_ += resident.region->block_size;
+}
+
+void DirtyBlocks::unlink(ResidentId id) {
+  Resident& resident = residents_[id];
+  const ResidentId before = resident.dirty_before, after = resident.dirty_after;
+  (before == kNoResident ? first_ : residents_[before].dirty_after) = after;
+  (after == kNoResident ? last_ : residents_[after].dirty_before) = before;
+  bytes_ -= resident.region->block_size;
+  resident.dirty_since_ns = 0;
+  resident.overdue = false;
+  resident.dirty_before = resident.dirty_after = kNoResident;
+}
+
+void DirtyBlocks::add(ResidentId id, uint64_t now_ns) {
+  if (listed(id)) return;
+  const bool few = !many();
+  append(id, now_ns);
+  ++changes_;
+  if (interval_ns() != 0 && (first_ == id || (few && many()))) ring();
+}
+
+void DirtyBlocks::remove(ResidentId id) {
+  if (listed(id)) unlink(id);
+}
+
+void DirtyBlocks::put_off(ResidentId id, uint64_t now_ns, bool overdue) {
+  if (!listed(id)) return;
+  unlink(id);
+  append(id, now_ns);
+  residents_[id].overdue = overdue;
+}
+
+void DirtyBlocks::bring_forward(ResidentId id, uint64_t now_ns) {
+  unlink(id);
+  prepend(id, now_ns - std::min(now_ns, interval_ns()));
+  ++changes_;
+  if (interval_ns() != 0) ring();
+}
+
+void DirtyBlocks::write_ends(uint64_t bytes, uint64_t now_ns) {
+  const bool enough = writes_enough();
+  writing_ -= bytes;
+  ended_ns_ = now_ns;
+  ++changes_;
+  if (!slowed_.empty() || many() || (enough && !writes_enough())) ring();
+}
+
+void DirtyBlocks::settings_changed() {
+  lifted_until_ns_ = 0;
+  if (bell_ != nullptr) bell_->notify_all();
+}
+
+bool DirtyBlocks::slow(Region& r, BlockIndex b, uint64_t now_ns) {
+  if (slowed_.size() >= kMostSlowed) return false;
+  const auto same = [&](const SpanOf& s) { return s.region == &r && s.first == b; };
+  if (std::any_of(slowed_.begin(), slowed_.end(), same)) return true;
+  if (slowed_.empty()) slowing_since_ns_ = now_ns;
+  if (!slowed_.push_back({&r, b, b})) return false;
+  ring();
+  return true;
+}
+
+uint64_t DirtyBlocks::stuck_ns(uint64_t now_ns) const {
+  const uint64_t since = std::max(slowing_since_ns_, ended_ns_);
+  return slowed_.empty() || now_ns <= since ? 0 : now_ns - since;
+}
+
+SpanOf DirtyBlocks::wake_one(uint64_t now_ns, uint64_t woken) {
+  const bool room = bytes_ + woken < limit() || bytes_ + woken == 0;
+  const bool waits = interval_ns() != 0 && !room && now_ns >= lifted_until_ns_;
+  if (slowed_.empty() || waits) return {};
+  const SpanOf first = slowed_.front();
+  slowed_.pop_front();
+  return first;
+}
+
+void DirtyBlocks::forget(const Region& r) {
+  slowed_.erase_if([&](const SpanOf& s) { return s.region == &r; });
+}
+
+std::string DirtyBlocks::check() const {
+  uint64_t bytes = 0, since_ns = 0;
+  size_t count = 0, marked = 0;
+  ResidentId before = kNoResident;
+  for (ResidentId id = first_; id != kNoResident; before = id, id = residents_[id].dirty_after) {
+    const Resident& resident = residents_[id];
+    if (resident.region == nullptr || resident.dirty_before != before || ++count > residents_.size())
+      return "dirty blocks are not in order";
+    if (since(id) < since_ns || since(id) == 0) return "a dirty block is younger than those after it";
+    if (resident.region->backing != Backing::file_shared ||
+        !core::in_memory(resident.region->table[resident.block].state))
+      return "a dirty block is not in host memory, or no shared file's";
+    since_ns = since(id);
+    bytes += resident.region->block_size;
+  }
+  if (before != last_ || bytes != bytes_) return "dirty bytes and dirty blocks disagree";
+  for (ResidentId id = 0; id < residents_.size(); ++id) marked += listed(id) ? 1 : 0;
+  return count == marked ? "" : core::strprintf("%zu dirty blocks are listed, %zu are marked so", count, marked);
+}
+
+}  // namespace vmem::pager

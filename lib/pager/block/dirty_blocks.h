@@ -1,0 +1,101 @@
+// Blocks in host memory that may hold what their shared file lacks, oldest first; and the faults that wait because
+// there are too many of them (setting dirty_limit).
+//
+// - A listed block is in host memory, and a shared file's. bytes() counts the listed blocks.
+// - since() never decreases along the list: a block joins at its end, and goes back there when it is put off.
+// - An overdue block is one that was put off when it was due. It comes to the front when it can be written again.
+// - A block leaves the list when its file has its bytes, or when it leaves host memory.
+// - Evictors are woken when the list is not empty any more, and when it is long.
+//
+// Not thread-safe: the pager's lock protects it. slow() may need memory; nothing else does.
+#pragma once
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstdint>
+#include <string>
+
+#include "core/queue.h"
+#include "core/types.h"
+#include "pager/account/requests.h"
+#include "pager/block/config.h"
+#include "pager/block/residents.h"
+
+namespace vmem::pager {
+
+class DirtyBlocks {
+ public:
+  static constexpr size_t kMostSlowed = 1024;
+  static constexpr uint64_t kMostWriting = uint64_t{32} << 20;  // bytes at once: the disk serves others, too
+  static constexpr uint64_t kLeastLimit = uint64_t{64} << 20;   // by default: any disk writes it in no time
+
+  DirtyBlocks(Residents& residents, const Config& config) : residents_(residents), config_(config) {}
+  // The evictors sleep there.
+  void set_bell(std::condition_variable* bell) { bell_ = bell; }
+
+  // The block keeps its place if it is listed already.
+  void add(core::ResidentId id, uint64_t now_ns);
+  void remove(core::ResidentId id);
+  void put_off(core::ResidentId id, uint64_t now_ns, bool overdue = false);
+  bool overdue(core::ResidentId id) const { return residents_[id].overdue; }
+  void bring_forward(core::ResidentId id, uint64_t now_ns);
+  bool listed(core::ResidentId id) const { return residents_[id].dirty_since_ns != 0; }
+  core::ResidentId first() const { return first_; }  // kNoResident: the list is empty
+  uint64_t since(core::ResidentId id) const { return residents_[id].dirty_since_ns; }
+  uint64_t bytes() const { return bytes_; }
+
+  // Writes of listed blocks that nobody waits for. Enough are under way: the next begins when one has ended, which
+  // wakes an evictor.
+  void write_begins(uint64_t bytes) { writing_ += bytes; }
+  void write_ends(uint64_t bytes, uint64_t now_ns);
+  uint64_t writing() const { return writing_; }
+  bool writes_enough() const { return writing_ >= kMostWriting; }
+  // Counts blocks that joined or came forward, and writes that ended.
+  uint64_t changes() const { return changes_; }
+
+  // Settings in force. 0: blocks are written only when they leave memory, or for a call; there is no limit then.
+  uint64_t interval_ns() const { return config_.writeback_interval_ns; }
+  uint64_t limit() const {
+    return config_.dirty_limit != 0 ? config_.dirty_limit : std::max(config_.host_budget / 4, kLeastLimit);
+  }
+  // From here on blocks are written whatever their age, so that writers seldom meet the limit.
+  bool many() const { return interval_ns() != 0 && bytes_ >= limit() / 2; }
+  void settings_changed();
+
+  // A fault that would make one more block dirty is to wait.
+  bool slows(uint64_t now_ns) const {
+    return interval_ns() != 0 && bytes_ != 0 && bytes_ >= limit() && now_ns >= lifted_until_ns_;
+  }
+  // It waits. False: nobody can remember it.
+  bool slow(Region& r, core::BlockIndex b, uint64_t now_ns);
+  // Nothing can be written: faults do not wait until then.
+  void lift(uint64_t until_ns) { lifted_until_ns_ = until_ns; }
+  bool any_slowed() const { return !slowed_.empty(); }
+  // For how long faults have waited, and no write has ended.
+  uint64_t stuck_ns(uint64_t now_ns) const;
+  // Takes out a fault that may go on; a null region: none may. woken: bytes of those that did just now.
+  SpanOf wake_one(uint64_t now_ns, uint64_t woken);
+  // The region goes.
+  void forget(const Region& r);
+
+  // Tests: recounts all. What is wrong; empty: nothing.
+  std::string check() const;
+
+ private:
+  void append(core::ResidentId id, uint64_t now_ns);
+  void prepend(core::ResidentId id, uint64_t since_ns);
+  void unlink(core::ResidentId id);
+  void ring() {
+    if (bell_ != nullptr) bell_->notify_one();
+  }
+
+  Residents& residents_;
+  const Config& config_;
+  std::condition_variable* bell_ = nullptr;
+  core::ResidentId first_ = core::kNoResident, last_ = core::kNoResident;
+  uint64_t bytes_ = 0, writing_ = 0, changes_ = 0;
+  uint64_t ended_ns_ = 0, slowing_since_ns_ = 0, lifted_until_ns_ = 0;
+  Queue<SpanOf> slowed_;
+};
+
+}  // namespace vmem::pager

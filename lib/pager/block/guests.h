@@ -1,0 +1,62 @@
+// Blocks that their device had no room for, on another one that had some to spare: guests there. Nobody uses one before
+// it goes back, or is leased where it is, so the order in which they came is that of their last use: the first to come
+// leaves first, and all of them before the blocks of the device itself.
+//
+//   a guest of a device is on it, on its way there or about to leave it, and the device's policy does not know it;
+//   bytes(d) = their blocks; whoever comes as one finds that, with it, they are no more than a share of the limit
+//   there, and that nobody waits for room
+//
+// Not thread-safe: the pager's lock protects it. Needs no memory.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "core/types.h"
+#include "memory/device_budget.h"
+#include "pager/block/residents.h"
+
+namespace vmem::pager {
+
+class Guests {
+ public:
+  explicit Guests(Residents& residents) : residents_(residents) {}
+
+  void set_share(unsigned percent) { share_ = percent; }  // 0: none come, and those that are there leave
+
+  // There is room for one of so many bytes at device d, whose budget that is.
+  bool fits(size_t d, const DeviceBudget& budget, uint64_t bytes, uint64_t now_ns) const;
+  // How much is to leave device d because there are too many, or because it is not to have any now.
+  uint64_t over(size_t d, const DeviceBudget& budget, uint64_t now_ns) const;
+  // None comes to device d before then: one could not. None stays, either: the device has little memory for others.
+  void refuse(size_t d, uint64_t until_ns) { lists_[d].refused_until_ns = until_ns; }
+  void send_away(size_t d, uint64_t until_ns) { lists_[d].refused_until_ns = lists_[d].away_until_ns = until_ns; }
+
+  bool is(core::ResidentId id) const { return residents_[id].guest_of != Resident::kNoGuest; }
+  void add(core::ResidentId id, size_t d);
+  // It leaves, or is the device's own from now on. False: it was no guest.
+  bool remove(core::ResidentId id);
+  uint64_t bytes(size_t d) const { return lists_[d].bytes; }
+  // In the order in which they came; kNoResident: that was the last.
+  core::ResidentId first(size_t d) const { return lists_[d].first; }
+  core::ResidentId after(core::ResidentId id) const { return residents_[id].next_guest; }
+
+  // Tests: recounts all. What is wrong; empty: nothing.
+  std::string check() const;
+
+ private:
+  uint64_t most(const DeviceBudget& budget) const { return budget.limit() * share_ / 100; }
+
+  struct List {
+    core::ResidentId first = core::kNoResident, last = core::kNoResident;
+    uint64_t bytes = 0;
+    uint64_t refused_until_ns = 0, away_until_ns = 0;
+  };
+
+  Residents& residents_;
+  unsigned share_ = 0;
+  std::array<List, device::kMaxDevices> lists_;
+};
+
+}  // namespace vmem::pager

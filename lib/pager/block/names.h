@@ -1,0 +1,23 @@
+// What the pager calls by its own name, of what lies in other folders.
+#pragma once
+
+#include "core/big_lock.h"
+#include "core/status.h"
+#include "core/types.h"
+#include "pager/block/block_table.h"
+#include "trap/trap.h"
+
+namespace vmem::pager {
+
+using core::Block;
+using core::BlockIndex;
+using core::error;
+using core::kNoResident;
+using core::ResidentId;
+using core::State;
+using core::Status;
+using core::Urgency;
+using trap::Transfer;
+using Lock = core::BigLock;
+
+}  // namespace vmem::pager

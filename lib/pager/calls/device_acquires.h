@@ -1,0 +1,80 @@
+// Acquires at devices: the leases are taken all at once, what is missing is asked for, and the stream is ordered after
+// its copies.
+//
+//   however one ends but well, nothing is leased, and nothing is asked for in its name
+//   what is to be stored to counts as changed from when all of it is there and its stream knows of the copies; until
+//   the acquire returns no kernel stores
+//
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "pager/host/shown_files.h"
+#include "pager/tier/arrivals.h"
+#include "pager/tier/device_room.h"
+#include "pager/tier/device_views.h"
+#include "pager/tier/promoter.h"
+
+namespace vmem::pager {
+
+class DeviceAcquires : private Shared {
+ public:
+  // requests: for promotion, acquires first.
+  DeviceAcquires(const Shared& shared, device::Devices* devices, Queue<PromotionRequest>& requests, Gpus& gpus,
+                 DeviceBlocks& blocks, FailedBlocks& failed, ShownFiles& files, PageIn& page_in, LeaseGrants& grants,
+                 PendingReleases& releases, DeviceViews& views, DeviceRoom& room, Promoter& promoter,
+                 Arrivals& arrivals)
+      : Shared(shared),
+        devices_(devices),
+        requests_(requests),
+        gpus_(gpus),
+        blocks_(blocks),
+        failed_(failed),
+        files_(files),
+        page_in_(page_in),
+        grants_(grants),
+        releases_(releases),
+        views_(views),
+        room_(room),
+        promoter_(promoter),
+        arrivals_(arrivals) {}
+
+  // ask: of Asks::ask() with the same arguments; null: the caller waits.
+  core::Status acquire(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) VMEM_UNLOCKED;
+
+ private:
+  struct Coming;  // how a wait for blocks goes
+  core::Status check_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) VMEM_LOCKED;
+  void hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED;
+  void make_room(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
+  core::Status revive_failed(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last) VMEM_LOCKED;
+  core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
+  core::Status bring(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
+                     std::vector<device::Ticket>* tickets, const Ask* ask) VMEM_LOCKED;
+  core::Status failure_of(Region& r, core::BlockIndex b, core::BlockIndex* tried) VMEM_LOCKED;
+  core::Status ask_again(Lock& lock, Region& r, core::BlockIndex b, int d, const void* owner,
+                         Coming* coming) VMEM_LOCKED;
+  core::Status wait_for_some(Lock& lock, const SpanOf& span, int d, const Ask* ask) VMEM_LOCKED;
+  void note_come(Region& r, core::BlockIndex b, std::vector<device::Ticket>* tickets) VMEM_LOCKED;
+  core::Status cannot_come(const Region& r, int d) VMEM_LOCKED;
+  bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,
+                        const std::vector<device::Ticket>& ordered, int d) VMEM_LOCKED;
+  void mark_changed(std::span<const SpanOf> spans, std::span<const vmem_range> ranges, bool decided) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  Queue<PromotionRequest>& requests_;
+  Gpus& gpus_;
+  DeviceBlocks& blocks_;
+  FailedBlocks& failed_;
+  ShownFiles& files_;
+  PageIn& page_in_;
+  LeaseGrants& grants_;
+  PendingReleases& releases_;
+  DeviceViews& views_;
+  DeviceRoom& room_;
+  Promoter& promoter_;
+  Arrivals& arrivals_;
+};
+
+}  // namespace vmem::pager

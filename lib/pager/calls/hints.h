@@ -1,0 +1,59 @@
+// Prefetch: where blocks are to be, when there is time for it. Now, or when a stream gets there; what is asked of a
+// device's blocks its workers do.
+//
+//   a hint does nothing that anybody relies on: one that finds its queue full is dropped, and one that fails has begun
+//   nothing
+//   what asks blocks elsewhere takes them out of older hints that want them on a device
+//   the ticket of a hint ends without the lock, whatever becomes of its region
+//
+#pragma once
+
+#include "pager/account/queues.h"
+#include "pager/threads/device_workers.h"
+
+namespace vmem::pager {
+
+class Hints final : private Shared, public DeviceWorkers::Above {
+ public:
+  // devices: null: there is no device tier. queues, evict_requests: under the lock.
+  Hints(const Shared& shared, device::Devices* devices, Queues& queues, EvictRequests& evict_requests, Gpus& gpus,
+        MemoryPressure& pressure, PageIn& page_in, ReadAhead& read_ahead, PendingReleases& releases, Demoter& demoter,
+        Promoter& promoter)
+      : Shared(shared),
+        devices_(devices),
+        queues_(queues),
+        evict_requests_(evict_requests),
+        gpus_(gpus),
+        pressure_(pressure),
+        page_in_(page_in),
+        read_ahead_(read_ahead),
+        releases_(releases),
+        demoter_(demoter),
+        promoter_(promoter) {}
+
+  // stream: when it gets there; null: now.
+  core::Status prefetch(const void* ptr, size_t size, int location, void* stream) VMEM_UNLOCKED;
+
+  // For the workers.
+  bool serve_stream_hints(Lock& lock) VMEM_LOCKED override;
+  bool serve_demotion(Lock& lock) VMEM_LOCKED override;
+  bool hints_wait_for_streams() VMEM_LOCKED override { return !queues_.stream_hints.empty(); }
+
+ private:
+  core::Status mark_stream(void* stream, int location, device::Ticket* out) VMEM_UNLOCKED;
+  core::Status start(const SpanOf& span, int location, DeferredWork& after) VMEM_LOCKED;
+  core::Status start_to_device(const SpanOf& span, int device, DeferredWork& after) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  Queues& queues_;
+  EvictRequests& evict_requests_;
+  Gpus& gpus_;
+  MemoryPressure& pressure_;
+  PageIn& page_in_;
+  ReadAhead& read_ahead_;
+  PendingReleases& releases_;
+  Demoter& demoter_;
+  Promoter& promoter_;
+};
+
+}  // namespace vmem::pager

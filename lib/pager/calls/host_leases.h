@@ -1,0 +1,67 @@
+// Leases at the host: all ranges of an acquire are granted at once, what is not in place is brought there, and the
+// acquire returns when all of it is. Their end is PendingReleases::release(), as at a device.
+//
+//   however an acquire ends but well, nothing is leased
+//   all reads that memory allows are under way before the first is waited for
+//
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "pager/calls/range_demoter.h"
+#include "pager/host/shown_files.h"
+#include "pager/lease/pending_releases.h"
+
+namespace vmem::pager {
+
+class HostLeases : private Shared {
+ public:
+  HostLeases(const Shared& shared, FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in,
+             LeaseGrants& grants, StagingSupply& supply, PendingReleases& releases, ShownFiles& files, Demoter& demoter,
+             RangeDemoter& range_demoter)
+      : Shared(shared),
+        failed_(failed),
+        waits_(waits),
+        installer_(installer),
+        page_in_(page_in),
+        grants_(grants),
+        supply_(supply),
+        releases_(releases),
+        files_(files),
+        demoter_(demoter),
+        range_demoter_(range_demoter) {}
+
+  // ask: of Asks::ask() with the same arguments; null: the caller waits.
+  core::Status acquire(std::span<const vmem_range> ranges, const Ask* ask) VMEM_UNLOCKED;
+
+ private:
+  struct Coming;  // how a wait for a block goes
+  core::Status check_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) VMEM_LOCKED;
+  core::Status grant(Lock& lock, std::span<const SpanOf> spans, size_t which, unsigned access,
+                     const Ask* ask) VMEM_LOCKED;
+  void hold(Lock& lock, const SpanOf& span) VMEM_LOCKED;
+  core::Status start_reads(Lock& lock, std::span<const SpanOf> spans, const Ask* ask) VMEM_LOCKED;
+  bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, DeferredWork& after) VMEM_LOCKED;
+  core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask) VMEM_LOCKED;
+  core::Status let_write(Region& r, core::BlockIndex b, unsigned access) VMEM_LOCKED;
+  // Whether the block's wait is over, and how; none: it is to be looked at again.
+  std::optional<core::Status> met_failed(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+  std::optional<core::Status> met_on_device(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+  core::Status wait_for_retry(Lock& lock, const Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+  core::Status installed(Lock& lock, const Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+  core::Status wait(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+
+  FailedBlocks& failed_;
+  MemoryWaits& waits_;
+  Installer& installer_;
+  PageIn& page_in_;
+  LeaseGrants& grants_;
+  StagingSupply& supply_;
+  PendingReleases& releases_;
+  ShownFiles& files_;
+  Demoter& demoter_;
+  RangeDemoter& range_demoter_;
+};
+
+}  // namespace vmem::pager

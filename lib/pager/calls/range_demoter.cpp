@@ -1,0 +1,185 @@
+#include "pager/calls/range_demoter.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <chrono>
+
+#include "core/at_exit.h"
+#include "core/clock.h"
+#include "core/thread.h"
+#include "pager/tier/insist.h"
+
+namespace vmem::pager {
+
+// The blocks that this call has claimed, and not ended. With page tables of their own, and nothing to be written, a
+// block is on its way as soon as it is met: the next is unmapped while it is copied, and the oldest is ended when
+// enough are under way. Else they go together.
+class RangeDemoter::UnderWay {
+ public:
+  // batch: so many are under way at most.
+  UnderWay(RangeDemoter& all, bool one_by_one, size_t batch)
+      : all_(all), one_by_one_(one_by_one), batch_(one_by_one ? std::min(batch, parts_.size()) : batch) {}
+
+  // One has to be ended before the next is claimed: signals may come in.
+  bool full() const { return one_by_one_ && count_ == batch_; }
+  void add(Lock& lock, Move* m) VMEM_LOCKED {
+    if (one_by_one_) return begin(lock, m);
+    together_.push_back(m);
+    if (together_.size() >= batch_) flush(lock);
+  }
+  void end_oldest(Lock& lock) VMEM_LOCKED {
+    lock.unlock();
+    // core::broken("signals_in_copies"), core::broken("copy_wait"), in wait_in_call(): for those this file is compiled
+    // again.
+    if (wait_in_call(*all_.devices_, oldest().ticket) || !core::run_aside([this] { end_all(); })) end_one();
+    lock.lock();
+  }
+  void flush(Lock& lock) VMEM_LOCKED {
+    while (count_ != 0) end_oldest(lock);
+    if (together_.empty() && unmapped_.empty()) return;
+    lock.unlock();
+    if (!unmapped_.empty()) keep();
+    if (!together_.empty()) all_.demoter_.run(together_.all());
+    lock.lock();
+    together_.clear();
+  }
+
+ private:
+  OutPart& oldest() { return parts_[first_ % parts_.size()]; }
+  void begin(Lock& lock, Move* m) VMEM_LOCKED {
+    const size_t i = (first_ + count_++) % parts_.size();
+    moves_[i] = m;
+    parts_[i] = {.moves = {&moves_[i], 1}, .device = m->device};
+    lock.unlock();
+    all_.demoter_.begin_part(parts_[i]);
+    lock.lock();
+  }
+  void end_one() VMEM_UNLOCKED {
+    if (unmapped_.full()) keep();
+    Batch writes;
+    DeferredWork after;
+    all_.demoter_.end_part(oldest(), writes, unmapped_, after);
+    all_.page_in_.run(after);
+    ++first_, --count_;
+  }
+  void end_all() VMEM_UNLOCKED {
+    while (count_ != 0) end_one();
+    if (!unmapped_.empty()) keep();
+  }
+  void keep() VMEM_UNLOCKED {
+    DeferredWork after;
+    all_.demoter_.keep_mapped(unmapped_, after);
+    all_.page_in_.run(after);
+  }
+
+  RangeDemoter& all_;
+  const bool one_by_one_;
+  std::array<Move*, kDeviceBatch> moves_ = {};
+  std::array<OutPart, kDeviceBatch> parts_;
+  const size_t batch_;
+  size_t first_ = 0, count_ = 0;  // of the parts
+  Batch together_, unmapped_;
+};
+
+// Where a device is lost, what host memory has of its blocks is written.
+void RangeDemoter::look_for_loss(Lock& lock) {
+  for (size_t d = 0; d < gpus_.size(); ++d) {
+    if (gpus_[d].budget.charged() == 0 || gpus_[d].lost) continue;
+    lock.unlock();
+    const Status health = devices_->health(static_cast<int>(d));
+    lock.lock();
+    gpus_.saw_loss(static_cast<int>(d), health);
+  }
+}
+
+// On a device. At exit: its file got it, and then its context went, which ended what it was leased for.
+bool RangeDemoter::went_with_its_context(const Region& r, BlockIndex b) {
+  const Resident& resident = map_.residents()[r.table[b].aux];
+  return core::exiting() && gpus_[r.table[b].device].lost && !resident.shown && resident.saved;
+}
+
+// At rest. Nothing is to be done about it, or nothing can be, which the sweep is told.
+bool RangeDemoter::passes_over(const Region& r, BlockIndex b, Leave how, Sweep* sweep) {
+  const State state = r.table[b].state;
+  const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
+  if (how == Leave::sync && state == State::on_device && sweep->nobody_asks() && went_with_its_context(r, b))
+    return true;
+  if (state != State::on_device || (busy && !sweep->all) ||
+      (how == Leave::sync && (proven_clean(r.table[b]) || !r.writable()))) {
+    if (state == State::on_device && busy && !sweep->all) sweep->skipped = true;
+    return true;
+  }
+  if (sweep->wait != Sweep::Wait::always && awaits_writes(r, b)) {
+    sweep->leave(b);
+    if (sweep->wait == Sweep::Wait::never) return true;
+  }
+  return false;
+}
+
+Leave RangeDemoter::goes_how(const Region& r, BlockIndex b, Leave how) {
+  if (how != Leave::sync || leased(r, b)) return how;
+  // What cannot be copied from a device that is lost cannot stay there either: it gets its mark. Nor what is stale
+  // there and nobody leases. What is leased a kernel may use: it stays, and the CPU's is written.
+  const bool goes = gpus_[r.table[b].device].lost || map_.residents()[r.table[b].aux].stale;
+  return goes ? Leave::evict : how;
+}
+
+Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, Sweep* sweep) {
+  Job job;
+  UnderWay under_way(*this, gpus_.own_page_tables() && how != Leave::sync, staging_.of(r).frames.batch());
+  if (how == Leave::sync) look_for_loss(lock);
+  uint64_t mark = Progress::kNone;
+  Status starved;
+  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks;) {
+    if (r.table[b].state == State::leaving || comes_to_device(map_.residents(), r.table[b])) {
+      under_way.flush(lock);
+      if (!map_.wait_stable(lock, r, b, sweep)) break;
+      if (core::in_transition(r.table[b].state)) b = r.table.next_touched(b + 1);
+      continue;
+    }
+    core::add(counters_.swept_blocks);
+    if (passes_over(r, b, how, sweep)) {
+      b = r.table.next_touched(b + 1);
+      continue;
+    }
+    if (under_way.full()) {
+      under_way.end_oldest(lock);
+      continue;
+    }
+    Move* m = demoter_.begin(r, b, goes_how(r, b, how));
+    if (m == nullptr) {
+      under_way.flush(lock);
+      if (mark == Progress::kNone) mark = clock_.look(now_ns());
+      if (clock_.hopeless(mark)) {
+        starved = cannot_leave(r, b);
+        break;
+      }
+      lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
+      continue;
+    }
+    mark = Progress::kNone;
+    m->job = &job;
+    ++job.outstanding;
+    b = r.table.next_touched(b + 1);
+    under_way.add(lock, m);
+  }
+  under_way.flush(lock);
+  while (job.outstanding != 0) lock.sleep(map_.changed());
+  return job.status.ok() ? starved : job.status;
+}
+
+Status RangeDemoter::cannot_leave(const Region& r, BlockIndex b) {
+  if (const Resident& resident = map_.residents()[r.table[b].aux]; resident.refused || resident.apart) {
+    return error(EIO, "accesses of a block get SIGBUS, and for %u ms the trap has not taken that back, %s",
+                 config_.fault_timeout_ms, map_.where(r, b).c_str());
+  }
+  Status why = writes_.take_error();
+  if (why.ok()) why = map_.refusal();
+  if (!why.ok()) return why;
+  return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
+               config_.fault_timeout_ms, core::human_bytes(budget_.limit()).c_str(),
+               core::human_bytes(budget_.charged(Use::staging)).c_str());
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,152 @@
+#include "pager/calls/range_writer.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "core/thread.h"
+
+namespace vmem::pager {
+
+namespace {
+
+// A lease is in the way of writing the block: any, where it is to leave memory, else one for writing.
+bool leased_against(const Region& r, BlockIndex b, bool keep) {
+  const Leases* leases = r.leases.find(b);
+  return leases != nullptr && (!keep || std::any_of(leases->begin(), leases->end(),
+                                                    [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; }));
+}
+
+struct FlushWait {
+  std::mutex mutex;
+  std::condition_variable done;
+  bool finished = false;
+};
+
+}  // namespace
+
+// Blocks that came to a device when that had been looked through, or were on their way.
+struct RangeWriter::Late {
+  uint64_t arrived = 0;  // before that
+  Leave how = Leave::sync;
+};
+
+void RangeWriter::write_batch(Lock& lock, Batch* batch) {
+  if (batch->empty()) return;
+  write_back_.evict_batch(lock, batch->all());
+  batch->clear();
+}
+
+Status RangeWriter::write(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, Sweep* sweep) {
+  Writes writes;
+  begin(lock, {&r, first, last}, keep, sweep, &writes);
+  return end(lock, &writes);
+}
+
+void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep, Writes* writes) {
+  Region& r = *span.region;
+  Batch& batch = writes->batch;
+  Job& job = writes->job;
+  const Late late{r.arrived, keep ? Leave::sync : Leave::evict};
+  if (!batch.empty() && (r.gpu || (*batch.begin())->region->block_size != r.block_size)) write_batch(lock, &batch);
+  if (r.gpu && !sweep->host) {
+    releases_.wait_for_region(lock, r, sweep);
+    const Status from_device = range_demoter_.run(lock, r, span.first, span.last, late.how, sweep);
+    if (job.status.ok()) job.status = from_device;  // and the rest is written all the same
+  }
+  const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
+  const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
+  bool again = false;  // the same block
+  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && b < r.blocks;
+       b = r.table.next_touched(again ? b : b + 1)) {
+    again = false;
+    if (b % kTurn == 0) lock.give_way();
+    const bool lent = sweep->all && keep && r.table[b].state == State::taking && map_.residents()[r.table[b].aux].lent;
+    if (!lent && core::in_transition(r.table[b].state)) {
+      write_batch(lock, &batch);  // never wait while holding transitions of our own
+      if (!map_.wait_stable(lock, r, b, sweep)) break;
+    }
+    if (!sweep->host) write_late(lock, r, b, late, sweep, &batch, &job.status);
+    if (r.dying) break;
+    core::add(counters_.swept_blocks);
+    const core::Block& block = r.table[b];
+    if (block.state != State::resident && block.state != State::held && !lent) continue;
+    if (!sweep->all && leased_against(r, b, keep)) {
+      sweep->skipped = true;
+      continue;
+    }
+    if ((keep || sweep->frees) &&
+        (!r.writable() || stood_protected(trap_.caps().pins, block, map_.residents()[block.aux])))
+      continue;
+    if (!keep) map_.withdraw(block.aux);
+    Move* m = isolator_.begin_take(r, b, keep, false);
+    if (m == nullptr) {
+      if (!lent) map_.admit(r, b, map_.clock().stamp());
+      again = job.outstanding != 0;  // what these have is free when they have ended
+      if (again) {
+        write_batch(lock, &batch);
+        for (const uint64_t all = job.outstanding; job.outstanding == all && all != 0;) lock.sleep(map_.changed());
+        continue;
+      }
+      if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
+      break;
+    }
+    m->job = &job;
+    ++job.outstanding;
+    batch.push_back(m);
+    if (batch.size() >= most) write_batch(lock, &batch);
+    while (job.outstanding > outstanding && batch.empty()) lock.sleep(map_.changed());
+  }
+}
+
+Status RangeWriter::end(Lock& lock, Writes* writes) {
+  write_batch(lock, &writes->batch);
+  while (writes->job.outstanding != 0) lock.sleep(map_.changed());
+  return writes->job.status;
+}
+
+// What such a block brought is not written.
+void RangeWriter::write_late(Lock& lock, Region& r, BlockIndex b, const Late& late, Sweep* sweep, Batch* batch,
+                             Status* result) {
+  for (uint64_t seen = late.arrived; r.table[b].state == State::on_device && seen != r.arrived;) {
+    seen = r.arrived;
+    write_batch(lock, batch);
+    const Status s = range_demoter_.run(lock, r, b, b, late.how, sweep);
+    if (result->ok()) *result = s;
+    if (!s.ok() || !map_.wait_stable(lock, r, b, sweep)) break;
+  }
+}
+
+Status RangeWriter::flush_file(Lock& lock, Region& r) {
+  FlushWait wait;
+  store::Io io;
+  io.op = store::Io::Op::flush;
+  io.urgency = core::Urgency::acquire;
+  io.file = r.file_id;
+  io.user = &wait;
+  io.done = [](store::Io& done) {
+    FlushWait& w = *static_cast<FlushWait*>(done.user);
+    std::lock_guard guard(w.mutex);
+    w.finished = true;
+    w.done.notify_all();
+  };
+  lock.unlock();
+  store::Io* one = &io;
+  engine_.submit({&one, 1});
+  {
+    std::unique_lock guard(wait.mutex);
+    while (!wait.done.wait_for(guard, std::chrono::milliseconds(50), [&] { return wait.finished; })) {
+      if (!core::signals_have_come()) continue;
+      guard.unlock();
+      core::let_signals_in();
+      guard.lock();
+    }
+  }
+  lock.lock();
+  if (io.result != 0) return core::system_error(io.result, "flushing file %s failed", r.file.path.c_str());
+  return {};
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,57 @@
+// Writes the blocks of a range that the store does not have, for a call that waits for it: they stay where they are, or
+// leave memory. What a device has changed is RangeDemoter's.
+//
+//   no transition of a block is this thread's own while it waits for another one's
+//   leased blocks (to stay: those under WRITE) are skipped and said, unless the sweep says `all`
+//   all that was begun has ended when it returns, and the first failure is told
+//   a call over many ranges begins to write one while others are being written
+//
+// Locked on entry and on return, and not meanwhile; the region stays while its `in_flight` counts the caller.
+#pragma once
+
+#include "pager/calls/range_demoter.h"
+#include "pager/host/write_back.h"
+#include "pager/lease/pending_releases.h"
+
+namespace vmem::pager {
+
+class RangeWriter : private Shared {
+ public:
+  RangeWriter(const Shared& shared, Isolator& isolator, WriteBack& write_back, PendingReleases& releases,
+              RangeDemoter& range_demoter)
+      : Shared(shared),
+        isolator_(isolator),
+        write_back_(write_back),
+        releases_(releases),
+        range_demoter_(range_demoter) {}
+
+  // What a call over several ranges has begun.
+  struct Writes {
+    Job job;
+    Batch batch;  // of one size of blocks; not begun yet
+  };
+
+  // keep: the blocks stay where they are, else they leave memory. Under `all` what is lent to kernels is written, too,
+  // and not waited for.
+  core::Status write(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep,
+                     Sweep* sweep) VMEM_LOCKED;
+  // The same in two steps: begin() for each range, and end() once, which waits, and tells the first failure of all.
+  // Between them a region stays for as long as blocks of it are written.
+  void begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep, Writes* writes) VMEM_LOCKED;
+  core::Status end(Lock& lock, Writes* writes) VMEM_LOCKED;
+  // What the region's file was written is durable.
+  core::Status flush_file(Lock& lock, Region& r) VMEM_LOCKED;
+
+ private:
+  struct Late;
+  void write_batch(Lock& lock, Batch* batch) VMEM_LOCKED;
+  void write_late(Lock& lock, Region& r, core::BlockIndex b, const Late& late, Sweep* sweep, Batch* batch,
+                  core::Status* result) VMEM_LOCKED;
+
+  Isolator& isolator_;
+  WriteBack& write_back_;
+  PendingReleases& releases_;
+  RangeDemoter& range_demoter_;
+};
+
+}  // namespace vmem::pager

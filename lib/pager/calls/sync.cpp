@@ -1,0 +1,191 @@
+#include "pager/calls/sync.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <new>
+#include <utility>
+
+#include "core/break.h"
+#include "core/clock.h"
+
+namespace vmem::pager {
+
+// Locked. Some of a region, which stays meanwhile; *skipped: blocks were left for the leases that they are under.
+Status Sync::sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) {
+  Region& r = *span.region;
+  ++r.in_flight;
+  Sweep sweep;
+  Status result = range_writer_.write(lock, r, span.first, span.last, true, &sweep);
+  if (r.backing == Backing::file_shared &&
+      !core::broken("file_flush")) {  // durable, what was written, though a block failed
+    const Status flushed = range_writer_.flush_file(lock, r);
+    if (result.ok()) result = flushed;
+  }
+  if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
+  --r.in_flight;
+  map_.notify();
+  *skipped |= sweep.skipped;
+  return result;
+}
+
+namespace {
+
+// What a sync answers. First what the range itself met, then what was written in the background: if not now, the next
+// time.
+Status synced(Status result, Status earlier, bool skipped) {
+  if (!result.ok()) return result;
+  if (!earlier.ok()) return earlier;
+  if (!skipped) return {};
+  return error(EBUSY,
+               "blocks of the range are under a live lease with VMEM_WRITE and were skipped; the rest is synced");
+}
+
+}  // namespace
+
+// Of the region's own file, or of the store: told once.
+Status Sync::take_error(Region& r) {
+  Status own = std::exchange(r.write_error, {});
+  return own.ok() ? writes_.take_error() : own;
+}
+
+Status Sync::sync(const void* ptr, size_t size) {
+  Lock lock(map_.mutex());
+  SpanOf span;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  bool skipped = false;
+  Status result = sync_blocks(lock, span, &skipped), earlier;
+  if (result.ok()) earlier = take_error(*span.region);
+  return synced(std::move(result), std::move(earlier), skipped);
+}
+
+// Regions come and go while others are written: each step looks up the next by address, and those that came later are
+// left. `with` is called for each; the region stays meanwhile.
+template <typename With>
+bool Sync::for_each_region(With with) {
+  const uint64_t end = sums_.next_region_id;
+  bool any = false;
+  uintptr_t at = 0;
+  for (auto it = map_.regions().begin(); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
+    at = it->first + 1;
+    Region& r = *it->second;
+    if (r.dying || r.id >= end) continue;
+    any = true;
+    ++r.in_flight;
+    with(r);
+    --r.in_flight;
+    if (r.dying) map_.notify();
+  }
+  return any;
+}
+
+// A file is flushed once, however many regions it has; all that was written is in it by then.
+Status Sync::flush_files(Lock& lock) {
+  Status first;
+  core::OwnMap<std::pair<uint64_t, uint64_t>, bool> flushed;
+  for_each_region([&](Region& r) VMEM_LOCKED {
+    if (r.backing != Backing::file_shared || core::broken("file_flush")) return;
+    const std::pair<uint64_t, uint64_t> file{r.file.file.device, r.file.file.inode};
+    if (file.second != 0 && flushed.find(file) != flushed.end()) return;
+    const Status s = range_writer_.flush_file(lock, r);
+    if (first.ok()) first = s;
+    try {
+      flushed.emplace(file, true);
+    } catch (const std::bad_alloc&) {  // it is flushed again with its next region
+    }
+  });
+  return first;
+}
+
+Status Sync::sync_all() {
+  Lock lock(map_.mutex());
+  Sweep sweep;
+  RangeWriter::Writes writes;
+  const bool any = for_each_region([&](Region& r) VMEM_LOCKED {
+    range_writer_.begin(lock, {&r, 0, r.blocks - 1}, true, &sweep, &writes);
+  });
+  Status first = range_writer_.end(lock, &writes);
+  const Status flushed = flush_files(lock);  // durable, what was written, though a block failed
+  if (first.ok()) first = flushed;
+  for_each_region([&](Region& r) VMEM_LOCKED {
+    if (first.ok()) first = failed_.tell_lost(r, 0, r.blocks - 1, true);
+  });
+  if (!any) return {};  // what failed went with its region
+  Status earlier;
+  for_each_region([&](Region& r) VMEM_LOCKED {
+    if (first.ok() && earlier.ok()) earlier = take_error(r);
+  });
+  return synced(std::move(first), std::move(earlier), sweep.skipped);
+}
+
+Status Sync::evict(const void* ptr, size_t size, int location) {
+  Lock lock(map_.mutex());
+  if (location != VMEM_HOST && location != VMEM_SSD) {
+    return error(EINVAL, "location %d is not accepted here; give VMEM_HOST or VMEM_SSD", location);
+  }
+  SpanOf span;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  Region& r = *span.region;
+  if (location == VMEM_HOST && !r.gpu) return failed_.tell_lost(r, span.first, span.last, true);
+  forget_hints(requests_, span);
+  ++r.in_flight;
+  Sweep sweep;
+  Status result;
+  if (location == VMEM_HOST) {
+    releases_.wait_for_region(lock, r);
+    result = range_demoter_.run(lock, r, span.first, span.last, Leave::host, &sweep);
+  } else {
+    result = range_writer_.write(lock, r, span.first, span.last, false, &sweep);
+  }
+  if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
+  --r.in_flight;
+  map_.notify();
+  return result;
+}
+
+// A device that has pinned a page may store to it yet, as it may after munmap() of a mapping, which loses nothing of
+// it: so what may be pinned is taken away before the region goes. I/O that has been seen to end may be unpinned a
+// moment later.
+Status Sync::take_for_free(Lock& lock, Region& r) {
+  constexpr uint64_t kMoment = 1000000000;  // ns
+  const uint64_t until = now_ns() + std::min(kMoment, clock_.limit_ns());
+  for (;;) {
+    Sweep sweep;
+    sweep.frees = sweep.host = true;
+    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, false, &sweep);
+    if (s.code() != -EBUSY || r.dying) return s;
+    if (now_ns() >= until) {
+      return error(EBUSY,
+                   "region %llu has a page that is pinned, by direct I/O that is under way or by a registered buffer, "
+                   "and what that stores would not reach file %s; end it first (%.*s)",
+                   static_cast<unsigned long long>(r.id), r.file.path.c_str(), static_cast<int>(s.text().size()),
+                   s.text().data());
+    }
+    lock.sleep_for(map_.changed(), std::chrono::milliseconds(2));
+  }
+}
+
+// Changed blocks of a shared file. A lease that is granted while they are written lets its holder change what has been
+// written already: when it is released before the end, that is written too.
+Status Sync::write_for_free(Lock& lock, Region& r, bool force) {
+  for (int round = 0;; ++round) {
+    const uint64_t granted = r.granted;
+    Sweep sweep;
+    sweep.all = force;
+    sweep.frees = true;
+    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, &sweep);
+    if (s.ok() && !force && trap_.caps().pins == trap::Pins::taken_away) s = take_for_free(lock, r);
+    if (!s.ok()) return s;
+    if (force || r.dying || granted == r.granted || core::broken("free_again"))
+      return failed_.tell_lost(r, 0, r.blocks - 1, false);
+    const bool live = !r.leases.visit(0, r.blocks - 1, [](BlockIndex, BlockIndex, const Leases& leases) {
+      return std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
+    });
+    if (live || round == 16) {
+      return error(EBUSY, "region %llu is leased while its changes are written; release it first",
+                   static_cast<unsigned long long>(r.id));
+    }
+  }
+}
+
+}  // namespace vmem::pager

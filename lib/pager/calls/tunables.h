@@ -1,0 +1,66 @@
+// What may be set while the pager runs, and what an administrator says of the module.
+//
+//   what Config has is in force: of read-ahead and the time-out the least that was set or said
+//   a budget is not set below what live leases hold, nor host_budget below what serves the regions there are
+//
+#pragma once
+
+#include "pager/host/fault_service.h"
+#include "pager/lease/pending_releases.h"
+#include "pager/tier/promoter.h"
+
+namespace vmem::pager {
+
+class Tunables : private Shared {
+ public:
+  // config: Shared has it, too. devices: null: there is no device tier.
+  Tunables(const Shared& shared, Config& config, device::Devices* devices, Gpus& gpus, MemoryPressure& pressure,
+           PageIn& page_in, StoreReader& reader, StagingSupply& supply, PendingReleases& releases, Promoter& promoter,
+           FaultService& faults, Room& room)
+      : Shared(shared),
+        in_force_(config),
+        devices_(devices),
+        gpus_(gpus),
+        pressure_(pressure),
+        page_in_(page_in),
+        reader_(reader),
+        supply_(supply),
+        releases_(releases),
+        promoter_(promoter),
+        faults_(faults),
+        room_(room),
+        wanted_readahead_(config.readahead_bytes),
+        wanted_timeout_ms_(config.fault_timeout_ms) {}
+
+  Status set_host_budget(uint64_t bytes) VMEM_UNLOCKED;    // -EBUSY: live leases hold more
+  Status set_device_budget(uint64_t bytes) VMEM_UNLOCKED;  // .. -ENOMEM: above what some device has
+  void set_device_reserve(uint64_t bytes) VMEM_UNLOCKED;
+  void set_space_budget(uint64_t bytes) VMEM_UNLOCKED;
+  void set_readahead(uint64_t bytes) VMEM_UNLOCKED;
+  void set_fault_timeout(unsigned ms) VMEM_UNLOCKED;
+  void set_staging_share(unsigned percent) VMEM_UNLOCKED;
+  void set_writeback(uint64_t interval_ns, uint64_t dirty_limit) VMEM_UNLOCKED;
+  void set_neighbours(unsigned percent) VMEM_UNLOCKED;
+  void set_checksum(bool on) { reader_.set_verify(on); }
+  // What the module has may be other than it was.
+  void follow_module() VMEM_UNLOCKED;
+
+ private:
+  Config& in_force_;
+  device::Devices* const devices_;
+  Gpus& gpus_;
+  MemoryPressure& pressure_;
+  PageIn& page_in_;
+  StoreReader& reader_;
+  StagingSupply& supply_;
+  PendingReleases& releases_;
+  Promoter& promoter_;
+  FaultService& faults_;
+  Room& room_;
+
+  // As it was set.
+  uint64_t wanted_readahead_ VMEM_GUARDED_BY(core::big_lock);
+  unsigned wanted_timeout_ms_ VMEM_GUARDED_BY(core::big_lock);
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,143 @@
+#include "pager/host/background_writes.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/step.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr uint64_t kBatch = uint64_t{8} << 20;  // bytes written together
+constexpr size_t kLooks = 256;                  // blocks looked at under one hold of the lock
+constexpr uint64_t kLookAgain = 100000000;      // ns
+constexpr uint64_t kLift = 1000000000;          // ns for which faults go on where nothing can be written
+
+}  // namespace
+
+uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
+  if (!begun_.empty()) return now_ns;
+  const DirtyBlocks& dirty = map_.dirty();
+  const uint64_t look = dirty.any_slowed() ? now_ns + kLookAgain : UINT64_MAX;
+  if (dirty.interval_ns() == 0 || dirty.first() == kNoResident) return look;
+  if (dirty.writes_enough()) return look;  // the end of a write rings
+  const uint64_t due = dirty.many() ? now_ns : dirty.since(dirty.first()) + dirty.interval_ns();
+  return std::min(look, std::max({due, again_changes_ == dirty.changes() ? again_ns_ : 0, now_ns}));
+}
+
+// Kernels that load from its frame do not matter to a call that waits; here the block waits for them.
+bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const {
+  const State state = r.table[b].state;
+  return !r.dying && !r.lost && !file_refuses(r, now_ns) && (state == State::resident || state == State::held) &&
+         !map_.residents()[r.table[b].aux].lent && !lent_for_writing(r, b);
+}
+
+bool BackgroundWrites::take(Region& r, BlockIndex b, Batch* batch) {
+  Move* const m = isolator_.begin_take(r, b, true, false);
+  if (m == nullptr) return false;
+  m->background = true;
+  map_.dirty().write_begins(r.block_size);
+  batch->push_back(m);
+  return true;
+}
+
+bool BackgroundWrites::begin_overdue(Region& r, BlockIndex b) {
+  const uint64_t now = now_ns();
+  DirtyBlocks& dirty = map_.dirty();
+  if (stopped_ || dirty.interval_ns() == 0 || !may_write(r, b, now)) return false;
+  const ResidentId id = r.table[b].aux;
+  if (begun_.full() || dirty.writes_enough() || !take(r, b, &begun_)) {
+    dirty.bring_forward(id, now);
+    return false;
+  }
+  dirty.put_off(id, now);
+  return true;
+}
+
+void BackgroundWrites::stop(Lock& lock) {
+  stopped_ = true;
+  if (!begun_.empty()) write_back_.evict_batch(lock, std::exchange(begun_, {}).all());
+}
+
+// The block, and those behind it that are dirty and not much younger. Returns their bytes; 0: it cannot be written.
+uint64_t BackgroundWrites::take_run(Region& r, BlockIndex first, uint64_t now_ns, Batch* batch) {
+  const DirtyBlocks& dirty = map_.dirty();
+  const uint64_t youngest = now_ns - std::min(now_ns, dirty.interval_ns() / 2);
+  uint64_t bytes = 0;
+  for (BlockIndex b = first; b < r.blocks && bytes < kBatch && !batch->full(); ++b) {
+    if (!core::in_memory(r.table[b].state) || !dirty.listed(r.table[b].aux) || !may_write(r, b, now_ns)) break;
+    if (b != first && dirty.since(r.table[b].aux) > youngest && !dirty.many()) break;
+    if (!take(r, b, batch)) break;
+    bytes += r.block_size;
+  }
+  return bytes;
+}
+
+// False: nothing more is due.
+bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
+  DirtyBlocks& dirty = map_.dirty();
+  uint64_t bytes = 0;
+  for (size_t looks = 0; looks < kLooks && bytes < kBatch && !batch->full(); ++looks) {
+    const ResidentId id = dirty.first();
+    if (id == kNoResident || (!dirty.many() && dirty.since(id) + dirty.interval_ns() > now_ns)) return false;
+    const Resident& resident = map_.residents()[id];
+    const uint64_t taken = take_run(*resident.region, resident.block, now_ns, batch);
+    if (taken == 0) in_vain_ += resident.region->block_size;
+    bytes += taken;
+    dirty.put_off(id, now_ns, taken == 0);
+  }
+  return true;
+}
+
+bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
+  const DirtyBlocks& dirty = map_.dirty();
+  if (dirty.stuck_ns(now_ns) > config_.fault_timeout_ms * uint64_t{1000000}) give_up(now_ns);
+  if (!begun_.empty()) {
+    write_back_.evict_batch(lock, std::exchange(begun_, {}).all());
+    return true;
+  }
+  if (dirty.writes_enough() || next_ns(now_ns) > now_ns) return false;
+  Batch batch;
+  const bool more = pick(now_ns, &batch);
+  if (batch.empty()) {
+    // Others may be behind a large lease: all of the list is looked at, a part at a time, before there is a pause.
+    if (more && in_vain_ < dirty.bytes()) {
+      lock.give_way();
+      return true;
+    }
+    in_vain_ = 0;
+    again_ns_ = now_ns + kLookAgain;
+    again_changes_ = dirty.changes();
+    if (dirty.any_slowed() && dirty.writing() == 0) give_up(now_ns);
+    return false;
+  }
+  in_vain_ = 0;
+  core::step("background.taken");
+  write_back_.evict_batch(lock, batch.all());
+  return true;
+}
+
+// Waiting would help nobody: the writers go on, and the files have less than they should if the process is killed.
+void BackgroundWrites::give_up(uint64_t now_ns) {
+  DirtyBlocks& dirty = map_.dirty();
+  dirty.lift(now_ns + kLift);
+  VMEM_LOG_OFTEN(core::Level::warning,
+                 "%s of shared files are dirty, dirty_limit is %s, and none of it can be written now (leases for "
+                 "writing, pinned pages, or a file that takes no write): stores no longer wait, and more may be lost "
+                 "if the process is killed",
+                 core::human_bytes(dirty.bytes()).c_str(), core::human_bytes(dirty.limit()).c_str());
+  wake_slowed(now_ns);
+}
+
+void BackgroundWrites::wake_slowed(uint64_t now_ns) {
+  uint64_t woken = 0;
+  for (SpanOf s = map_.dirty().wake_one(now_ns, woken); s.region != nullptr; s = map_.dirty().wake_one(now_ns, woken)) {
+    woken += s.region->block_size;
+    trap_.wake(s.region->address(s.first), s.region->block_size).ignore();
+  }
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,54 @@
+// Writes dirty blocks of shared files while nobody asks for it, so that a killed process loses little: a block leaves
+// for its file within writeback_interval of the first store that its file lacks, and stays in memory as clean. Faults
+// that would make more blocks dirty wait while there are dirty_limit bytes of them.
+//
+// - The oldest block goes first, and its dirty neighbours with it. They are isolated and compared as for a sync.
+// - A block that cannot be written now (a lease for writing, a transition, a loan, a file that refused) goes to the end
+//   of the list as overdue. The end of the lease or transition begins its write under the same hold of the lock, so
+//   that the next lease or eviction waits for it, however soon it comes.
+// - Faults wait while writes end. Where none ends or can begin, the faults go on, and the log says so.
+//
+// Evictors call it, under the pager's lock.
+#pragma once
+
+#include "pager/account/shared.h"
+#include "pager/host/isolate.h"
+#include "pager/host/write_back.h"
+
+namespace vmem::pager {
+
+class BackgroundWrites : private Shared {
+ public:
+  BackgroundWrites(const Shared& shared, Isolator& isolator, WriteBack& write_back)
+      : Shared(shared), isolator_(isolator), write_back_(write_back) {}
+
+  // Begins a batch of writes that are due. False: there was none. Locked on entry and on return.
+  bool write_some(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
+  // The block is at rest, and overdue. True: an evictor has to write what has begun.
+  bool begin_overdue(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  // The evictors end: what has begun is written, and nothing begins any more.
+  void stop(Lock& lock) VMEM_LOCKED;
+  // Lets faults go on that waited for fewer dirty blocks.
+  void wake_slowed(uint64_t now_ns) VMEM_LOCKED;
+  // When there is something to do; UINT64_MAX: not before somebody rings.
+  uint64_t next_ns(uint64_t now_ns) const VMEM_LOCKED;
+
+ private:
+  bool may_write(Region& r, core::BlockIndex b, uint64_t now_ns) const VMEM_LOCKED;
+  bool take(Region& r, core::BlockIndex b, Batch* batch) VMEM_LOCKED;
+  uint64_t take_run(Region& r, core::BlockIndex b, uint64_t now_ns, Batch* batch) VMEM_LOCKED;
+  bool pick(uint64_t now_ns, Batch* batch) VMEM_LOCKED;
+  void give_up(uint64_t now_ns) VMEM_LOCKED;
+
+  Isolator& isolator_;
+  WriteBack& write_back_;
+  Batch begun_ VMEM_GUARDED_BY(core::big_lock);  // by begin_overdue(), and nobody writes them yet
+  bool stopped_ VMEM_GUARDED_BY(core::big_lock) = false;
+  // Nothing was found that can be written: not before this, unless there has been a change since.
+  uint64_t again_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  uint64_t again_changes_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  // Bytes of the list that were looked at since something could be written.
+  uint64_t in_vain_ VMEM_GUARDED_BY(core::big_lock) = 0;
+};
+
+}  // namespace vmem::pager

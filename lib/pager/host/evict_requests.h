@@ -1,0 +1,47 @@
+// Blocks that are to leave host memory though nobody needs it: vmem_prefetch to the SSD, and what a scan has passed.
+//
+//   in the order in which they were asked for; of each request the blocks that nobody has looked at yet
+//   all lie in their regions, at least one a request, and there are at most kMost requests
+//
+// Not thread-safe: the pager's lock protects it. add() may need memory; nothing else does.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "core/queue.h"
+#include "core/types.h"
+#include "pager/block/moves.h"
+#include "pager/block/region.h"
+
+namespace vmem::pager {
+
+struct EvictRequest {
+  SpanOf span;
+  bool behind;  // a scan left them: what somebody else has ahead of him in there stays
+};
+
+class EvictRequests {
+ public:
+  static constexpr size_t kMost = 1024;
+
+  bool empty() const { return queue_.empty(); }
+  bool full() const { return queue_.size() >= kMost; }
+  // Must not be full. False: no memory, and nothing has changed.
+  [[nodiscard]] bool add(const SpanOf& span, bool behind) { return queue_.push_back({span, behind}); }
+
+  // There must be one.
+  const EvictRequest& first() const { return queue_.front(); }
+  // The blocks of the first before `next` have been looked at. With none left it is over.
+  void go_on(core::BlockIndex next);
+  // The region goes.
+  void forget(const Region& r);
+
+  // Tests: what is wrong; empty: nothing.
+  std::string check() const;
+
+ private:
+  Queue<EvictRequest> queue_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,267 @@
+#include "pager/host/evictor.h"
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <utility>
+
+#include "core/break.h"
+#include "core/clock.h"
+#include "core/thread.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr uint64_t kPinPause = 1000000;  // ns until a pin is looked at again
+
+}  // namespace
+
+Status Evictor::start(unsigned threads) {
+  threads_.reserve(threads);
+  for (unsigned i = 0; i < threads; ++i) {
+    std::thread evictor;
+    Status s = core::start_thread(
+        core::strprintf("vmem-evict-%u", i).c_str(), [this] { loop(); }, &evictor);
+    if (!s.ok() && i == 0) return s;
+    if (!s.ok()) break;
+    threads_.push_back(std::move(evictor));
+  }
+  return {};
+}
+
+void Evictor::stop() {
+  stop_ = true;
+  pressure_.call_evictors();
+}
+
+void Evictor::join() {
+  for (std::thread& t : threads_) t.join();
+}
+
+void Evictor::loop() {
+  uint8_t next_staging = kStagingPools;
+  size_t passed = 0;
+  bool wrote = false;  // the other work has its turn
+  Lock lock(map_.mutex());
+  while (!stop_) {
+    const uint64_t now = now_ns();
+    background_.wake_slowed(now);
+    if (waits_.check_starved(lock, now)) {
+      page_in_.serve_waiting(lock);
+      continue;
+    }
+    if (failed_.ask_again(lock, now)) continue;
+    if (now >= pins_ns_ && write_back_.any_pinned()) {
+      pins_ns_ = now + kPinPause;
+      write_back_.retry_pinned(lock);
+      continue;
+    }
+    if (!requests_.empty()) {
+      serve_request(lock);
+      continue;
+    }
+    wrote = !wrote && background_.write_some(lock, now);
+    if (wrote) continue;
+    pressure_.lift_cap(now);
+    Short what;
+    // Who starves while nothing moves needs what a held block has: a buffer.
+    what.stuck = !waits_.queue().empty() && !map_.moves().in_flight();
+    // Or there is no memory to know one more block by.
+    const bool too_many = !waits_.queue().empty() && map_.residents().free() == 0;
+    what.host = waits_.must_evict() || what.stuck || too_many;
+    if (what.host) above_.host_is_short();
+    reserve_.set_refilling(what.host && !what.stuck);
+    what.staging = above_.short_of_staging(next_staging);
+    if (!what.host && !what.staging && waits_.queue().empty()) {
+      wait_for_work(lock);
+      continue;
+    }
+    const bool may_write = writes_.pause(now) == 0;
+    if (now >= aside_ns_) {
+      aside_ns_ = UINT64_MAX;
+      any_aside_ = aside_since_ = true;
+    }
+    if (!may_write && !writes_.failing()) {  // a pin: the others can be written in a moment
+      wait_for_writes(lock, now);
+      continue;
+    }
+    if (may_write && any_aside_ && !admit_aside(now)) {
+      lock.give_way();
+      continue;
+    }
+    if (!may_write && !what.host && !what.staging) {
+      wait_for_writes(lock, now);
+      continue;
+    }
+    if (!what.host && !what.staging) {  // starved for a buffer, or for what is leaving already
+      pressure_.wait_for(lock, std::chrono::milliseconds(5));
+      page_in_.serve_waiting(lock);  // memory or a buffer came free, perhaps, without anybody's word
+      continue;
+    }
+    evict_some(lock, what, &next_staging, &passed);
+  }
+  background_.stop(lock);
+}
+
+// A write failed lately: the pause until the next try goes by, or a part of it.
+void Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
+  uint64_t most = waits_.queue().empty() ? UINT64_MAX : Progress::kSlice / 2;
+  if (!failed_.retries().empty() || write_back_.any_pinned()) most = std::min(most, failed_.retries().kShortest);
+  if (const uint64_t next = failed_.next_ns(); next != UINT64_MAX)
+    most = std::min(most, std::max(next, now_ns + 1) - now_ns);
+  pressure_.wait_for(lock, std::chrono::nanoseconds(std::min(writes_.pause(now_ns), most)));
+}
+
+// It has to be written, and nothing can be for a while: not to be named again before it can.
+void Evictor::set_aside(core::ResidentId id) {
+  map_.residents()[id].unwritten = true;
+  any_aside_ = aside_since_ = true;
+}
+
+// Locked; something may be written. A few of those that were set aside may leave again. False: none was found yet.
+bool Evictor::admit_aside(uint64_t now_ns) {
+  constexpr size_t kLooks = 4096, kMost = 256;
+  const Residents& all = map_.residents();
+  size_t found = 0;
+  for (size_t looks = 0; looks < kLooks && found < kMost && any_aside_; ++looks) {
+    if (aside_next_ >= all.size()) {
+      aside_next_ = 0;
+      any_aside_ = std::exchange(aside_since_, false);
+      continue;
+    }
+    const Resident& resident = all[aside_next_++];
+    if (resident.region == nullptr || !resident.unwritten || resident.admitted || resident.is_copy) continue;
+    Region& r = *resident.region;
+    const State state = r.table[resident.block].state;
+    if (state != State::resident && state != State::held) continue;
+    if (file_refuses(r, now_ns)) {
+      aside_ns_ = std::min(aside_ns_, r.refused_until_ns);
+      continue;
+    }
+    map_.admit(r, resident.block, map_.clock().stamp());
+    ++found;
+  }
+  return found != 0 || !any_aside_;
+}
+
+// A batch of victims. It is worth about 8 MiB, so that several evictors share the work and small blocks cluster. So
+// many in a row have been passed over. While a write that failed waits to be tried again, what need not be written
+// leaves, and the rest is set aside: of all regions when a store failed, of one when its own file did.
+void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) {
+  Batch batch;
+  std::array<policy::Victim, 32> victims;
+  static_assert(std::tuple_size_v<decltype(victims)> <= Batch::capacity());
+  const uint64_t pages =
+      std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * reserve_.largest_block()) / core::kPage);
+  size_t count = what.host ? map_.policy_of(kHostPool).victims(pages, victims) : 0;
+  if (count == 0 && what.staging) {
+    count = map_.policy_of(*what.staging).victims(pages, victims);
+    // Frames of another size may be short as well, and have their turn.
+    *next_staging = static_cast<uint8_t>(*what.staging + 1);
+  }
+  bool copies = false, aside = false, all_pinned = true;
+  const bool full = writes_.full(now_ns()) && !core::broken("full_disk");
+  const uint64_t now = now_ns();
+  const bool only_clean = writes_.pause(now) != 0;
+  if (only_clean && count == 0) return wait_for_writes(lock, now);
+  const size_t before = *passed, all = map_.residents().used();
+  for (size_t i = 0; i < count; ++i) {
+    Resident& resident = map_.residents()[victims[i].id];
+    if (resident.is_copy) {
+      copies |= above_.evict_copy(victims[i].id);
+      continue;
+    }
+    Region& r = *resident.region;
+    const BlockIndex b = resident.block;
+    const bool probe = victims[i].probe && r.table[b].state == State::resident;
+    if (!victims[i].probe) resident.admitted = false;
+    if (victims[i].probe && !probe) continue;
+    // No room in the store, and none there yet, or somebody has pinned it: others first.
+    const bool fits_not = full && r.backing == Backing::anonymous && !r.table[b].extent && !only_clean;
+    const bool is_pinned = now < resident.pinned_until_ns;
+    if ((fits_not || is_pinned) && !r.dying && *passed < all) {
+      ++*passed;
+      if (!probe) map_.admit(r, b, map_.clock().stamp());
+      continue;
+    }
+    const bool must_be_clean = only_clean || file_refuses(r, now);
+    if (must_be_clean && !probe && !r.dying && !isolator_.may_be_clean(r, b)) {
+      aside = true;
+      set_aside(victims[i].id);
+      continue;
+    }
+    // Leased, and the acquire has not come so far as to hold it: admitted again, it is.
+    // core::broken("lease_hold"), in holds_for_lease(): for that this file is compiled again.
+    Move* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
+    if (m != nullptr) {
+      m->only_clean = must_be_clean;
+      all_pinned &= is_pinned;
+      batch.push_back(m);
+    } else if (!victims[i].probe && !r.dying) {
+      map_.admit(r, b, map_.clock().stamp());
+    }
+  }
+  if (batch.empty() && !copies && (aside || *passed != before)) return lock.give_way();
+  if (batch.empty() || !all_pinned) *passed = 0;  // else there is nothing but these
+  if (batch.empty() && !copies) pressure_.wait_for(lock, std::chrono::milliseconds(5));
+  if (copies || (batch.empty() && what.stuck)) {  // frames came free
+    DeferredWork after;
+    room_.came_free(after);
+    if (!after.empty()) page_in_.run(lock, after);
+  }
+  if (!batch.empty()) write_back_.evict_batch(lock, batch.all());
+}
+
+// Locked; the block's transition in host memory is over. Where prefetch to the SSD met it, it is asked again.
+void Evictor::leaves(Region& r, BlockIndex b) {
+  const State state = r.table[b].state;
+  if (r.dying || (state != State::resident && state != State::held) || requests_.full()) return;
+  if (requests_.add({&r, b, b}, false)) pressure_.call_evictor();
+}
+
+// A few blocks of the oldest request. What is leased is passed over, what moves has its turn when it has come to rest.
+void Evictor::serve_request(Lock& lock) {
+  const auto [span, behind] = requests_.first();
+  Region& r = *span.region;
+  Batch batch;
+  BlockIndex b = r.table.next_touched(span.first);
+  for (; b <= span.last && b < r.blocks && batch.size() < 32; b = r.table.next_touched(b + 1)) {
+    const State state = r.table[b].state;
+    if (!core::in_memory(state) || leased(r, b)) continue;
+    Resident& resident = map_.residents()[r.table[b].aux];
+    if (core::in_transition(state)) {
+      resident.leaves = !behind;
+      continue;
+    }
+    if (behind && resident.ahead) continue;
+    map_.withdraw(r.table[b].aux);
+    if (Move* m = isolator_.begin_take(r, b, false, false)) {
+      batch.push_back(m);
+    } else {
+      map_.admit(r, b, map_.clock().stamp());
+    }
+  }
+  requests_.go_on(b);
+  write_back_.evict_batch(lock, batch.all());
+}
+
+// Locked; an evictor with nothing to do. Memory that nobody has used for a while goes back to the system, some at a
+// time.
+void Evictor::wait_for_work(Lock& lock) {
+  const uint64_t now = now_ns();
+  uint64_t next = std::min({failed_.next_ns(), pressure_.next_ns(), background_.next_ns(now)});
+  if (write_back_.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
+  // Somebody has to look whether anything goes on.
+  if (failed_.retries().want_memory()) next = std::min(next, now + Progress::kSlice / 2);
+  if (next == UINT64_MAX) {
+    pressure_.wait(lock);
+  } else if (now < next) {
+    pressure_.wait_for(lock, std::chrono::nanoseconds(next - now));
+  } else if (now >= pressure_.next_ns()) {
+    pressure_.release_idle(now);
+    lock.give_way();
+  }
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,370 @@
+#include "pager/host/failed_blocks.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <thread>
+#include <utility>
+
+#include "core/at_exit.h"
+#include "core/break.h"
+#include "core/clock.h"
+#include "core/fatal.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "core/thread.h"
+
+namespace vmem::pager {
+
+using core::Level;
+
+// Locked. A write of the block failed, and may have left a part of its bytes where the old ones were: no digest taken
+// before proves anything now, not even when the program restores what was there. Until a write of all of it succeeds.
+void FailedBlocks::mark_unknown(Region& r, BlockIndex b) {
+  core::Block& block = r.table[b];
+  if ((block.flags & core::kUnknown) == 0) ++unknown_blocks_;
+  block.flags |= core::kUnknown;
+  if (r.gpu) block.flags |= core::kDirty;
+  block.flags &= static_cast<uint16_t>(~(core::kDigest | core::kProtected));
+}
+
+// Locked. The block was written, or its contents are of no interest any more.
+void FailedBlocks::clear_unknown(core::Block& block) {
+  if ((block.flags & core::kUnknown) == 0) return;
+  --unknown_blocks_;
+  block.flags &= static_cast<uint16_t>(~core::kUnknown);
+}
+
+// Locked. The only copy of the block's changes is gone, and so is whatever the block held in memory or on a device.
+// What the store has is older, and must not be taken for it.
+void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& why) {
+  forget_store_copy(r, b);
+  core::Block& block = r.table[b];
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kDirty | core::kProtected |
+                                         core::kReadAhead | core::kMarker | core::kPrefetched | core::kTold));
+  if (!core::broken("lost_mark")) block.flags |= core::kLost;
+  core::add(counters_.lost_blocks);
+  r.table.change(b, from, State::failed);
+  r.keep_reason(b, core::error(EIO, "%.*s", static_cast<int>(why.text().size()), why.text().data()));
+  fail_accesses(r, b);
+}
+
+// Locked; state failed. Its accesses get SIGBUS for so long that the threads that wait for it have got theirs. A
+// program whose handler returns makes the access again at once: so ten reads of it are made a second, and no more.
+// Without memory to know one more by, the oldest has had its time.
+void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kUnread) == 0) ++r.unread;
+  block.flags |= core::kUnread;
+  if (!trap_.caps().poison) return;
+  const Unread unread{&r, b, now_ns() + Retries::kSlice};
+  if (!unread_.push_back(unread)) {
+    if (unread_.empty()) return;
+    read_again();
+    if (!unread_.push_back(unread)) return;  // an acquire reads it
+  }
+  pressure_.call_evictor();
+}
+
+void FailedBlocks::clear_unread(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kUnread) == 0) return;
+  --r.unread;
+  block.flags &= static_cast<uint16_t>(~core::kUnread);
+  r.reasons.erase(b);
+}
+
+// Locked; there is one. It is absent from here on. If the trap does not take it back, that is tried again.
+void FailedBlocks::read_again() {
+  auto& [r, b, until_ns] = unread_.front();
+  const Block& block = r->table[b];
+  const bool waits = !r->dying && !r->lost && block.state == State::failed && (block.flags & core::kUnread) != 0 &&
+                     (block.flags & (core::kDropped | core::kShowsFile)) == 0;
+  if (!waits) return unread_.pop_front();
+  if (revive(*r, b).ok()) return;
+  until_ns = now_ns() + Retries::kSlice;
+  unread_.move_front(unread_.end());
+}
+
+// Locked; state failed. Where the trap refuses (no memory, no mappings), whoever touches the block asks it again.
+void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
+  if (r.lost) return;
+  core::Block& block = r.table[b];
+  const Status s = trap_.fail(r.address(b), r.block_size);
+  if (s.ok()) {
+    block.flags &= static_cast<uint16_t>(~core::kUnanswered);
+    return;
+  }
+  block.flags |= core::kUnanswered;
+  answer_later(r, b, s);
+}
+
+// Locked; the block is not in place, and the trap refused what would answer its accesses. They are made again after a
+// while.
+void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
+  if (!ask_later(r, b)) return;
+  VMEM_LOG_OFTEN(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
+                 static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
+}
+
+bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
+  const bool known = retries_.find(r, b) != nullptr;
+  if (Retry* const retry = retries_.add(r, b, now_ns())) {
+    retry->memory = false;
+    retry->accessed = true;
+  } else {
+    trap_.wake(r.address(b), r.block_size).ignore();
+  }
+  pressure_.call_evictor();
+  return !known;
+}
+
+// Locked; the block is absent, and the kernel had no memory to read it. Who wants it waits: an access is made again
+// after a while, an acquire looks.
+void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
+  core::Block& block = r.table[b];
+  const bool accessed = (block.flags & core::kWanted) != 0;
+  const bool known = retries_.find(r, b) != nullptr;
+  if (!known) {
+    VMEM_LOG_OFTEN(Level::warning, "%.*s: it is tried again", static_cast<int>(why.text().size()), why.text().data());
+  }
+  const uint64_t now = now_ns();
+  const uint64_t mark = clock_.look(now);
+  if (Retry* const retry = retries_.add(r, b, now)) {
+    if (!retry->memory) retry->mark = mark;
+    retry->memory = true;
+    retry->accessed |= accessed;
+  } else if (accessed) {
+    trap_.wake(r.address(b), r.block_size).ignore();
+  }
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  pressure_.call_evictor();
+}
+
+Status FailedBlocks::not_read(const Region& r, BlockIndex b) const {
+  return core::error(ENOMEM, "the kernel had no memory to read a block in %u ms; the log says more, %s",
+                     config_.fault_timeout_ms, map_.where(r, b).c_str());
+}
+
+// Locked on entry and on return. Accesses whose pause has ended are made again; those that were refused for the whole
+// time-out get SIGBUS, and the next ones begin anew. False: there is none.
+bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
+  if (!unread_.empty() && unread_.front().until_ns <= now) {
+    read_again();
+    return true;
+  }
+  Retry* retry = retries_.due(now);
+  if (retry == nullptr) return false;
+  Region& r = *retry->region;
+  const BlockIndex b = retry->block;
+  const auto absent = [&] {
+    const State state = r.table[b].state;
+    return !r.dying && (state == State::untouched || state == State::stored || state == State::held);
+  };
+  const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
+  if (retry->bus &&
+      (core::in_transition(r.table[b].state) || (absent() && !trap_.unfail(r.address(b), r.block_size).ok()))) {
+    retry->due_ns = now + Retries::kSlice;
+    return true;
+  }
+  if (retry->bus || !retry->asleep) {  // threads have got their signals, or have not been refused again
+    if (retry->asleep) trap_.wake(r.address(b), r.block_size).ignore();
+    retries_.erase(r, b);
+    return true;
+  }
+  const bool late = retry->accessed && Retries::over(*retry, limit) && (!retry->memory || clock_.hopeless(retry->mark));
+  const bool over = late && r.table[b].state != State::resident;
+  retry->asleep = false;
+  retry->due_ns = now + 2 * Retries::kLongest;
+  if (over) {
+    VMEM_LOG_OFTEN(Level::error, "%s, %u times in %u ms: an access gets SIGBUS; the contents are intact, %s",
+                   retry->memory ? "the kernel had no memory to read a block" : "a block could not be put in place",
+                   retry->times, config_.fault_timeout_ms, map_.where(r, b).c_str());
+    retry->times = 0;
+    retry->lived_ns = 0;
+    retry->mark = clock_.look(now);
+    ++r.in_flight;
+    lock.unlock();
+    core::settle_log();  // said before the signal
+    core::step("retry.said");
+    lock.lock();
+    --r.in_flight;
+    map_.notify();
+    if (r.dying) return true;
+    retry = retries_.find(r, b);
+    if (retry != nullptr && absent() && trap_.fail(r.address(b), r.block_size).ok()) {
+      retry->bus = true;
+      retry->due_ns = now_ns() + Retries::kSlice;
+      return true;
+    }
+  }
+  const Status woken = trap_.wake(r.address(b), r.block_size);
+  if (woken.code() != -EPERM || retry == nullptr) return true;
+  if (late) end_process(r, b, woken);
+  retries_.add(r, b, now);  // nobody has made the access again
+  return true;
+}
+
+// Locked. Threads that wait can neither go on nor get SIGBUS: the program has forbidden all of what would tell them. It
+// does not hang. What can be written of shared files is; what is protected against stores for that is not.
+void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why) {
+  if (std::exchange(ending_, true)) return;
+  core::log(core::Level::error,
+            "a thread waits for a block and cannot be told to go on: %.*s, %s. Ioctls of userfaultfd are forbidden, "
+            "though libvmem needs them for as long as there are regions: permit them, or free all regions before. The "
+            "process ends, when what can be written of shared files has been",
+            static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
+  const auto end = [] {
+    core::do_exit_work_at_our_end();
+    core::fatal("threads wait for what nobody may give them; the log says more");
+  };
+  std::thread thread;
+  if (!core::start_thread("vmem-end", end, &thread).ok()) core::fatal("threads wait for what nobody may give them");
+  thread.detach();
+}
+
+// Locked. -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has
+// said so before.
+Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again) {
+  if (!r.writable() || (r.table.count(State::failed) == 0 && r.unread == 0)) return {};
+  uint64_t lost = 0;
+  BlockIndex at = 0;
+  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+    core::Block& block = r.table[b];
+    const bool failed = block.state == State::failed && (block.flags & core::kDropped) == 0;
+    if (!failed && (block.flags & core::kUnread) == 0) continue;
+    const bool unreadable = (block.flags & core::kLost) == 0;
+    if (unreadable && (!again || !block.extent)) continue;
+    if (!again && (block.flags & core::kTold) != 0) continue;
+    if (!unreadable) block.flags |= core::kTold;
+    if (lost++ == 0) at = b;
+  }
+  if (lost == 0) return {};
+  const Status why = r.reason(at);
+  return core::error(EIO, "%llu blocks of the range are lost; the first: %s: %.*s",
+                     static_cast<unsigned long long>(lost), map_.where(r, at).c_str(),
+                     static_cast<int>(why.text().size()), why.text().data());
+}
+
+// Its accesses get SIGBUS no more: were it known here for as long as before, the next failure would last no longer.
+void FailedBlocks::forget_unread(const Region& r, BlockIndex b) {
+  const auto known =
+      std::find_if(unread_.begin(), unread_.end(), [&](const Unread& u) { return u.region == &r && u.block == b; });
+  if (known != unread_.end()) unread_.erase(known);
+}
+
+void FailedBlocks::forget_store_copy(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if (block.extent) space_.release(block.extent);
+  block.extent = {};
+  block.flags &= static_cast<uint16_t>(~core::kDigest);
+  clear_unknown(block);
+  clear_unread(r, b);
+}
+
+// Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again. One
+// that the trap does not take back stays in the queue, until the next call.
+void FailedBlocks::revive_dropped() {
+  for (size_t left = dropped_.size(); left != 0; --left) {
+    const auto [r, b] = dropped_.front();
+    const Block& block = r->table[b];
+    if (block.state == State::failed && (block.flags & core::kDropped) != 0 && !revive(*r, b).ok()) {
+      dropped_.move_front(dropped_.end());
+    } else {
+      dropped_.pop_front();
+    }
+  }
+}
+
+// Locked. On error it is failed as it was: no access would reach the trap.
+Status FailedBlocks::revive(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  Status s = core::broken("revive") ? Status() : trap_.unfail(r.address(b), r.block_size);
+  if (!s.ok()) {
+    if ((block.flags & core::kUnanswered) == 0)
+      VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    block.flags |= core::kUnanswered;  // a part of it may trap
+    return s;
+  }
+  if ((block.flags & core::kUnread) != 0) forget_unread(r, b);
+  if (!block.extent) clear_unread(r, b);  // nothing that was stored to it could be lost
+  if ((block.flags & (core::kUnread | core::kDropped)) != core::kUnread) r.reasons.erase(b);
+  block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));
+  r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
+  return {};
+}
+
+Status FailedBlocks::no_table(const Region& r, BlockIndex b) const {
+  return core::error(
+      ENOMEM,
+      "host_budget %s has no room for more of the tables of blocks: %s, of which %s are this region's (%s "
+      "for each %s of it in which anything was stored), beside %s of buffers, %s leased and %s for blocks "
+      "that move; raise host_budget, choose a larger block_size, or drop what is not needed with "
+      "VMEM_ADVISE_DONT_NEED; %s",
+      core::human_bytes(budget_.wanted()).c_str(), core::human_bytes(tables_.bytes()).c_str(),
+      core::human_bytes(r.table_charged).c_str(), core::human_bytes(core::kPage).c_str(),
+      core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
+      core::human_bytes(frames_.least_overhead() - budget_.charged(Use::tables)).c_str(),
+      core::human_bytes(reserve_.pinned()).c_str(),
+      core::human_bytes(std::max(reserve_.bytes(), 4 * reserve_.largest_block())).c_str(), map_.where(r, b).c_str());
+}
+
+// Locked; state untouched. Its accesses get SIGBUS until there is room: known by place, for its table has none.
+void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
+  const Status why = no_table(r, b);
+  VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()),
+                 why.text().data());
+  if (const Status failed = tables_.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
+}
+
+// A fault waited for it for too long: its accesses get SIGBUS, until there may be memory again. False: there is none to
+// know it by, and nothing has changed.
+bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
+  if (!dropped_.push_back({&r, b})) return false;
+  core::Block& block = r.table[b];
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  block.flags |= core::kDropped;
+  r.table.change(b, block.state, State::failed);
+  tables_.charge(r);
+  r.keep_reason(b, why);
+  fail_accesses(r, b);
+  return true;
+}
+
+void FailedBlocks::goes_in_place(const Region& r, BlockIndex b) {
+  if (Retry* const retry = retries_.empty() ? nullptr : retries_.find(r, b); retry != nullptr && retry->bus)
+    retry->bus = !trap_.unfail(r.address(b), r.block_size).ok();
+}
+
+void FailedBlocks::forget(const Region& r) {
+  retries_.forget(r);
+  dropped_.erase_if([&](const auto& d) { return d.first == &r; });
+  unread_.erase_if([&](const Unread& u) { return u.region == &r; });
+}
+
+std::string FailedBlocks::check() const {
+  uint64_t unknown = 0;
+  for (const auto& [base, r] : map_.regions()) {
+    uint64_t unread = 0;
+    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+      const Block& block = r->table[b];
+      unknown += (block.flags & core::kUnknown) != 0;
+      unread += (block.flags & core::kUnread) != 0;
+      if ((block.flags & core::kDropped) == 0 || r->dying) continue;
+      if (block.state != State::failed)
+        return "a block that is not failed was dropped for want of memory: " + std::string(map_.where(*r, b));
+      // What was revived by another way may be in there still, and once more for each time that it was dropped.
+      const auto waits = [&, region = r.get()](const auto& d) { return d.first == region && d.second == b; };
+      if (std::none_of(dropped_.begin(), dropped_.end(), waits))
+        return "a block that was dropped for want of memory waits for none: " + std::string(map_.where(*r, b));
+    }
+    if (unread == r->unread) continue;
+    return core::strprintf("%llu blocks of region %llu are said to be unread, %llu are",
+                           static_cast<unsigned long long>(r->unread), static_cast<unsigned long long>(r->id),
+                           static_cast<unsigned long long>(unread));
+  }
+  if (unknown == unknown_blocks_) return "";
+  return core::strprintf("%llu blocks are said to be unknown, %llu are",
+                         static_cast<unsigned long long>(unknown_blocks_), static_cast<unsigned long long>(unknown));
+}
+
+}  // namespace vmem::pager

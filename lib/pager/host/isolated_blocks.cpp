@@ -1,0 +1,204 @@
+#include "pager/host/isolated_blocks.h"
+
+#include <cerrno>
+
+#include "core/break.h"
+#include "pager/block/neighbours.h"
+#include "pager/host/drop.h"
+
+namespace vmem::pager {
+
+// Locked. It was only to be isolated: its frame is kept, and put in place again when somebody wants it.
+void IsolatedBlocks::keep_frame(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  const ResidentId id = r.table[b].aux;
+  r.table.change(b, State::taking, State::held);
+  map_.residents()[id].frame = m->image;
+  map_.policy(id).unhold(id);
+  if ((r.table[b].flags & core::kWanted) != 0) {
+    map_.policy(id).touched(id);
+    installer_.begin_install(r, b, after);
+  }
+  map_.free_move(m);
+}
+
+void IsolatedBlocks::give_buffers(Move* m) {
+  const Region& r = *m->region;
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if (m->aside != nullptr && !m->spare) {
+    if (r.bounces) {
+      frames_.put_bounce(m->aside, r.block_size);
+    } else {
+      frames_.put(m->aside, r.block_size);
+    }
+  }
+  m->coded = m->aside = nullptr;
+}
+
+// Locked. Ends an eviction: memory back, block absent.
+void IsolatedBlocks::let_go(Move* m, State from, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  core::add(counters_.evictions);
+  map_.progress().made();
+  if ((block.flags & core::kReadAhead) != 0) {
+    core::add(counters_.prefetch_wasted);
+    r.readahead.on_waste(m->block);
+  }
+  block.flags &= core::kForgetReadAhead;
+  block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty));
+  give_buffers(m);
+  if (m->in_place) {
+    if (!core::broken("credit")) budget_.credit(r.block_size);
+  } else if (m->emptied) {
+    frames_.put_slot(m->image, r.block_size);
+    budget_.credit(r.block_size);
+  } else if (m->from_held || in_slot(*m)) {
+    installer_.give_frame(r, m->image);
+  } else {
+    frames_.put(m->image, r.block_size);
+  }
+  writes_.settled(m->leaving);
+  map_.free_resident(m->block, r);
+  if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
+  r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
+  tables_.charge(r);
+  const BlockIndex b = m->block;
+  map_.free_move(m);
+  page_in_.settle(r, b, after);
+}
+
+// Locked. Its pages never left. After a failure the kernel's protection may be stronger than the flag: the next store
+// undoes it.
+void IsolatedBlocks::stay_in_place(Move* m, State from) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  if (!m->in_place && r.transfer != Transfer::install) frames_.put_slot(m->image, r.block_size);
+  Resident& resident = map_.residents()[block.aux];
+  const bool proven = m->in_place && resident.proven && (block.flags & core::kProtected) != 0;
+  r.table.change(m->block, from, State::resident);
+  const bool differs = m->only_clean && !m->clean;
+  const bool same = m->status.ok() && m->in_place && !differs && (block.flags & core::kDigest) != 0 &&
+                    !lent_for_writing(r, m->block) && !resident.holed;
+  bool stays = same && (block.flags & core::kWantedWrite) == 0;
+  if (!stays && m->in_place) stays = trap_.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
+  block.flags &= static_cast<uint16_t>(~core::kProtected);
+  // A pin from before the protection stores unseen. Where nobody can see pins, only writes in the background, which
+  // come at any time, are not relied on.
+  const bool seen = trap_.caps().pins == trap::Pins::unseen && (!m->background || core::broken("compare_again"));
+  resident.proven = stays && (proven || seen);
+  if (stays) {
+    block.flags |= core::kProtected;
+  } else {
+    map_.note_dirty(r, m->block);
+  }
+  if ((block.flags & core::kWanted) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  map_.admit(r, m->block, map_.clock().stamp());
+  const BlockIndex b = m->block;
+  map_.free_move(m);
+  map_.look_for_overdue(r, b);
+}
+
+// Locked. The block stays in memory: wanted, synced, pinned by somebody, or its write failed.
+void IsolatedBlocks::put_back(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  const State from = block.state;
+  writes_.settled(m->leaving);
+  give_buffers(m);
+  Resident& resident = map_.residents()[block.aux];
+  if ((m->keep || m->probe) && resident.admitted) map_.policy(block.aux).unhold(block.aux);
+  const bool same_in_store = m->status.ok() && !m->probe && (m->clean || m->io.size != 0);
+  if (same_in_store) map_.note_clean(r, m->block);
+
+  if (m->in_place || (!m->status.ok() && !m->from_held && !m->out)) {
+    stay_in_place(m, from);
+    return;
+  }
+  resident.frame = m->image;
+  if (resident.lent) {
+    r.table.change(m->block, from, State::held);
+    r.table.change(m->block, State::held, State::taking);
+    map_.free_move(m);
+    return;
+  }
+  const bool wanted = (block.flags & core::kWanted) != 0;
+  if (m->from_held && (!wanted || m->staged)) {
+    r.table.change(m->block, from, State::held);
+    map_.admit(r, m->block, map_.clock().stamp());
+    const BlockIndex b = m->block;
+    map_.free_move(m);
+    if (wanted) installer_.begin_install(r, b, after);
+    return;
+  }
+  resident.stamp = map_.clock().stamp();
+  // Where the trap keeps frames, the block goes back protected, so that its next store is seen.
+  m->protect = m->background && same_in_store && r.transfer == Transfer::install && trap_.caps().write_protect &&
+               (block.flags & (core::kDigest | core::kWantedWrite)) == core::kDigest && !lent_for_writing(r, m->block);
+  installer_.start_installing(m, from, after.install);
+}
+
+// Locked; state taking, torn.
+void IsolatedBlocks::lose_taken(Move* m) {
+  Region& r = *m->region;
+  const ResidentId id = r.table[m->block].aux;
+  writes_.settled(m->leaving);
+  give_buffers(m);
+  if ((m->keep || m->probe) && map_.residents()[id].admitted) map_.policy(id).unhold(id);
+  frames_.put_slot(m->image, r.block_size);
+  budget_.credit(r.block_size);
+  map_.free_resident(m->block, r);
+  failed_.mark_lost(r, m->block, State::taking, m->status);
+  m->status = r.reason(m->block);
+  if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
+  map_.free_move(m);
+}
+
+Move* IsolatedBlocks::hold_for_drop(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  map_.withdraw(block.aux);
+  r.table.change(b, block.state, State::taking);
+  return map_.new_move(r, b);
+}
+
+void IsolatedBlocks::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
+  Move* m = hold_for_drop(r, b);
+  const Resident& resident = map_.residents()[r.table[b].aux];
+  m->image = resident.frame;
+  m->from_held = true;
+  m->staged = in_staging(resident.pool);
+  leaves(m);
+  let_go(m, State::taking, after);
+}
+
+Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWork& after) {
+  if (!map_.reserve_move()) return error(ENOMEM, "no memory for bookkeeping");
+  if (r.table[b].state == State::held) {
+    failed_.forget_store_copy(r, b);
+    drop_held(r, b, after);
+    return {};
+  }
+  Move* m = hold_for_drop(r, b);
+  Resident& resident = map_.residents()[r.table[b].aux];
+  m->in_place = r.transfer != Transfer::install;
+  resident.in_place = m->in_place;
+  resident.dropping = true;
+  m->image = m->in_place ? r.address(b) : resident.frame;
+  leaves(m);
+  lock.unlock();
+  Status dropped = drop_one(trap_, r, b) ? Status() : error(EBUSY, "a page of the block is pinned");
+  lock.lock();
+  if (!dropped.ok()) {
+    m->in_place = true;
+    m->status = dropped;
+    put_back(m, after);
+    return dropped;
+  }
+  failed_.forget_store_copy(r, b);
+  let_go(m, State::taking, after);
+  return {};
+}
+
+}  // namespace vmem::pager

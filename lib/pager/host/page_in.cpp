@@ -1,0 +1,424 @@
+#include "pager/host/page_in.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/on_exit.h"
+#include "core/step.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr uint8_t kStoresInRow = 4;  // first accesses that are stores: the next will be one too
+
+// Unlocked; the owner of a fill. What has no memory yet gets some that the kernel has cleared.
+void make_zeros(const Move& m, const FramePool& frames) {
+  const size_t size = m.region->block_size;
+  if (m.fresh || (m.io.unpopulated && frames.populate(m.image, size).ok())) return;
+  memset(m.image, 0, size);
+}
+
+// So many bytes of the block its file has now.
+size_t bytes_there(const Region& r, BlockIndex b) {
+  uint64_t size = 0;
+  if (!store::current_size(r.file, &size).ok()) return 0;
+  const uint64_t from = r.file_offset + b * r.block_size;
+  return size <= from ? 0 : std::min<uint64_t>(size - from, r.file_bytes(b));
+}
+
+}  // namespace
+
+PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
+               Installer& installer, StoreReader& reader, Speculation& speculation, Room& room)
+    : Shared(shared),
+      pressure_(pressure),
+      failed_(failed),
+      waits_(waits),
+      installer_(installer),
+      reader_(reader),
+      speculation_(speculation),
+      room_(room) {}
+
+// As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
+bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after) {
+  Block& block = r.table[b];
+  if ((block.state == State::untouched && !tables_.may_grow(r, b)) || !map_.reserve_block()) return false;
+  const bool coded = block.extent && block.extent.codec() != 0;
+  std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
+  if (coded && scratch == nullptr) return false;
+  std::byte* const frame = room_.staging_frame(r, staging_.of(r).growth.reserve());
+  if (frame == nullptr) {
+    if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
+    return false;
+  }
+  const uint32_t stamp = block.aux;
+  const State from = block.state;
+  const ResidentId id = map_.new_resident(r, b, frame, staging_pool(r));
+  map_.residents()[id].stamp = stamp;
+  r.table.change(b, from, State::filling);
+  tables_.charge(r);
+  Move* m = map_.new_move(r, b);
+  m->image = frame;
+  m->coded = scratch;
+  m->staged = true;
+  m->was_untouched = from == State::untouched;
+  m->way = core::Way::ssd_to_host;
+  reader_.prepare_read(m, urgency, *this);
+  after.submit.push_back(m);
+  return true;
+}
+
+// Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
+bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after, const Starved* waited) {
+  Block& block = r.table[b];
+  if (block.state == State::untouched && !tables_.may_grow(r, b)) return false;
+  if (!map_.reserve_block()) {
+    pressure_.call_evictor();
+    return false;
+  }
+  const size_t size = r.block_size;
+  const uint64_t grows = tables_.growth(r, b), keep = grows + reserve_.left_free(urgency, size + grows);
+  const bool coded = block.extent && block.extent.codec() != 0;
+  std::byte* image = nullptr;
+  std::byte* scratch = nullptr;
+  bool fresh = false;
+  if (waits_.overtakes(r)) return false;
+  if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
+  bool no_buffer = false;  // one comes free with a read, and not with a block that leaves
+  if (r.transfer == Transfer::copy) {
+    if (budget_.charge(size, keep)) {
+      image = frames_.get_bounce(size);
+      no_buffer = image == nullptr;
+      if (no_buffer) budget_.credit(size);
+    }
+  } else {
+    image = frames_.get(size, keep, &fresh);
+  }
+  if (image == nullptr) {
+    if (scratch != nullptr) frames_.put_bounce(scratch, size);
+    if (!no_buffer) pressure_.call_evictor();
+    return false;
+  }
+  if (waits_.must_evict()) pressure_.call_evictor();
+
+  const uint32_t stamp = block.aux;
+  const State from = block.state;
+  const ResidentId id = map_.new_resident(r, b, image);
+  map_.residents()[id].stamp = stamp;
+  r.table.change(b, from, State::filling);
+  tables_.charge(r);
+  Move* m = map_.new_move(r, b);
+  m->image = image;
+  m->coded = scratch;
+  if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
+  m->mark = waited != nullptr ? waited->mark : clock_.look(m->begun_ns);
+  m->way = core::Way::ssd_to_host;
+  m->was_untouched = from == State::untouched;
+  m->fresh = fresh && r.transfer == Transfer::install;
+  m->io.unpopulated = fresh && !m->fresh && !coded;
+  if (from == State::untouched && !r.from_file()) {
+    core::add(counters_.zero_fills);
+    block.digest = store::zero_digest(size);
+    block.flags |= core::kDigest;
+    after.zero.push_back(m);
+    return true;
+  }
+  reader_.prepare_read(m, urgency, *this);
+  after.submit.push_back(m);
+  return true;
+}
+
+void PageIn::io_ended(Move* m) {
+  DeferredWork after;
+  finish_read(m, after);
+  run(after);
+}
+
+// Unlocked; state filling, and the block cannot be had. An access that the file's own pages will serve is no error.
+void PageIn::say_failed(const Move& m) {
+  const int length = static_cast<int>(m.status.text().size());
+  const char* const text = m.status.text().data();
+  const size_t there = m.cut ? core::round_up(bytes_there(*m.region, m.block), core::kPage) : 0;
+  if (there != 0 && (m.accessed < there || m.accessed == SIZE_MAX)) {
+    VMEM_LOG_OFTEN(core::Level::info, "%.*s", length, text);
+  } else if (m.cut) {
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access beyond its end gets SIGBUS", length, text);
+  } else {
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", length, text);
+  }
+  core::settle_log();
+}
+
+// Unlocked; state filling, and the file is too short for the block. Its pages are mapped there, so that a touch
+// meets what it would meet in a mapping: bytes inside the file, zeros to the end of its last page, SIGBUS beyond, and
+// all of it again when the file has grown. Where the trap cannot have that, the block is zeros from the file's end on,
+// if it has any bytes: the status is cleared. True: mapped.
+bool PageIn::show_file(Move* m) {
+  Region& r = *m->region;
+  std::byte* const at = r.address(m->block);
+  const size_t inside = core::round_up(r.file_bytes(m->block), core::kPage);
+  Status s;
+  if (inside < r.block_size) s = trap_.fail(at + inside, r.block_size - inside);
+  if (s.ok()) {
+    s = map_file(trap_, r, m->block);
+    if (s.ok()) return true;
+    // Nothing can be put there before that is taken back: the block stays failed, and an acquire tries anew.
+    if (inside < r.block_size && !trap_.unfail(at + inside, r.block_size - inside).ok()) return false;
+  }
+  if (m->io.transferred == 0) return false;
+  m->status = Status();
+  if (r.writable()) m->digest = store::digest(m->image, r.block_size);
+  return false;
+}
+
+// Locked; nobody asked for the block. It is absent again.
+void PageIn::abandon_fill(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  installer_.give_frame(r, m->image);
+  map_.free_resident(m->block, r);
+  block.flags &= core::kForgetReadAhead;
+  r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
+  map_.free_move(m);
+  room_.came_free(after);
+}
+
+// Locked. The kernel had no memory to read the block, and somebody wants it.
+void PageIn::put_off_fill(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  failed_.read_later(r, b, m->status);
+  m->status = {};  // who waits for the block looks again
+  abandon_fill(m, after);
+}
+
+// Locked. The block could not be had, and somebody wants it.
+void PageIn::fail_fill(Move* m, bool shows_file, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  installer_.give_frame(r, m->image);
+  map_.free_resident(m->block, r);
+  r.table.change(m->block, State::filling, State::failed);
+  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
+  if (shows_file) block.flags |= core::kShowsFile;
+  if (m->io.result != 0) {
+    failed_.mark_unread(r, m->block);
+  } else {
+    failed_.clear_unread(r, m->block);
+  }
+  r.keep_reason(m->block, m->status);
+  if (!shows_file) failed_.fail_accesses(r, m->block);
+  map_.free_move(m);
+  room_.came_free(after);
+}
+
+// Locked; the frame has the block's bytes. It goes in place, or is held.
+void PageIn::settle_read(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  Together* const together = m->together;
+  map_.progress().made();
+  failed_.clear_unread(r, m->block);
+  const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
+  if (m->staged) {
+    r.table.change(m->block, State::filling, State::held);
+    map_.admit(r, m->block, map_.residents()[block.aux].stamp);
+    const BlockIndex b = m->block;
+    map_.free_move(m);
+    settle(r, b, after);
+    room_.came_free(after);
+    return;
+  }
+  const bool stay_held = !wanted && (block.flags & core::kMarker) != 0 &&
+                         (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
+  if (stay_held) {
+    r.table.change(m->block, State::filling, State::held);
+    map_.admit(r, m->block, map_.residents()[block.aux].stamp);
+    map_.free_move(m);
+    room_.came_free(after);
+    return;
+  }
+  // Where every block is stored to, one that was read before anybody asked for it would only trap a second time.
+  const bool stored_soon = !wanted && m->speculative && (m->stored_soon || r.stores_in_row >= kStoresInRow);
+  m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
+               (block.flags & core::kDigest) != 0 && !stored_soon;
+  // The others were read by the same transfer. One that is to be stored to is not protected as they are.
+  const bool waits = together != nullptr && (m->protect || !r.writable());
+  installer_.start_installing(m, State::filling, waits ? together->ready : after.install);
+}
+
+// Locked. The file has a hole where the block is, and behind it.
+void PageIn::note_hole(const Move& m) {
+  Region& r = *m.region;
+  r.hole_first = m.block;
+  r.hole_end = std::min<uint64_t>((m.hole_end - r.file_offset) / r.block_size, r.blocks);
+}
+
+// Locked on entry and on return, and not meanwhile; still filling.
+void PageIn::clear_hole(Lock& lock, Move* m) {
+  Region& r = *m->region;
+  lock.unlock();
+  make_zeros(*m, frames_);
+  lock.lock();
+  if (!r.writable()) return;
+  r.table[m->block].digest = store::zero_digest(r.block_size);
+  r.table[m->block].flags |= core::kDigest;
+}
+
+// Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it held.
+void PageIn::finish_read(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  const bool zero = m->io.op == store::Io::Op::read && m->io.size == 0;
+  core::step("fill.read");
+  if (!zero) reader_.verify_read(m);
+  Lock lock(map_.mutex());
+  Together* const together = m->together;
+  core::OnExit was_read([&] {
+    if (together != nullptr && --together->left == 0) after.install.append(together->ready);
+  });
+  const bool nobody_asked =
+      (block.flags & core::kWanted) == 0 && (m->meanwhile || (m->speculative && !leased(r, m->block)));
+  bool fatal_for_touch = !m->status.ok() && !m->refused && !nobody_asked;
+  bool shows_file = false;
+  if (fatal_for_touch) {
+    lock.unlock();  // still filling, so nobody else acts on the block
+    say_failed(*m);
+    if (m->cut) shows_file = show_file(m);
+    fatal_for_touch = !m->status.ok();
+    lock.lock();
+  }
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  m->coded = nullptr;
+  speculation_.ended(*m);
+  if (m->hole) {
+    note_hole(*m);
+    if (nobody_asked && (block.flags & core::kPrefetched) == 0) {
+      abandon_fill(m, after);  // zeros are made faster than they are moved
+      return;
+    }
+    clear_hole(lock, m);
+  }
+  if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
+    if (!m->cut && !m->refused) {
+      VMEM_LOG_OFTEN(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
+                     m->status.text().data());
+    }
+    abandon_fill(m, after);
+    return;
+  }
+  if (m->refused) {
+    put_off_fill(m, after);
+    return;
+  }
+  if (fatal_for_touch) {
+    fail_fill(m, shows_file, after);
+    return;
+  }
+  if (!zero && !block.extent && r.writable()) {
+    block.digest = m->digest;
+    block.flags |= core::kDigest;
+  }
+  settle_read(m, after);
+}
+
+void PageIn::serve_waiting(Lock& lock) {
+  DeferredWork after;
+  room_.came_free(after);
+  run(lock, after);
+}
+
+// Locked on entry and on return, and not meanwhile.
+void PageIn::run(Lock& lock, DeferredWork& after) {
+  lock.unlock();
+  run(after);
+  lock.lock();
+}
+
+void PageIn::run(DeferredWork& after) {
+  while (!after.empty()) {
+    DeferredWork now;
+    std::swap(now, after);
+    std::array<store::Io*, 64> batch;
+    size_t size = 0;
+    MoveList holes;
+    while (!now.submit.empty()) {  // the disk first: it is the slowest
+      Move* m = now.submit.pop();
+      if (populate(m, after)) {
+        if (m->then == this && reader_.find_hole(m)) {
+          holes.push_back(m);
+        } else {
+          batch[size++] = &m->io;
+        }
+      }
+      if (size != batch.size() && !now.submit.empty()) continue;
+      engine_.submit({batch.data(), size});
+      size = 0;
+    }
+    while (!holes.empty()) finish_read(holes.pop(), after);
+    while (!now.zero.empty()) {
+      Move* m = now.zero.pop();
+      if (!populate(m, after)) continue;
+      make_zeros(*m, frames_);
+      finish_read(m, after);
+    }
+    while (!now.install.empty()) installer_.install(now.install, after);
+  }
+}
+
+void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kWanted) == 0) return;
+  switch (block.state) {
+    case State::held:
+      installer_.begin_install(r, b, after);
+      break;
+    case State::untouched:
+    case State::stored:
+      if (r.dying) break;
+      if (!start_fill(r, b, Urgency::fault, after)) waits_.starve_fault(r, b);
+      break;
+    case State::resident:
+      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      break;
+    default:
+      break;
+  }
+}
+
+// Unlocked; the owner of a fill. Gives its frame memory where it has none yet. False: there is none, the block is
+// absent again, whoever faulted on it waits for memory, and the move is over.
+bool PageIn::populate(Move* m, DeferredWork& after) {
+  if (!m->fresh) return true;
+  Region& r = *m->region;
+  core::step("fill.populate");
+  const Status s = frames_.populate(m->image, r.block_size);
+  if (s.ok()) return true;
+  Lock lock(map_.mutex());
+  core::Block& block = r.table[m->block];
+  const core::BlockIndex b = m->block;
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  speculation_.ended(*m);
+  frames_.put_fresh(m->image, r.block_size);
+  map_.free_resident(b, r);
+  block.flags &= core::kForgetReadAhead;
+  r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
+  pressure_.hold_back_after_refusal(s);
+  if ((block.flags & core::kWanted) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
+  m->status = {};  // who waits for the block looks again
+  map_.free_move(m);
+  room_.came_free(after);
+  return false;
+}
+
+std::string PageIn::check() const {
+  for (const Together& t : together_)
+    if (t.left != 0 || !t.ready.empty()) return "blocks wait to be put in place together, and none is being read";
+  return "";
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,32 @@
+// Blocks that show their file, which became shorter: how the file's pages go from a region again.
+//
+//   until they have, or cannot go, the block is in state filling; nobody reads what takes their place before it is
+//   there
+//
+#pragma once
+
+#include "pager/account/gpus.h"
+#include "pager/host/failed_blocks.h"
+#include "pager/host/memory_waits.h"
+#include "pager/host/page_in.h"
+
+namespace vmem::pager {
+
+class ShownFiles : private Shared {
+ public:
+  ShownFiles(const Shared& shared, Gpus& gpus, PageIn& page_in, Room& room)
+      : Shared(shared), gpus_(gpus), page_in_(page_in), room_(room) {}
+
+  // A block that shows its file loses what is there. In a region with a device tier whose accesses park it is an
+  // ordinary block again, as by FailedBlocks::revive(); else it goes on showing the file. Locked, and not meanwhile: to
+  // take a file's pages away may mean that the file system writes them first. For that time nobody else acts on the
+  // block.
+  core::Status revive(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
+
+ private:
+  Gpus& gpus_;
+  PageIn& page_in_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager

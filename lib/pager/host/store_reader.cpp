@@ -1,0 +1,134 @@
+#include "pager/host/store_reader.h"
+
+#include <bit>
+#include <cerrno>
+
+#include "core/break.h"
+#include "core/on_exit.h"
+#include "core/step.h"
+
+namespace vmem::pager {
+
+namespace {
+
+// The kernel had no memory for the transfer, or did not come to it: that says nothing of the disk.
+bool refused(int result) {
+  return result == -ENOMEM || result == -ENOBUFS || result == -EAGAIN;
+}
+
+}  // namespace
+
+store::Digester* StoreReader::take_digester() {
+  uint32_t free = free_digesters_.load(std::memory_order_relaxed);
+  while (free != 0 && !free_digesters_.compare_exchange_weak(free, free & (free - 1), std::memory_order_acquire)) {
+  }
+  if (free == 0) return nullptr;
+  store::Digester* const d = &digesters_[static_cast<size_t>(std::countr_zero(free))];
+  d->reset();
+  return d;
+}
+
+void StoreReader::give_back_digester(Move* m) {
+  if (m->digester == nullptr) return;
+  free_digesters_.fetch_or(1u << (m->digester - digesters_.data()), std::memory_order_release);
+  m->digester = nullptr;
+  m->digested = 0;
+}
+
+// Unlocked; the first `bytes` of an image are there, and the rest is being read.
+void StoreReader::came(store::Io& io, size_t bytes) {
+  auto* const m = static_cast<Move*>(io.user);
+  if (m->tells) m->then->io_came(m, bytes);
+  if (!m->digests) return;
+  if (m->digester == nullptr) m->digester = m->reader->take_digester();
+  if (m->digester == nullptr) return;
+  m->digester->update(m->image + m->digested, bytes - m->digested);
+  m->digested = bytes;
+  core::step("fill.digest");
+}
+
+// Unlocked; the whole image is there.
+core::Digest StoreReader::digest(Move* m) {
+  const size_t size = m->region->block_size;
+  if (m->digester == nullptr) return store::digest(m->image, size);
+  m->digester->update(m->image + m->digested, size - m->digested);
+  m->digested = size;
+  return m->digester->finish();
+}
+
+bool StoreReader::verifies(const Region& r) const {
+  return r.checksum == 0 ? verify_.load(std::memory_order_relaxed) : r.checksum > 0;
+}
+
+// Unlocked; the read of `m` is over. Decodes and verifies it; the status is the move's.
+void StoreReader::verify_read(Move* m) {
+  const core::OnExit digester_is_free([&] { give_back_digester(m); });
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  core::add(counters_.read_bytes, m->io.transferred);
+  if (m->io.result != 0) {
+    m->refused = refused(m->io.result) && !core::broken("read_refused");
+    if (!m->refused) core::add(counters_.io_errors);
+    m->status = core::system_error(m->refused ? -ENOMEM : m->io.result, "%s, %s",
+                                   m->refused ? "the kernel has no memory to read" : "reading failed",
+                                   map_.place(r, m->block).c_str());
+  } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
+    m->cut = true;
+    m->status = core::error(EIO, "the file is shorter than its region: %zu of the %zu bytes of the block are there, %s",
+                            m->io.transferred, r.file_bytes(m->block), map_.place(r, m->block).c_str());
+  } else if (m->coded != nullptr) {
+    m->status =
+        store::decode(static_cast<store::Codec>(block.extent.codec()), m->coded, m->io.size, m->image, r.block_size);
+    if (!m->status.ok()) core::add(counters_.checksum_errors);
+  }
+  if (m->status.ok() && block.extent) {
+    // The digest also tells later whether the block was changed, so it stays even where it is not verified.
+    if (verifies(r) && !core::broken("digest_check") && !(digest(m) == block.digest)) {
+      core::add(counters_.checksum_errors);
+      m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
+                              map_.place(r, m->block).c_str());
+    }
+  } else if (m->status.ok() && r.writable()) {
+    m->digest = digest(m);
+  }
+}
+
+// Describes the read of block b to `m`, whose image (and coded) are set.
+void StoreReader::prepare_read(Move* m, Urgency urgency, IoEnd& end, bool wants_parts) {
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  m->then = &end;
+  m->reader = this;
+  store::Io& io = m->io;
+  io.op = store::Io::Op::read;
+  io.urgency = urgency;
+  io.user = m;
+  io.done = IoEnd::ended;
+  if (block.extent) {
+    io.file = space_.file(block.extent);
+    io.offset = block.extent.offset();
+    io.size = block.extent.length();
+    io.buffer = m->coded != nullptr ? m->coded : m->image;
+  } else {
+    io.file = r.file_id;
+    io.offset = r.file_offset + m->block * r.block_size;
+    io.size = r.block_size;
+    io.buffer = m->image;
+    io.short_read_is_zero = true;
+  }
+  m->digests = m->coded == nullptr && (block.extent ? verifies(r) : r.writable());
+  m->tells = m->coded == nullptr && wants_parts;
+  if (m->digests || m->tells) io.progress = came;
+}
+
+// Unlocked; the owner of a fill. True: what it is to read is a hole of the file, so there is nothing to read.
+bool StoreReader::find_hole(Move* m) {
+  const Region& r = *m->region;
+  if (!r.sparse || !m->was_untouched) return false;
+  if (!store::find_hole(r.file.file.fd, m->io.offset, r.file_bytes(m->block), &m->hole_end)) return false;
+  m->hole = true;
+  m->io.size = 0;
+  return true;
+}
+
+}  // namespace vmem::pager

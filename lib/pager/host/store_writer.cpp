@@ -1,0 +1,216 @@
+#include "pager/host/store_writer.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <iterator>
+#include <utility>
+
+#include "core/break.h"
+#include "core/clock.h"
+#include "core/fault_server.h"
+#include "core/log.h"
+#include "pager/block/neighbours.h"
+#include "store/codec.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr size_t kClusterBlock = 64 << 10;  // blocks up to this size are written side by side, never in place
+
+// A file that answers so takes the block when it is changed back, if ever: it is sealed, immutable, read-only, a swap
+// file by now, or gone.
+bool refuses_for_good(int code) {
+  constexpr int kForGood[] = {EPERM, EACCES, EROFS, ETXTBSY, EINVAL, EBADF, ENODEV, ENXIO, ESTALE, EOPNOTSUPP, EFBIG};
+  return std::find(std::begin(kForGood), std::end(kForGood), -code) != std::end(kForGood);
+}
+
+// These say something of the machine, or of the program's pages, and nothing of the file.
+bool says_nothing_of_the_file(int code) {
+  constexpr int kOthers[] = {EFAULT, ENOMEM, ENOBUFS, EAGAIN, EINTR, EBUSY, ECANCELED};
+  return std::find(std::begin(kOthers), std::end(kOthers), -code) != std::end(kOthers);
+}
+
+// The file system, a quota or RLIMIT_FSIZE lets no file be longer.
+bool has_no_room(const core::Status& s) {
+  return s.code() == -ENOSPC || s.code() == -EDQUOT || s.code() == -EFBIG;
+}
+
+// What failed is the path: full, broken, read-only by now. Not the memory that was to be written.
+bool is_of_the_path(const Status& s) {
+  return s.code() != -EFAULT && s.code() != -ENOMEM && s.code() != -EAGAIN && s.code() != -EINTR;
+}
+
+}  // namespace
+
+// Unlocked. Room for small blocks, which are to be stored raw.
+void StoreWriter::allocate_cluster(std::span<Move*> cluster) {
+  // Blocks of one region that leave together lie together, in the order of their addresses.
+  std::sort(cluster.begin(), cluster.end(), lies_before);
+  for (size_t i = 0; i < cluster.size();) {
+    size_t n = 1;
+    while (i + n < cluster.size() && cluster[i + n]->stored == cluster[i]->stored) ++n;
+    std::array<core::Extent, Batch::capacity()> extents;
+    if (space_.allocate(cluster[i]->stored, 0, std::span(extents).first(n)).ok()) {
+      for (size_t k = 0; k < n; ++k) cluster[i + k]->extent = extents[k];
+    } else {
+      for (size_t k = 0; k < n; ++k) {
+        Move* const m = cluster[i + k];
+        m->status = space_.allocate(m->stored, 0, {&m->extent, 1});
+      }
+    }
+    // Over its old copy rather than not at all: until it is whole there, it is in memory.
+    for (size_t k = i; k < i + n; ++k) {
+      Move* const m = cluster[k];
+      const core::Extent old = m->region->table[m->block].extent;
+      if (!old || old.codec() != 0 || old.length() != m->stored) continue;
+      const bool full = m->status.ok() && !core::broken("full_disk") && space_.expected_to_fail(m->extent);
+      if (!full && m->status.code() != -ENOSPC) continue;
+      if (full) space_.release(m->extent);
+      m->status = {};
+      m->extent = old;
+      m->new_extent = false;
+    }
+    i += n;
+  }
+}
+
+// Unlocked. Whether our own loads may read the image: the program may have changed rights of it meanwhile.
+bool StoreWriter::may_load(const Move& m) const {
+  if (!m.in_place || m.aside != nullptr) return true;
+  const Region& r = *m.region;
+  return pager::may_load(mappings_, r, r.address(m.block), r.block_size);
+}
+
+// Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
+void StoreWriter::prepare_writes(std::span<Move* const> moves) {
+  Batch cluster;
+  for (Move* m : moves) {
+    Region& r = *m->region;
+    if (r.backing == Backing::file_shared) continue;
+    m->stored = r.block_size;
+    m->codec = store::Codec::raw;
+    if (m->in_place) core::may_wait_for_a_fault("a block is compressed in its place");
+    if (m->coded != nullptr && may_load(*m)) {
+      store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
+    } else if (m->coded != nullptr) {  // raw, of a copy: a write from its place might need one, and find no buffer
+      m->aside = std::exchange(m->coded, nullptr);
+      if (core::read_guarded(m->aside, m->image, r.block_size, r.absent) == 0) {
+        m->image = m->aside;
+        m->digest = store::digest(m->image, r.block_size);  // a page may have become a guard page since
+      }
+    }
+    const core::Extent old = r.table[m->block].extent;
+    if (old && old.codec() == 0 && m->codec == store::Codec::raw && r.block_size > kClusterBlock) {
+      m->extent = old;
+      m->new_extent = m->elsewhere && space_.allocate(m->stored, 0, {&m->extent, 1}).ok();
+      if (!m->new_extent) m->extent = old;
+      continue;
+    }
+    m->new_extent = true;
+    if (m->codec == store::Codec::raw && r.block_size <= kClusterBlock) {
+      cluster.push_back(m);
+    } else {
+      m->status = space_.allocate(m->stored, static_cast<unsigned>(m->codec), {&m->extent, 1});
+    }
+  }
+  allocate_cluster(cluster.all());
+}
+
+// Locked; state writing.
+void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
+  Region& r = *m->region;
+  m->then = &end;
+  const auto prepare = [&](store::Io& io, store::FileId file, uint64_t offset, std::byte* buffer, size_t size) {
+    io.op = store::Io::Op::write;
+    io.urgency = m->job != nullptr ? Urgency::acquire : Urgency::writeback;
+    io.file = file;
+    io.offset = offset;
+    io.buffer = buffer;
+    io.size = size;
+    io.done = IoEnd::ended;
+    io.user = m;
+    io.in_region = buffer == r.address(m->block);
+    io.absent = r.absent;
+  };
+  if (r.backing == Backing::file_shared) {
+    m->stored = r.file_bytes(m->block);
+    prepare(m->io, r.file_id, r.file_offset + m->block * r.block_size, m->image, m->stored);
+    m->io.within_file = true;
+  } else {
+    prepare(m->io, space_.file(m->extent), m->extent.offset(), m->codec == store::Codec::raw ? m->image : m->coded,
+            m->stored);
+    if (!m->new_extent) r.table[m->block].flags &= static_cast<uint16_t>(~core::kDigest);  // until it is whole again
+  }
+  // Worth it: it was stored to. On a device a lease says so, and what it has may have been there before.
+  if (Block& block = r.table[m->block]; m->device < 0 && (block.flags & core::kReadAhead) != 0) {
+    block.flags &= core::kForgetReadAhead;
+    map_.residents().seen(map_.residents()[block.aux]);
+    core::add(counters_.prefetch_hits);
+  }
+  after.submit.push_back(m);
+}
+
+bool StoreWriter::find_elsewhere(Move* m) {
+  if (m->status.ok() || m->stored == 0 || !is_of_the_path(m->status) || core::broken("one_path")) return false;
+  if (m->region->backing == Backing::file_shared || m->tries + 1 >= space_.paths()) return false;
+  const core::Extent failed = m->extent;
+  space_.avoid(failed);
+  core::Extent other;
+  if (!space_.allocate(m->stored, static_cast<unsigned>(m->codec), {&other, 1}).ok()) return false;
+  if (space_.expected_to_fail(other)) {
+    space_.release(other);
+    return false;
+  }
+  core::add(counters_.io_errors);
+  const Status why =
+      core::system_error(m->status.code(), "a write failed, and what was to be written goes elsewhere, %s",
+                         space_.describe(failed).c_str());
+  VMEM_LOG_OFTEN(core::Level::warning, "%.*s", static_cast<int>(why.text().size()), why.text().data());
+  if (m->new_extent) space_.release(failed);
+  m->extent = other;
+  m->new_extent = true;
+  m->status = {};
+  ++m->tries;
+  return true;
+}
+
+// Locked. The mark, words, back-off, and a status for whoever asks next.
+void StoreWriter::note_write_failure(Move* m) {
+  Region& r = *m->region;
+  const bool again = (r.table[m->block].flags & core::kUnknown) != 0;
+  const bool shared = r.backing == Backing::file_shared;
+  const int code = m->status.code();
+  if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(r, m->block);  // it was begun
+  core::add(counters_.io_errors);
+  map_.residents()[r.table[m->block].aux].droppable =
+      shared && (refuses_for_good(code) || (again && !says_nothing_of_the_file(code)));
+  if (has_no_room(m->status) && !r.table[m->block].extent && !shared) writes_.no_room(now_ns());
+  if (m->status.text().empty()) {
+    m->status =
+        core::system_error(code, "writing failed, the block stays in memory, %s", map_.where(r, m->block).c_str());
+  }
+  const bool heard = m->job != nullptr || core::broken("write_report");
+  const bool say =
+      shared ? writes_.file_failed(r, m->status, heard, now_ns()) : writes_.failed(m->status, heard, now_ns());
+  if (say) core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
+}
+
+// Unlocked. The store has room again, or may have: who waits to write tries at once.
+void StoreWriter::store_has_room() {
+  Lock lock(map_.mutex());
+  if (writes_.has_room()) pressure_.call_evictors();
+}
+
+// Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.
+void StoreWriter::give_back_extent(Move* m) {
+  if (!m->new_extent || !m->extent) return;
+  if (has_no_room(m->status)) {
+    space_.refuse(m->extent);
+  } else {
+    space_.release(m->extent);
+  }
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,59 @@
+#include "pager/lease/asks.h"
+
+#include <cerrno>
+
+#include "pager/block/location.h"
+
+namespace vmem::pager {
+
+Status Asks::check_stream(int location, void* stream) {
+  if (Status s = check_location(location, gpus_.size(), false); !s.ok() || location < 0) return s;
+  return gpus_.check_stream(location, stream);
+}
+
+Status Asks::ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
+  if (Status s = check_stream(location, stream); !s.ok()) return s;
+  if (location >= 0 && devices_->of_thread(stream)) {
+    return error(EINVAL,
+                 "stream %p is another one on each thread, and an asynchronous lease is taken on a thread of its own; "
+                 "give a stream that was created",
+                 stream);
+  }
+  ask->regions.reserve(ranges.size());
+  Lock lock(map_.mutex());
+  SpanOf span;
+  for (const vmem_range& range : ranges) {
+    if (Status s = map_.check_range(range.ptr, range.size, &span); !s.ok()) return s;
+  }
+  for (const vmem_range& range : ranges) {
+    map_.check_range(range.ptr, range.size, &span).ignore();  // it is as it was a moment ago
+    ask->regions.push_back(span.region->id);
+    ++span.region->asked;
+  }
+  return {};
+}
+
+void Asks::withdraw(std::span<const vmem_range> ranges, Ask* ask) {
+  Lock lock(map_.mutex());
+  for (size_t i = 0; i < ask->regions.size(); ++i) {
+    Region* const r = map_.find(reinterpret_cast<uintptr_t>(ranges[i].ptr));
+    if (r != nullptr && r->id == ask->regions[i]) --r->asked;
+  }
+  ask->regions.clear();
+  map_.notify();
+}
+
+void Asks::wake() {
+  Lock lock(map_.mutex());
+  map_.notify();
+}
+
+Status check_asked(std::span<const SpanOf> spans, const Ask* ask) {
+  if (ask == nullptr) return {};
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if (spans[i].region->id != ask->regions[i]) return error(EINVAL, "the region of range %zu was freed meanwhile", i);
+  }
+  return Ask::check(ask);
+}
+
+}  // namespace vmem::pager

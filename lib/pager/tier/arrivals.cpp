@@ -1,0 +1,396 @@
+#include "pager/tier/arrivals.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "core/fatal.h"
+#include "core/fault_server.h"
+#include "core/guarded_read.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "core/unwatched_reads.h"
+#include "pager/block/neighbours.h"
+#include "pager/host/drop.h"
+#include "pager/tier/insist.h"
+
+namespace vmem::pager {
+
+int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
+  if (r.guarded || !may_load(core::MappingQuery(), r, from, r.block_size)) {
+    return core::read_guarded(to, from, r.block_size, r.absent);
+  }
+  core::may_wait_for_a_fault("a block is copied from its place");
+  const core::UnwatchedReads unwatched;
+  memcpy(to, from, r.block_size);
+  return 0;
+}
+
+void Arrivals::run(Batch& batch, int d) {
+  pull(batch, d);
+  if (batch.empty()) return;
+  InBatch in{.moves = batch, .device = d};
+  begin_in(in);
+  if (in.status.ok()) {
+    Lock lock(map_.mutex());
+    note_issued(in);
+  }
+  end_in(in);
+}
+
+// Those that come from ordinary host memory are copied to their staging frames first. What cannot be stays where it is,
+// and is out of the batch.
+void Arrivals::pull(Batch& batch, int d) {
+  core::Few<trap::Range, Batch::capacity()> drops;
+  for (Move* m : batch) {
+    if (m->source != nullptr) copy_aside(m);
+  }
+  core::step("device.pulled");
+  {
+    Lock lock(map_.mutex());
+    for (Move* m : batch) {
+      if (m->source == nullptr || !m->status.ok() || m->out) continue;
+      Resident& resident = map_.residents()[m->region->table[m->block].aux];
+      if (resident.holed) {  // there may have been stores since it was copied
+        m->status = core::error(EBUSY, "the program dropped a page of the block meanwhile");
+        continue;
+      }
+      resident.dropping = true;
+      if (m->source == m->region->address(m->block))
+        drops.push_back({reinterpret_cast<uintptr_t>(m->source), m->region->block_size});
+    }
+  }
+  if (!drops.empty() && !drop_pages(trap_, drops.all())) {
+    for (Move* m : batch) {
+      if (m->source == nullptr || !m->status.ok() || m->out || m->source != m->region->address(m->block)) continue;
+      if (!drop_one(trap_, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
+    }
+  }
+  DeferredWork after;
+  {
+    Lock lock(map_.mutex());
+    for (Move* m : batch) {
+      if (m->source != nullptr) pulled(m, d);
+    }
+    batch.erase_if([&](Move* m) {
+      lock.hold();
+      const bool failed = !m->status.ok();
+      if (failed) map_.free_move(m);
+      return failed;
+    });
+    room_.came_free(after);
+  }
+  page_in_.run(after);
+}
+
+// Unlocked; state taking where it is in place. Its status says whether its frame has the bytes.
+void Arrivals::copy_aside(Move* m) {
+  Region& r = *m->region;
+  if (m->source == r.address(m->block)) {
+    core::step("device.taking");
+    m->status = trap_.caps().pins == trap::Pins::taken_away ? take_aside(m) : trap_.protect(m->source, r.block_size);
+    if (!m->status.ok()) return;
+    if (!m->out && copy_protected(r, m->image, m->source) != 0) {
+      m->status = core::error(EFAULT, "pages of the block cannot be read by anybody: it stays in host memory");
+      return;
+    }
+  } else {
+    memcpy(m->image, m->source, r.block_size);
+  }
+  core::add(counters_.copied_bytes, r.block_size);
+}
+
+// Unlocked; state taking. Whoever has pinned a page of it might store to it after it was copied, whatever protects it:
+// so its pages are taken away first. On error they are in place.
+Status Arrivals::take_aside(Move* m) {
+  Region& r = *m->region;
+  std::byte* slot = nullptr;
+  {
+    Lock lock(map_.mutex());
+    slot = frames_.get_slot(r.block_size);
+    map_.residents()[r.table[m->block].aux].in_place = false;
+  }
+  if (slot == nullptr) return core::error(ENOMEM, "no address space for the image of a block");
+  Status s = trap_.take(m->source, r.block_size, slot, trap::Transfer::copy);
+  m->out = s.ok();
+  if (m->out) memcpy(m->image, slot, r.block_size);
+  if (m->out || half_way(s)) trap_.release_frames(slot, r.block_size).ignore();
+  if (half_way(s)) {
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(s.text().size()),
+                   s.text().data(), map_.place(r, m->block).c_str());
+    drop_torn(trap_, r, m->block);
+  }
+  Lock lock(map_.mutex());
+  frames_.put_slot(slot, r.block_size);
+  return s;
+}
+
+// Locked; state taking. A part of its pages could not go back to where they were.
+void Arrivals::lose_taken(Move* m) {
+  Region& r = *m->region;
+  map_.free_resident(m->block, r);
+  budget_.credit(r.block_size);
+  failed_.mark_lost(r, m->block, State::taking, m->status);
+}
+
+// Locked. The frame has its bytes alone, or it stays where it is.
+void Arrivals::pulled(Move* m, int d) {
+  Region& r = *m->region;
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  Block& block = r.table[m->block];
+  Resident& resident = map_.residents()[block.aux];
+  if (!m->status.ok()) {
+    g.budget.credit(r.block_size);
+    g.failure = m->status;
+    ++g.failures;
+    staging_.of(r).frames.put(m->image);
+    if (half_way(m->status)) return lose_taken(m);
+    block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kWanted | core::kWantedWrite));
+    resident.promoted = false;
+    r.table.change(m->block, State::taking, State::resident);
+    trap_.unprotect(r.address(m->block), r.block_size).ignore();
+    map_.note_dirty(r, m->block);
+    map_.admit(r, m->block, map_.clock().stamp());
+    return;
+  }
+  if (m->source != r.address(m->block)) {
+    frames_.put_bounce(m->source, r.block_size);
+  } else {
+    map_.note_clean(r, m->block);
+    r.table.change(m->block, State::taking, State::entering);
+    block.device = static_cast<uint8_t>(d);
+    resident.pool = static_cast<uint8_t>(kDevicePools + d);
+  }
+  budget_.credit(r.block_size);
+  block.flags &= static_cast<uint16_t>(~core::kProtected);
+  resident.in_place = resident.dropping = resident.promoted = false;
+  resident.frame = nullptr;
+  m->source = nullptr;
+}
+
+// Unlocked. Makes the blocks on their device and begins to fill them.
+void Arrivals::begin_in(InBatch& in) {
+  const Batch& batch = in.moves;
+  const int d = in.device;
+  core::Few<device::Range, Batch::capacity()> all, to_make;
+  core::Few<device::Copy, Batch::capacity()> frames;
+  size_t smallest = SIZE_MAX;
+  for (const Move* m : batch) {
+    const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
+    const size_t size = m->region->block_size, copied = m->parts.copied;
+    all.push_back({at, size});
+    if (!m->parts.made) to_make.push_back({at, size});
+    // A managed block is zeros when it is made. Others are cleared as they are filled: nobody waits for the device.
+    if (m->image == nullptr && !gpus_.own_page_tables()) continue;
+    frames.push_back(
+        {at + copied, m->image == nullptr ? nullptr : m->image + copied, size - copied, copied != 0, m->parts.ticket});
+    smallest = std::min(smallest, size);
+  }
+  const std::span<const device::Range> ranges = all.all();
+  const std::span<const device::Copy> copies = frames.all();
+  core::step("device.preparing");
+  Status& s = in.status;
+  if (!to_make.empty()) s = devices_->prepare(to_make.all(), d, &in.torn);
+  if (s.code() == -device::kIntruder)
+    core::fatal("a block was touched while it was made on device %d: %.*s", d, static_cast<int>(s.text().size()),
+                s.text().data());
+  in.made = s.ok();
+  if (!in.made) {
+    for (Move* m : batch)
+      if (m->parts.made) part_copies_.give_back(m);
+    return;
+  }
+  // Threads that met the trap before it went: their next try meets the device's door and parks there.
+  for (const device::Range& range : ranges)
+    if (!gpus_.own_page_tables()) trap_.wake(reinterpret_cast<void*>(range.address), range.size).ignore();
+  core::step("device.prepared");
+  const bool ahead = !copies.empty() && devices_->maps_ahead(d, smallest);
+  if (ahead) s = devices_->map_ahead(ranges);
+  if (s.ok() && !copies.empty()) s = devices_->copy_in(d, copies, &in.ticket);
+  if (s.ok() && !ahead) s = devices_->map(ranges);
+  for (Move* m : batch) {
+    // Else the copies stand for it.
+    if (m->parts.ticket != nullptr && in.ticket == nullptr) wait_for_copy(*devices_, d, m->parts.ticket).ignore();
+    m->parts.ticket.reset();
+  }
+}
+
+// Locked. An acquire may go on: its stream waits for the copies.
+void Arrivals::note_issued(const InBatch& in) {
+  uint64_t copied = 0;
+  for (Move* m : in.moves) {
+    Resident& resident = map_.residents()[m->region->table[m->block].aux];
+    resident.issued = true;
+    ++m->region->issued;
+    resident.ticket = in.ticket;
+    if (m->image != nullptr) copied += m->region->block_size;
+  }
+  gpus_[static_cast<size_t>(in.device)].in_bytes += copied;
+  core::add(counters_.host_to_device_bytes, copied);
+  map_.notify();
+}
+
+// Unlocked. They are there, or where they were.
+void Arrivals::end_in(InBatch& in) {
+  open(in);
+  const int d = in.device;
+  const Status& s = in.status;
+  const bool over_trap = !gpus_.own_page_tables();
+  core::step("device.entered");
+  DeferredWork after;
+  const Status health = s.ok() ? Status() : devices_->health(d);
+  const bool full = !in.made && s.code() == -ENOMEM;
+  const uint64_t kept = full ? gpus_.kept(d) : 0;
+  Lock lock(map_.mutex());
+  if (!s.ok()) gpus_.saw_loss(d, health);  // the books still say how it was
+  if (!over_trap) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
+  for (Move* m : in.moves) {
+    if (!s.ok()) {
+      undo(m, s, !over_trap || !in.made || in.torn, after);
+      continue;
+    }
+    arrived(m);
+    map_.free_move(m);
+  }
+  if (full) gpus_.follow_down(d, kept);
+  if (!demotion_requests_.empty()) gpus_.work().notify_one();
+  room_.came_free(after);
+  lock.unlock();
+  page_in_.run(after);
+}
+
+// Unlocked. When their copies have ended the CPU may read them; what could not come is out of sight, or a hole.
+void Arrivals::open(InBatch& in) {
+  const int d = in.device;
+  Status& s = in.status;
+  core::Few<device::Range, Batch::capacity()> made_of;
+  for (const Move* m : in.moves)
+    made_of.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+  const std::span<const device::Range> ranges = made_of.all();
+  if (s.ok()) core::step("device.issued");
+  if (in.ticket != nullptr) {
+    // Whatever else went wrong: a kernel may have the blocks, and their frames are to be somebody else's.
+    const Status copied = wait_for_copy(*devices_, d, in.ticket);
+    if (s.ok()) s = copied;
+  }
+  if (s.ok()) {
+    s = devices_->open(ranges, device::Access::read);
+    if (!s.ok() && devices_->health(d).ok()) {
+      core::fatal("blocks on device %d cannot be opened for the CPU, which waits for them: %.*s", d,
+                  static_cast<int>(s.text().size()), s.text().data());
+    }
+  }
+  if (!s.ok() && in.made) {
+    const Status hidden = insist(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
+    const auto give_up = [&] { return holes_.punch(ranges); };
+    // What stays made could not be made again. Where the trap has gone for it, its addresses are lost then.
+    if (hidden.ok())
+      in.torn = (gpus_.own_page_tables() ? insist(*devices_, d, "giving a block up", give_up) : give_up()).ok();
+  }
+  if (in.torn) holes_.restore_trap(ranges);
+}
+
+// Locked; state entering.
+void Arrivals::arrived(Move* m) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  Resident& resident = map_.residents()[block.aux];
+  resident.issued = false;
+  --r.issued;
+  resident.ticket.reset();
+  resident.frame = nullptr;
+  const uint32_t stamp = resident.stamp;
+  r.table.change(m->block, State::entering, State::on_device);
+  ++r.arrived;
+  if (!gpus_.own_page_tables())
+    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
+  if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
+  if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
+  map_.admit(r, m->block, stamp);
+  blocks_.answer(r, m->block);
+}
+
+// Locked; state entering. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
+// kernel may have changed them since.
+void Arrivals::undo(Move* m, const Status& why, bool trapped, DeferredWork& after) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  Block& block = r.table[b];
+  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  g.budget.credit(r.block_size);
+  g.failure = why;
+  ++g.failures;
+  m->status = why;
+  Resident& resident = map_.residents()[block.aux];
+  const bool lent = resident.issued && resident.changed;
+  r.issued -= resident.issued ? 1 : 0;
+  resident.issued = false;
+  resident.ticket.reset();
+  if (!trapped) r.lost = true;
+  if (lent) {
+    if (m->image != nullptr) staging_.of(r).frames.put(m->image);
+    map_.free_resident(b, r);
+    failed_.mark_lost(r, b, State::entering, why);
+    map_.free_move(m);
+    return;
+  }
+  if (m->image == nullptr) {
+    map_.free_resident(b, r);
+    r.table.change(b, State::entering, block.extent ? State::stored : State::untouched);
+  } else {
+    resident.frame = m->image;
+    resident.pool = staging_pool(r);
+    r.table.change(b, State::entering, State::held);
+    if (!proven_clean(block)) map_.note_dirty(r, b);
+    map_.admit(r, b, map_.clock().stamp());
+  }
+  map_.free_move(m);
+  if (!r.lost) page_in_.settle(r, b, after);
+}
+
+Batch Arrivals::take_ready(std::span<const SpanOf> spans, int d) {
+  Batch mine;
+  uint64_t bytes = 0;
+  core::OwnVector<Move*>& ready = gpus_[static_cast<size_t>(d)].ready;
+  const auto rest = std::remove_if(ready.begin(), ready.end(), [&](Move* m) {
+    const size_t size = m->region->block_size;
+    const bool is_mine = m->source == nullptr && !mine.full() && (mine.size() < 2 || bytes + size <= kBatchBytes) &&
+                         std::any_of(spans.begin(), spans.end(), [&](const SpanOf& s) {
+                           return s.region == m->region && s.first <= m->block && m->block <= s.last;
+                         });
+    if (is_mine) mine.push_back(m);
+    bytes += is_mine ? size : 0;
+    return is_mine;
+  });
+  ready.erase(rest, ready.end());
+  std::sort(mine.begin(), mine.end(), lies_before);
+  return mine;
+}
+
+void Arrivals::begin(const Batch& batch, int d) {
+  InBatch in{.moves = batch, .device = d};
+  begin_in(in);
+  if (!in.status.ok()) return end_in(in);
+  Lock lock(map_.mutex());
+  note_issued(in);
+  for (Move* m : in.moves) gpus_[static_cast<size_t>(d)].issued.push_back(m);
+  gpus_.work().notify_one();
+}
+
+bool Arrivals::end_issued(Lock& lock, int d) {
+  MoveList& issued = gpus_[static_cast<size_t>(d)].issued;
+  if (issued.empty()) return false;
+  const auto ticket_of = [&](const Move* m) VMEM_LOCKED -> const device::Ticket& {
+    return map_.residents()[m->region->table[m->block].aux].ticket;
+  };
+  {
+    InBatch in{.device = d, .ticket = ticket_of(issued.head), .made = true};
+    while (!issued.empty() && !in.moves.full() && ticket_of(issued.head) == in.ticket) in.moves.push_back(issued.pop());
+    lock.unlock();
+    end_in(in);
+  }
+  lock.lock();
+  return true;
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,80 @@
+// The end of the way to a device, for blocks that are ready for it: memory there, the copy, access for the CPU.
+//
+//   ready, in a staging frame ───────────────────┐
+//   ready, elsewhere in host memory ──copy───────┼─> entering: prepare, copy, map ─> issued ─> open ─> on_device
+//
+//   an acquire may go on when the copies of its blocks are issued: its stream waits for them; until they have ended
+//   nothing takes the blocks, or their frames, away
+//   one that could not come is where it was, or in its staging frame, unless a kernel may have stored to it: then it
+//   has a mark
+//
+// Workers do it without the lock, several blocks at a time. What is ready at once, on devices with page tables of their
+// own, an acquire issues itself, and a worker does the rest.
+#pragma once
+
+#include <span>
+
+#include "device/device.h"
+#include "pager/tier/device_blocks.h"
+#include "pager/tier/holes.h"
+#include "pager/tier/part_copies.h"
+#include "pager/tier/staging_supply.h"
+
+namespace vmem::pager {
+
+class Arrivals : private Shared {
+ public:
+  // demotion_requests: wait for what comes; under the lock.
+  Arrivals(const Shared& shared, device::Devices* devices, const Queue<DemotionRequest>& demotion_requests, Gpus& gpus,
+           DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply,
+           PartCopies& part_copies, Room& room)
+      : Shared(shared),
+        devices_(devices),
+        demotion_requests_(demotion_requests),
+        gpus_(gpus),
+        blocks_(blocks),
+        holes_(holes),
+        failed_(failed),
+        page_in_(page_in),
+        supply_(supply),
+        part_copies_(part_copies),
+        room_(room) {}
+
+  // Unlocked. Makes the blocks on device d, fills them and opens them. They were ready for it, and are nobody's else.
+  void run(Batch& batch, int d) VMEM_UNLOCKED;
+
+  // Locked. Of what is ready for device d: what somebody waits for who could do it as well, without two threads that
+  // wake each other. What has to be copied in host memory first the workers do, side by side.
+  Batch take_ready(std::span<const SpanOf> spans, int d) VMEM_LOCKED;
+  // Unlocked. Begins with them; a worker ends it.
+  void begin(const Batch& batch, int d) VMEM_UNLOCKED;
+  // Locked on entry and on return, and not meanwhile. Of device d the oldest that were begun together. False: there are
+  // none.
+  bool end_issued(Lock& lock, int d) VMEM_LOCKED;
+
+ private:
+  void pull(Batch& batch, int d) VMEM_UNLOCKED;
+  core::Status take_aside(Move* m) VMEM_UNLOCKED;
+  void lose_taken(Move* m) VMEM_LOCKED;
+  void copy_aside(Move* m) VMEM_UNLOCKED;
+  void pulled(Move* m, int d) VMEM_LOCKED;
+  void begin_in(InBatch& in) VMEM_UNLOCKED;
+  void note_issued(const InBatch& in) VMEM_LOCKED;
+  void end_in(InBatch& in) VMEM_UNLOCKED;
+  void open(InBatch& in) VMEM_UNLOCKED;
+  void arrived(Move* m) VMEM_LOCKED;
+  void undo(Move* m, const core::Status& why, bool trapped, DeferredWork& after) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  const Queue<DemotionRequest>& demotion_requests_;
+  Gpus& gpus_;
+  DeviceBlocks& blocks_;
+  Holes& holes_;
+  FailedBlocks& failed_;
+  PageIn& page_in_;
+  StagingSupply& supply_;
+  PartCopies& part_copies_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager

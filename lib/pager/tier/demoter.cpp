@@ -1,0 +1,332 @@
+#include "pager/tier/demoter.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <functional>
+
+#include "core/at_exit.h"
+#include "core/break.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "core/thread.h"
+#include "pager/host/drop.h"
+#include "pager/tier/insist.h"
+
+namespace vmem::pager {
+
+namespace {
+
+// Of those that do not stay, all of one device.
+core::Few<device::Range, Batch::capacity()> gone_of(const OutPart& part) {
+  core::Few<device::Range, Batch::capacity()> gone;
+  for (const Move* m : part.moves) {
+    if (m->leave != Leave::sync)
+      gone.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+  }
+  return gone;
+}
+
+}  // namespace
+
+Move* Demoter::begin(Region& r, BlockIndex b, Leave how) {
+  if (!map_.reserve_move() || !shown_.unrefuse(r, b)) return nullptr;
+  Block& block = r.table[b];
+  const bool dirty = !proven_clean(block);
+  const bool shown = map_.residents()[block.aux].shown && how != Leave::sync;
+  const bool kept = how != Leave::drop && !shown && map_.copies().has(block.aux);
+  const bool copy = !shown && !kept && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
+  // The device has it no more as it should be written, or has it no more at all.
+  const bool from_cpu =
+      copy && map_.residents()[block.aux].shown && (map_.residents()[block.aux].stale || gpus_[block.device].lost);
+  std::byte* frame = nullptr;
+  if (kept) frame = map_.copies().hold(block.aux);
+  if (copy) {
+    frame = supply_.frame(r, 0);
+    if (frame == nullptr) return nullptr;
+  }
+  Move* m = map_.new_move(r, b);
+  m->image = frame;
+  m->shown = shown;
+  if (from_cpu) m->source = r.address(b);
+  m->device = block.device;
+  m->way = core::Way::from_device;
+  m->leave = how;
+  m->clean = !copy;
+  m->kept = kept;
+  m->staged = true;
+  m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
+  m->elsewhere = (block.flags & core::kUnknown) != 0;
+  r.table.change(b, State::on_device, State::leaving);
+  Resident& resident = map_.residents()[block.aux];
+  resident.in_place = from_cpu;
+  if (how == Leave::sync) {
+    resident.saved = core::exiting();  // will_change() takes it back, also while it is copied and written
+    if (resident.admitted) map_.policy(block.aux).hold(block.aux);
+  } else {
+    m->was_guest = map_.guests().remove(block.aux);
+    if (resident.admitted) map_.policy(block.aux).remove(block.aux);
+    resident.admitted = false;
+    gpus_[block.device].budget.leaves(r.block_size);
+  }
+  return m;
+}
+
+void Demoter::begin_part(OutPart& part) {
+  core::Few<device::Range, Batch::capacity()> all;
+  core::Few<device::Copy, Batch::capacity()> copies;
+  const auto gone = gone_of(part);
+  for (const Move* m : part.moves) {
+    const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
+    all.push_back(range);
+    if (m->image != nullptr && !m->kept && m->source == nullptr)
+      copies.push_back({range.address, m->image, range.size});
+  }
+  for (const device::Copy& copy : copies) part.bytes += copy.size;
+  core::step("device.leaving");
+  part.status = devices_->hold(all.all(), device::Access::read);
+  if (part.status.ok() && !gone.empty()) {
+    part.status = devices_->unmap(gone.all());
+    part.hidden = part.status.ok();
+  }
+  part.copied = part.status;
+  if (part.status.ok() && !copies.empty()) {
+    part.copied = devices_->copy_out(part.device, copies.all(), &part.ticket);
+    core::step("device.copying_out");
+  }
+}
+
+// Unlocked; state leaving. The bytes that the CPU is shown, to be written.
+Status Demoter::copy_shown(Move* m) {
+  Region& r = *m->region;
+  Status s = trap_.protect(m->source, r.block_size);
+  core::step("device.copying_shown");
+  if (s.ok() && copy_protected(r, m->image, m->source) != 0)
+    s = core::error(EFAULT, "pages of the copy that the CPU is shown cannot be read by anybody");
+  if (s.ok()) {
+    core::add(counters_.copied_bytes, r.block_size);
+  }
+  Lock lock(map_.mutex());
+  Resident& resident = map_.residents()[r.table[m->block].aux];
+  resident.in_place = false;
+  if (resident.stale) trap_.unprotect(m->source, r.block_size).ignore();  // stores go on while it is written
+  return s;
+}
+
+void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWork& after) {
+  const int d = part.device;
+  const auto gone = gone_of(part);
+  Status& s = part.status;
+  Status& copied = part.copied;
+  // The copy goes on whatever a wait says, and its frame is to be somebody else's.
+  if (part.ticket != nullptr && !core::broken("copy_wait")) copied = wait_for_copy(*devices_, d, part.ticket);
+  part.ticket.reset();
+  if (!copied.ok() && devices_->health(d).ok()) s = copied;  // they have the only copy: nothing may be destroyed
+  if (s.ok() && !gone.empty()) {
+    core::step("device.punching");
+    s = holes_.punch(gone.all());
+    if (s.ok()) {
+      core::step("device.punched");
+      holes_.restore_trap(gone.all());
+    }
+  }
+  const bool well = s.ok() || devices_->health(d).ok();
+  // Lost since it refused: what would stay made could not be made on another device.
+  if (!well && gpus_.own_page_tables() && !gone.empty()) {
+    s = devices_->unmap(gone.all());
+    if (s.ok()) s = holes_.punch(gone.all());
+  }
+  core::Few<trap::Range, Batch::capacity()> dropped;
+  for (Move* m : part.moves) {
+    if (m->source != nullptr) m->status = copy_shown(m);
+    if (s.ok() && m->shown && m->leave == Leave::drop)
+      dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
+  }
+  if (!dropped.empty()) insist_on_drop(trap_, dropped.all());
+  const bool refused = !s.ok() && !gone.empty() && well;
+  if (refused) {
+    devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
+    part.hidden = part.hidden && !devices_->map(gone.all()).ok();
+    usleep(1000);  // tried again by whoever wants room
+  }
+  core::step("device.left");
+  const Status health = copied.ok() ? Status() : devices_->health(d);
+  Lock lock(map_.mutex());
+  if (!copied.ok()) gpus_.saw_loss(d, health);
+  if (copied.ok()) {
+    gpus_[static_cast<size_t>(d)].out_bytes += part.bytes;
+    core::add(counters_.device_to_host_bytes, part.bytes);
+  }
+  for (Move* m : part.moves) {
+    if (m->leave == Leave::sync) {
+      if (m->source == nullptr) m->status = m->kept ? s : copied;
+      writes.push_back(m);
+    } else if (refused && part.hidden) {
+      m->status = s;
+      unmapped.push_back(m);
+    } else if (refused) {
+      undo_leaving(m, s);
+    } else {
+      settle_left(m, copied, !s.ok(), after);
+    }
+  }
+  room_.came_free(after);
+}
+
+// Unlocked; state leaving, their status says why they stay. A lease that they get, or have, is worth nothing to a
+// kernel that does not find them.
+void Demoter::keep_mapped(Batch& unmapped, DeferredWork& after) {
+  for (Move* m : unmapped) {
+    const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
+    insist(*devices_, m->device, "mapping a block that stays", [&] { return devices_->map({&range, 1}); }).ignore();
+    Lock lock(map_.mutex());
+    undo_leaving(m, Status(m->status));
+    room_.came_free(after);
+  }
+  unmapped.clear();
+}
+
+void Demoter::run(Lock& lock, std::span<Move*> batch) {
+  lock.unlock();
+  run(batch);
+  lock.lock();
+}
+
+void Demoter::run(std::span<Move*> batch) {
+  std::sort(batch.begin(), batch.end(), [](const Move* a, const Move* b) {
+    return a->device != b->device   ? a->device < b->device
+           : a->region != b->region ? a->region->id < b->region->id
+                                    : a->block < b->block;
+  });
+  Batch writes, unmapped;
+  DeferredWork after;
+  core::Few<OutPart, Batch::capacity()> parts;
+  for (size_t i = 0; i < batch.size();) {
+    // With page tables of their own each block is a part: the next is unmapped while one is copied, and one is given
+    // back while the next are copied. Managed blocks go together: the driver destroys none beside a copy without a
+    // wait.
+    size_t n = 1;
+    while (!gpus_.own_page_tables() && i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
+    parts.push_back({.moves = batch.subspan(i, n), .device = batch[i]->device});
+    begin_part(parts.back());
+    i += n;
+  }
+  size_t ended = 0;
+  const auto finish = [&] {
+    for (; ended < parts.size(); ++ended) end_part(parts[ended], writes, unmapped, after);
+    keep_mapped(unmapped, after);
+    write_back_.write(writes.all(), after);
+    page_in_.run(after);
+  };
+  // core::broken("signals_in_copies"), in wait_in_call(): for that this file is compiled again.
+  for (; ended < parts.size() && wait_in_call(*devices_, parts[ended].ticket); ++ended)
+    end_part(parts[ended], writes, unmapped, after);
+  // A signal's handler may want what is on its way: another thread ends it meanwhile.
+  if (ended == parts.size() || !core::run_aside(std::ref(finish))) finish();
+}
+
+// Locked; state leaving. `lost`: the addresses are nobody's any more.
+void Demoter::settle_left(Move* m, const Status& copied, bool lost, DeferredWork& after) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  Block& block = r.table[b];
+  gpus_[static_cast<size_t>(m->device)].budget.left(r.block_size);
+  const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->shown;
+  shown_.forget(r, b);
+  if (m->shown && m->leave == Leave::drop) budget_.credit(r.block_size);
+  lost = lost && !gpus_.own_page_tables();  // the trap stands there still
+  if (lost) {
+    m->status = error(EIO, "the addresses of %s went with device %d", map_.where(r, b).c_str(), m->device);
+  } else if (dirty && !m->kept) {
+    m->status = copied;
+  }
+  if (map_.residents()[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
+  block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
+  if (lost) r.lost = true;
+  if (dirty && !m->kept && !copied.ok()) {
+    lose_left(m, copied);
+    map_.free_move(m);
+    return;
+  }
+  rest_in_host(m, copied.ok());
+  map_.free_move(m);
+  if (!r.lost) page_in_.settle(r, b, after);
+}
+
+// The only copy of the block was on a device that is lost.
+void Demoter::lose_left(Move* m, const Status& why) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  map_.free_resident(b, r);
+  if (m->image != nullptr) staging_.of(r).frames.put(m->image);
+  VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
+                 why.text().data(), map_.where(r, b).c_str());
+  failed_.mark_lost(r, b, State::leaving, why);
+  m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
+                    map_.where(r, b).c_str());
+  if (m->job != nullptr && m->job->status.ok()) r.table[b].flags |= core::kTold;
+}
+
+// What was in place, or is in a frame, is the block now; else the store has it, or nobody wants it.
+void Demoter::rest_in_host(Move* m, bool copied) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  Block& block = r.table[b];
+  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  if (m->shown && m->leave != Leave::drop) {  // what is in place is the block now
+    map_.free_resident(b, r);
+    ++g.evictions;
+    map_.new_resident(r, b, nullptr);
+    map_.residents()[block.aux].stamp = map_.clock().stamp();
+    r.table.change(b, State::leaving, State::resident);
+    block.flags &= static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kWanted | core::kWantedWrite));
+    trap_.unprotect(r.address(b), r.block_size).ignore();
+    map_.note_dirty(r, b);
+    map_.admit(r, b, map_.clock().stamp());
+  } else if (m->kept) {
+    ++g.evictions;
+    ++g.clean_drops;
+    core::add(counters_.clean_drops);
+    const ResidentId id = map_.copies().become(block.aux);
+    map_.free_resident(b, r);
+    map_.residents()[id].stamp = map_.clock().stamp();
+    block.aux = id;
+    map_.match_hold(r, b);
+    r.table.change(b, State::leaving, State::held);
+    if (!proven_clean(block)) map_.note_dirty(r, b);
+  } else if (m->image != nullptr && copied) {
+    map_.free_resident(b, r);
+    ++g.evictions;
+    const core::ResidentId id = map_.new_resident(r, b, m->image, staging_pool(r));
+    map_.residents()[id].stamp = map_.clock().stamp();
+    r.table.change(b, State::leaving, State::held);
+    if (!proven_clean(block)) map_.note_dirty(r, b);
+    map_.admit(r, b, map_.clock().stamp());
+  } else {
+    map_.free_resident(b, r);
+    if (m->image != nullptr) staging_.of(r).frames.put(m->image);
+    ++g.evictions;
+    ++g.clean_drops;
+    core::add(counters_.clean_drops);
+    block.flags &= static_cast<uint16_t>(~core::kDirty);
+    if (m->leave == Leave::drop) failed_.forget_store_copy(r, b);  // older still: nobody may be given it
+    if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
+    r.table.change(b, State::leaving, block.extent ? State::stored : State::untouched);
+  }
+}
+
+// Locked; state leaving. The device would not let go of it, and nothing has changed: it stays there.
+void Demoter::undo_leaving(Move* m, const Status& why) {
+  Region& r = *m->region;
+  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  g.budget.stays(r.block_size);
+  g.failure = why;
+  ++g.failures;
+  write_back_.give_back_frame(m);
+  m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
+                          why.text().data(), map_.where(r, m->block).c_str());
+  blocks_.stays(r, m->block, m);
+  blocks_.know_again(*m);
+  map_.free_move(m);
+}
+
+}  // namespace vmem::pager

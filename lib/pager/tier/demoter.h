@@ -1,0 +1,76 @@
+// The way out of a device, for blocks at rest there.
+//
+//   on_device ─> leaving: hold writers, copy to a staging frame, take the block out, trap ─> held (its frame)
+//                leaving, with a host copy:                  take the block out, trap ─> held (the copy's frame)
+//                leaving, clean:                             take the block out, trap ─> stored, untouched
+//                leaving, shown to the CPU (DeviceViews):    take the block out        ─> resident
+//                leaving, synced: hold writers, copy, write, open                      ─> on_device
+//                leaving, synced, newer where it is shown: copy that, write            ─> on_device
+//
+//   a block that leaves for good is charged to its device, among what leaves, until its memory there is nobody's; what
+//   has the only copy of a block is destroyed when that is elsewhere, or the device is lost: then the block has a mark
+//
+// A block is clean while no WRITE lease touched it and the CPU could not store to it since it came (kDirty).
+#pragma once
+
+#include <span>
+
+#include "device/device.h"
+#include "pager/tier/device_write_back.h"
+#include "pager/tier/holes.h"
+#include "pager/tier/staging_supply.h"
+
+namespace vmem::pager {
+
+class Demoter : private Shared {
+ public:
+  Demoter(const Shared& shared, device::Devices* devices, Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks,
+          Holes& holes, FailedBlocks& failed, PageIn& page_in, DeviceWriteBack& write_back, StagingSupply& supply,
+          Room& room)
+      : Shared(shared),
+        devices_(devices),
+        gpus_(gpus),
+        shown_(shown),
+        blocks_(blocks),
+        holes_(holes),
+        failed_(failed),
+        page_in_(page_in),
+        write_back_(write_back),
+        supply_(supply),
+        room_(room) {}
+
+  // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync.
+  // nullptr: no staging frame for its bytes, or its accesses get SIGBUS and the trap does not take that back.
+  Move* begin(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
+  // Takes each move to its end, or to a write whose end comes later. Of one device each or several; no more than a
+  // Batch holds. Unlocked, or with a lock that is dropped meanwhile.
+  void run(std::span<Move*> batch) VMEM_UNLOCKED;
+  void run(Lock& lock, std::span<Move*> batch) VMEM_LOCKED;
+
+  // The steps of that, unlocked. begin_part(): nobody stores to them or sees them there any more, and their bytes are
+  // on the way. end_part(): those are in host memory, and the device's memory is nobody's. `unmapped`: those that stay,
+  // which the device has not mapped again, for keep_mapped(): others are not to wait for them.
+  void begin_part(OutPart& part) VMEM_UNLOCKED;
+  void end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWork& after) VMEM_UNLOCKED;
+  void keep_mapped(Batch& unmapped, DeferredWork& after) VMEM_UNLOCKED;
+
+ private:
+  core::Status copy_shown(Move* m) VMEM_UNLOCKED;
+  void settle_left(Move* m, const core::Status& copied, bool lost, DeferredWork& after) VMEM_LOCKED;
+  void lose_left(Move* m, const core::Status& why) VMEM_LOCKED;
+  void rest_in_host(Move* m, bool copied) VMEM_LOCKED;
+  void undo_leaving(Move* m, const core::Status& why) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  Gpus& gpus_;
+  ShownCopies& shown_;
+  DeviceBlocks& blocks_;
+  Holes& holes_;
+  FailedBlocks& failed_;
+  PageIn& page_in_;
+  DeviceWriteBack& write_back_;
+  StagingSupply& supply_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,88 @@
+#include "pager/tier/device_blocks.h"
+
+#include "core/clock.h"
+
+namespace vmem::pager {
+
+void DeviceBlocks::will_change(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  block.flags |= core::kDirty;
+  map_.residents()[block.aux].changed = true;
+  map_.residents()[block.aux].undecided = false;
+  map_.residents()[block.aux].saved = false;
+  map_.copies().drop(block.aux);
+}
+
+void DeviceBlocks::may_change(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  Resident& resident = map_.residents()[block.aux];
+  // Somebody else's lease is undecided, or was never decided.
+  if (resident.changed) return will_change(r, b);
+  resident.undecided = resident.changed = true;
+  resident.was_dirty = (block.flags & core::kDirty) != 0;
+  resident.saved = false;
+  block.flags |= core::kDirty;
+}
+
+void DeviceBlocks::not_changed(const SpanOf& span, int d) {
+  Region& r = *span.region;
+  for (BlockIndex b = span.first; b <= span.last; ++b) {
+    Block& block = r.table[b];
+    if (!core::on_a_device(block.state) || block.device != d) continue;
+    Resident& resident = map_.residents()[block.aux];
+    if (!resident.undecided || resident.shown) continue;
+    resident.undecided = resident.changed = false;
+    if (!resident.was_dirty) block.flags &= static_cast<uint16_t>(~core::kDirty);
+  }
+}
+
+void DeviceBlocks::claim(Region& r, BlockIndex b) {
+  r.table.change(b, State::on_device, State::leaving);
+  if (const auto id = r.table[b].aux; map_.residents()[id].admitted) map_.policy(id).hold(id);
+}
+
+void DeviceBlocks::unclaim(Region& r, BlockIndex b) {
+  if (const auto id = r.table[b].aux; map_.residents()[id].admitted) map_.policy(id).unhold(id);
+  stays(r, b);
+}
+
+void DeviceBlocks::stays(Region& r, BlockIndex b, const Move* failed) {
+  r.table.change(b, State::leaving, State::on_device);
+  answer(r, b, failed);
+}
+
+void DeviceBlocks::answer(Region& r, BlockIndex b, const Move* failed) {
+  Gpu& g = gpus_[r.table[b].device];
+  if (g.lost) {
+    g.rescue = true;
+    gpus_.work().notify_one();
+  }
+  if (r.dying) {  // reported again, for access_of_dying()
+    trap_.wake(r.address(b), r.block_size).ignore();
+  } else if (shown_.answer(r, b, now_ns(), since(failed))) {
+    gpus_.work().notify_one();
+  }
+}
+
+void DeviceBlocks::adopt(Region& r, BlockIndex b) {
+  if (map_.guests().remove(r.table[b].aux)) map_.admit(r, b, map_.clock().stamp());
+}
+
+void DeviceBlocks::know_again(const Move& m) {
+  Region& r = *m.region;
+  const Block& block = r.table[m.block];
+  if (map_.guests().is(block.aux)) return;
+  if (m.was_guest && block.device == m.device) {
+    map_.guests().add(block.aux, block.device);
+  } else {
+    map_.admit(r, m.block, map_.clock().stamp());
+  }
+}
+
+bool DeviceBlocks::has_come(const Region& r, BlockIndex b, int d) {
+  const Block& block = r.table[b];
+  return core::on_a_device(block.state) && block.device == d &&
+         (block.state == State::on_device || (block.state == State::entering && map_.residents()[block.aux].issued));
+}
+
+}  // namespace vmem::pager

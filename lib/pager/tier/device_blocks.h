@@ -1,0 +1,55 @@
+// Blocks that are on a device, or come to rest there: whether what they have may differ from what is elsewhere, whose
+// guests they are, and who met them on the way.
+//
+//   a block that may change on its device is dirty, and no host copy of it counts: it has none, or none until it is
+//   said that nobody has stored to it (undecided) what comes to rest is answered: no access that met the trap meanwhile
+//   is forgotten
+//
+// Called under the pager's lock.
+#pragma once
+
+#include "pager/account/gpus.h"
+#include "pager/account/shared.h"
+#include "pager/account/shown_copies.h"
+
+namespace vmem::pager {
+
+class DeviceBlocks : private Shared {
+ public:
+  DeviceBlocks(const Shared& shared, Gpus& gpus, ShownCopies& shown) : Shared(shared), gpus_(gpus), shown_(shown) {}
+
+  // What the device has may differ from the SSD and from any copy from here on.
+  void will_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  // .. unless not_changed() says otherwise, which whoever has the lease is to do, or it has changed.
+  void may_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  // Nobody has stored to the blocks of the span that are on device d and undecided.
+  void not_changed(const SpanOf& span, int d) VMEM_LOCKED;
+
+  // A block at rest is worked on where it is, without the lock: state leaving, and the policy holds it. unclaim(): it
+  // stays.
+  void claim(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void unclaim(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  // It was leaving, and is on a device still, or on another one. failed: the move that could not show it.
+  void stays(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
+  // It has come to rest on a device. Who met the trap meanwhile has not been answered.
+  void answer(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
+
+  // Somebody uses the block where it is: it is no guest any more.
+  void adopt(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  // A move has ended and the block is on a device: as a guest that has come, or as what it was.
+  void know_again(const Move& m) VMEM_LOCKED;
+  // It is on device d, or its copy there has been issued.
+  bool has_come(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
+
+ private:
+  Gpus& gpus_;
+  ShownCopies& shown_;
+};
+
+// The wait of a try that failed.
+inline ShownCopies::Since since(const Move* failed) {
+  if (failed == nullptr) return {};
+  return {failed->since_ns, failed->mark};
+}
+
+}  // namespace vmem::pager

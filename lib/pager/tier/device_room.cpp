@@ -1,0 +1,203 @@
+#include "pager/tier/device_room.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/step.h"
+#include "pager/block/advice.h"
+#include "pager/block/neighbours.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr size_t kLook = 128;  // blocks looked at under one hold of the lock
+
+// Who waits for leases to end may wait in vain: others may lease those blocks again each time.
+constexpr uint64_t kPatience = 250'000'000;  // ns
+
+// A block that host memory has too comes back from there as fast as from another device, but for large ones: there the
+// bytes count, and not the driver's calls (on an H200 about 50 us to take a block's mapping away and to give it
+// another, 25 to copy 8 MiB between devices and 150 from host memory).
+constexpr size_t kWorthCopying = size_t{8} << 20;
+
+}  // namespace
+
+bool DeviceRoom::guests_overstay() {
+  const uint64_t now = now_ns();
+  for (size_t d = 0; d < gpus_.size(); ++d)
+    if (map_.guests().over(d, gpus_[d].budget, now) != 0) return true;
+  return false;
+}
+
+// Locked. Of what leaves device d so much may go to device n.
+bool DeviceRoom::has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) {
+  const auto at = static_cast<size_t>(n);
+  return at < gpus_.size() && devices_->info(d).links[at] == device::Link::nvlink && !gpus_[at].lost &&
+         map_.guests().fits(at, gpus_[at].budget, bytes, now_ns);
+}
+
+// Locked. The device to which what leaves device d may go as a guest: of those with room the one that has most; -1:
+// there is none.
+int DeviceRoom::neighbour_of(int d, uint64_t bytes) {
+  const uint64_t now = now_ns();
+  int best = -1;
+  uint64_t most = 0;
+  for (int n = 0; static_cast<size_t>(n) < gpus_.size(); ++n) {
+    if (!has_room_for(d, n, bytes, now)) continue;
+    const DeviceBudget& budget = gpus_[static_cast<size_t>(n)].budget;
+    if (const uint64_t room = budget.limit() - budget.charged(); room > most) {
+      most = room;
+      best = n;
+    }
+  }
+  return best;
+}
+
+// Locked; on a device. Another, on which it is said to be best, and which has room for it; -1: there is none.
+int DeviceRoom::home_with_room(const Region& r, BlockIndex b) {
+  const int d = r.table[b].device, home = home_of(r, b);
+  return home >= 0 && home != d && has_room_for(d, home, r.block_size, now_ns()) ? home : -1;
+}
+
+// Locked; on a device. To drop it costs nothing, or its bytes are as near elsewhere.
+bool DeviceRoom::worth_keeping_near(const Region& r, BlockIndex b) {
+  const Block& block = r.table[b];
+  const Resident& resident = map_.residents()[block.aux];
+  if (resident.shown || r.lost || gpus_[block.device].lost) return false;
+  if (proven_clean(block) && !block.extent && !r.from_file()) return false;  // zeros
+  const int preferred = r.places.at(b).preferred;
+  if (preferred == VMEM_HOST) return false;
+  if (preferred >= 0 && preferred != block.device) return true;
+  return !map_.copies().has(block.aux) || r.block_size >= kWorthCopying;
+}
+
+// Locked. Guests of device d that may leave, the first to come first.
+void DeviceRoom::evict_guests(int d, Batch& leaving) {
+  const auto at = static_cast<size_t>(d);
+  const DeviceBudget& budget = gpus_[at].budget;
+  uint64_t bytes = std::min(std::max(budget.missing(), map_.guests().over(at, budget, now_ns())), kBatchBytes);
+  ResidentId next = kNoResident;
+  size_t looked = 0;
+  for (ResidentId id = map_.guests().first(at);
+       id != kNoResident && bytes != 0 && leaving.size() < kDeviceBatch && looked < kLook; id = next, ++looked) {
+    next = map_.guests().after(id);
+    Region& r = *map_.residents()[id].region;
+    const BlockIndex b = map_.residents()[id].block;
+    if (r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b)) continue;
+    Move* m = demoter_.begin(r, b, Leave::evict);
+    if (m == nullptr) return;  // no frame: what is dropped without one may be among the device's own
+    leaving.push_back(m);
+    bytes -= std::min<uint64_t>(bytes, r.block_size);
+  }
+}
+
+// Locked; on a device, and chosen to leave it. To the device where it is said to be best, as its own, or to a
+// neighbour, as a guest; those that go together go to the same one. False: not now, or there is no room.
+bool DeviceRoom::spill(Region& r, BlockIndex b, Batch& spilling, int* neighbour) {
+  if (!worth_keeping_near(r, b) || !map_.reserve_move()) return false;
+  const int d = r.table[b].device, home = home_with_room(r, b);
+  int to = home;
+  if (to < 0) to = spilling.empty() ? neighbour_of(d, r.block_size) : *neighbour;
+  if (!spilling.empty() && to != *neighbour) return false;
+  if (to < 0 || !has_room_for(d, to, r.block_size, now_ns())) return false;
+  *neighbour = to;
+  Move* m = migrator_.begin(r, b, to);
+  m->spills = true;
+  if (to != home) map_.guests().add(r.table[b].aux, static_cast<size_t>(to));
+  spilling.push_back(m);
+  return true;
+}
+
+// Locked; on device d. It was said to stay there while anything else can go.
+bool DeviceRoom::is_to_stay(const Region& r, BlockIndex b, int d) {
+  bool pinned = false;
+  return temperature_in(r, b, static_cast<uint8_t>(kDevicePools + d), &pinned) == policy::Temperature::hot || pinned;
+}
+
+// Locked. Of the device's own what its policy chooses; of what is to stay, nothing while leases of other blocks end.
+void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
+  const uint64_t bytes = std::min(gpus_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
+  if (bytes == 0) return;
+  std::array<policy::Victim, kDeviceBatch> victims;
+  policy::Evictor& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
+  const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
+  const uint64_t now = now_ns();
+  uint64_t& since = needs_[static_cast<size_t>(d)].since_ns;
+  const bool others_end = releases_.end_soon(d, now) && now < since + kPatience;
+  for (size_t i = 0; i < count; ++i) {
+    if (victims[i].probe) continue;
+    Resident& resident = map_.residents()[victims[i].id];
+    Region& r = *resident.region;
+    const BlockIndex b = resident.block;
+    resident.admitted = false;
+    const bool last = is_to_stay(r, b, d);
+    const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b) || (others_end && last);
+    bool leaves = !stays && spill(r, b, spilling, neighbour);
+    // With those that go to another device it cannot go to its own: next time.
+    const bool waits = !spilling.empty() && home_with_room(r, b) >= 0;
+    if (Move* m = leaves || stays || waits ? nullptr : demoter_.begin(r, b, Leave::evict)) {
+      leaving.push_back(m);
+      leaves = true;
+    } else if (!leaves && !r.dying) {
+      map_.admit(r, b, map_.clock().stamp());
+    }
+    if (leaves && !last) since = now;
+  }
+}
+
+// Locked. A block of device d that an acquire elsewhere waits for, and nobody leases here, makes room by going to host
+// memory first: two devices may each have what the other one waits for, and no room. nullptr: there is none.
+Move* DeviceRoom::begin_leave_for_others(int d) {
+  size_t looked = 0;
+  for (const PromotionRequest& w : requests_) {
+    if (w.device == d || w.owner == nullptr || w.region->dying) continue;
+    Region& r = *w.region;
+    for (BlockIndex b = w.next; b <= w.last && looked < kLook; ++b, ++looked) {
+      if (r.table[b].state != State::on_device || r.table[b].device != d || map_.residents()[r.table[b].aux].shown)
+        continue;
+      const Leases* leases = r.leases.find(b);
+      if (leases == nullptr || leases->front().location == d) continue;
+      return demoter_.begin(r, b, Leave::evict);
+    }
+  }
+  return nullptr;
+}
+
+bool DeviceRoom::make(Lock& lock, int d) {
+  const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
+  const auto nothing_to_do = [&]() VMEM_LOCKED {
+    return budget.missing() == 0 && map_.guests().over(static_cast<size_t>(d), budget, now_ns()) == 0;
+  };
+  Need& need = needs_[static_cast<size_t>(d)];
+  const auto none = [&]() VMEM_LOCKED {
+    need.there = false;
+    return false;
+  };
+  if (nothing_to_do()) return none();
+  releases_.reap(lock);
+  if (nothing_to_do()) return none();
+  if (!std::exchange(need.there, true)) need.since_ns = now_ns();
+  Batch leaving, spilling;
+  int neighbour = -1;
+  evict_guests(d, leaving);
+  if (!leaving.empty()) need.since_ns = now_ns();
+  evict_own(d, leaving, spilling, &neighbour);
+  if (leaving.empty() && spilling.empty() && budget.missing() != 0) {
+    if (Move* m = begin_leave_for_others(d)) leaving.push_back(m);
+  }
+  if (leaving.empty() && spilling.empty()) return false;
+  lock.unlock();
+  if (!spilling.empty()) {
+    std::sort(spilling.begin(), spilling.end(), lies_before);
+    core::step("device.spilling");
+    migrator_.run(spilling.all(), neighbour, d);
+  }
+  if (!leaving.empty()) demoter_.run(leaving.all());
+  lock.lock();
+  return true;
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,332 @@
+#include "pager/tier/device_views.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "core/break.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/host/drop.h"
+#include "pager/tier/insist.h"
+
+namespace vmem::pager {
+
+namespace {
+
+// What the CPU is shown at a time: the first is what a load waits for, and each is twice as large as the one before.
+constexpr size_t kPiece = size_t{64} << 10, kLargestPiece = size_t{2} << 20;
+
+}  // namespace
+
+// Locked; on a device, and not under leases for writing. nullptr: there is no memory for a copy that leaves so much of
+// the budget free.
+Move* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
+  if (!shown_.unrefuse(r, b) || !map_.reserve_move() || !shown_.expect()) return nullptr;
+  if (!budget_.charge(r.block_size, left_free)) {
+    shown_.not_shown();
+    if (left_free == 0) pressure_.call_evictors();
+    return nullptr;
+  }
+  Block& block = r.table[b];
+  const bool kept = map_.copies().has(block.aux);
+  std::byte* const frame = kept ? map_.copies().hold(block.aux) : supply_.frame(r, 0);
+  if (frame == nullptr) {
+    shown_.not_shown();
+    budget_.credit(r.block_size);
+    return nullptr;
+  }
+  Move* m = map_.new_move(r, b);
+  m->image = frame;
+  m->kept = kept;
+  m->staged = true;
+  m->device = block.device;
+  m->way = core::Way::from_device;
+  blocks_.claim(r, b);
+  return m;
+}
+
+// Unlocked; state leaving. Puts bytes of the block in place, write-protected, which its device has, or its host copy.
+// A trap that reports blocks, and not pages, takes blocks. *placed: some may be there.
+Status DeviceViews::show_part(const Move& m, size_t from, size_t to, bool* placed) {
+  Region& r = *m.region;
+  Status s;
+  if (!m.kept && from != to) {
+    device::Ticket ticket;
+    const device::Copy copy{reinterpret_cast<uintptr_t>(r.address(m.block)) + from, m.image + from, to - from};
+    s = devices_->copy_out(m.device, {&copy, 1}, &ticket);
+    if (s.ok())  // the frame is to be somebody else's
+      s = wait_for_copy(*devices_, m.device, ticket);
+  }
+  size_t piece = trap_.caps().one_report ? r.block_size : kPiece;
+  for (; s.ok() && from != to; piece = std::min(2 * piece, kLargestPiece)) {
+    const size_t size = std::min(piece, to - from);
+    *placed = true;
+    s = trap_.fill(r.address(m.block) + from, size, m.image + from, trap::Transfer::copy, trap::Protect::yes);
+    from += size;
+  }
+  return s;
+}
+
+// Unlocked; state leaving. First the piece that somebody waits for, then what is behind it, where he is likely to go
+// on.
+Status DeviceViews::show_all(const Move& m, uintptr_t load_at, bool* placed) {
+  const size_t size = m.region->block_size;
+  const auto base = reinterpret_cast<uintptr_t>(m.region->address(m.block));
+  if (trap_.caps().one_report) return show_part(m, 0, size, placed);
+  const size_t first = load_at != 0 ? core::round_down(load_at - base, kPiece) : 0;
+  Status s = show_part(m, first, first + kPiece, placed);
+  core::step("device.showing_rest");
+  if (s.ok()) s = show_part(m, first + kPiece, size, placed);
+  if (s.ok()) s = show_part(m, 0, first, placed);
+  return s;
+}
+
+// Unlocked; state leaving.
+void DeviceViews::show(Move* m, uintptr_t load_at) {
+  Region& r = *m->region;
+  const BlockIndex b = m->block;
+  core::step("device.showing");
+  bool placed = false;
+  m->status = show_all(*m, load_at, &placed);
+  const Status health = m->status.ok() ? Status() : devices_->health(m->device);
+  if (!m->status.ok() && placed) {  // what stays of it would be seen when it is old
+    const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
+    insist_on_drop(trap_, {&range, 1});
+  }
+  core::step("device.shown");
+  DeferredWork after;
+  Lock lock(map_.mutex());
+  gpus_.saw_loss(m->device, health);
+  Block& block = r.table[b];
+  Resident& resident = map_.residents()[block.aux];
+  if (m->kept) {
+    map_.copies().unhold(block.aux);
+  } else {
+    // Where it is read most of all, what has been copied once stays.
+    const bool stays = m->status.ok() && r.places.at(b).read_mostly && !resident.changed;
+    if (!stays || !supply_.keep_copy(r, b, m->image)) staging_.of(r).frames.put(m->image);
+  }
+  const bool shown = m->status.ok();
+  if (shown) {
+    shown_.show(r, b, now_ns());
+    core::add(counters_.copied_bytes, r.block_size);
+    if (!m->kept) {
+      gpus_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
+      core::add(counters_.device_to_host_bytes, r.block_size);
+    }
+  } else {
+    shown_.not_shown();
+    budget_.credit(r.block_size);
+  }
+  r.table.change(b, State::leaving, State::on_device);
+  if (resident.admitted) map_.policy(block.aux).unhold(block.aux);
+  if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
+  if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
+  map_.free_move(m);
+  room_.came_free(after);
+  lock.unlock();
+  page_in_.run(after);
+}
+
+bool DeviceViews::hide(Lock& lock, Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  const int d = block.device;
+  blocks_.claim(r, b);
+  ++r.in_flight;
+  lock.unlock();
+  core::step("device.hiding");
+  const Status probed = devices_->probe(d);  // a driver tells of an illegal address when something is asked of it
+  const Status health = probed.ok() ? Status() : devices_->health(d);
+  // What somebody has pinned is whole where it was; others on the device need not wait until that ends.
+  const bool hidden = probed.ok() && (core::broken("shown_goes") || drop_one(trap_, r, b));
+  if (!hidden && health.ok()) usleep(1000);  // tried again
+  lock.lock();
+  gpus_.saw_loss(d, health);
+  if (hidden) {
+    shown_.forget(r, b);
+    budget_.credit(r.block_size);
+  }
+  blocks_.unclaim(r, b);
+  --r.in_flight;
+  map_.notify();
+  page_in_.serve_waiting(lock);
+  return hidden;
+}
+
+bool DeviceViews::rescue(Lock& lock) {
+  Batch batch;
+  for (size_t d = 0; d < gpus_.size() && batch.empty(); ++d) {
+    if (!std::exchange(gpus_[d].rescue, false)) continue;
+    for (const auto& [base, r] : map_.regions()) {
+      if (!r->gpu || r->dying || r->lost) continue;
+      for (BlockIndex b = r->table.next_touched(0); b < r->blocks && !batch.full(); b = r->table.next_touched(b + 1)) {
+        const core::Block& block = r->table[b];
+        if (block.state != State::on_device || block.device != d) continue;
+        if (!map_.residents()[block.aux].shown && !map_.copies().has(block.aux)) continue;
+        if (Move* m = demoter_.begin(*r, b, Leave::host)) {
+          batch.push_back(m);
+        } else {
+          gpus_[d].rescue = true;  // no memory: later
+        }
+      }
+    }
+    if (batch.full()) gpus_[d].rescue = true;  // there may be more
+  }
+  if (batch.empty()) return false;
+  demoter_.run(lock, batch.all());
+  return true;
+}
+
+// Locked; on a device, where nobody leases it. A load may be shown a copy: what the device stores to such a block
+// without a lease is not seen by the CPU from then on, so that it is done where the program has said that all mostly
+// read.
+bool DeviceViews::may_show(const Region& r, BlockIndex b) {
+  const auto said = r.places.at(b);
+  return said.read_mostly && said.preferred != VMEM_HOST && trap_.caps().write_protect &&
+         !map_.residents()[r.table[b].aux].displaced;
+}
+
+// Locked. Nobody waits for memory, and none will for want of a copy of one more block.
+bool DeviceViews::room_beside(const Region& r) {
+  return waits_.queue().empty() && budget_.available() >= r.block_size + reserve_.low_watermark();
+}
+
+// Locked. What decides about an access, and ShownCopies does not know.
+ShownCopies::Around DeviceViews::around(const CpuAccess& access, uint64_t now, bool may_hide) {
+  const Region& r = *access.region;
+  const BlockIndex b = access.block;
+  const Block& block = r.table[b];
+  if (block.state != State::on_device) return {};
+  ShownCopies::Around around;
+  around.now_ns = now;
+  around.lent_most_ns = config_.fault_timeout_ms * uint64_t{1000000};
+  around.lost = gpus_[block.device].lost;
+  around.lent = !around.lost && lent_for_writing(r, b);
+  around.leased = !around.lost && leased(r, b);
+  around.elsewhere = around.leased && r.leases.find(b)->front().location != block.device;
+  around.shows = !around.lost && !around.leased && may_show(r, b);
+  around.room = reserve_.room_for_stale(r.block_size);
+  around.may_hide = may_hide;
+  return around;
+}
+
+// Locked. Its accesses get SIGBUS, and the log says why.
+void DeviceViews::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) {
+  const auto place = map_.where(*access.region, access.block);
+  const unsigned ms = config_.fault_timeout_ms;
+  const auto limit = core::human_bytes(budget_.limit());
+  if (why == ShownCopies::Next::refuse_lent) {
+    VMEM_LOG_OFTEN(
+        core::Level::error,
+        "a block has been under a WRITE lease at a device for %u ms: accesses of the CPU get SIGBUS until it "
+        "is released, %s",
+        ms, place.c_str());
+  } else if (why == ShownCopies::Next::refuse_store) {
+    VMEM_LOG_OFTEN(core::Level::error,
+                   "no room within host_budget %s for %u ms for what the CPU stores to a block under READ leases at a "
+                   "device: the store gets SIGBUS, %s",
+                   limit.c_str(), ms, place.c_str());
+  } else {
+    VMEM_LOG_OFTEN(core::Level::error,
+                   "no memory within host_budget %s for %u ms, or no way to copy a block from its device: accesses of "
+                   "the CPU get SIGBUS until there is; the contents are intact, %s",
+                   limit.c_str(), ms, place.c_str());
+  }
+  shown_.refuse(access, why, now);
+}
+
+// Locked. Of what is shown, unless it may be all there is; nullptr: none may go.
+const Shown* DeviceViews::oldest() {
+  const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
+  return shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
+}
+
+// Locked on entry and on return. Where host memory is short the oldest of what is shown goes. False: none does.
+bool DeviceViews::hide_oldest(Lock& lock) {
+  if (!shown_.any() || !waits_.must_evict()) return false;
+  const Shown* const s = oldest();
+  if (s == nullptr) return false;
+  map_.residents()[s->region->table[s->block].aux].displaced = true;
+  return hide(lock, *s->region, s->block);
+}
+
+// Locked. What was decided about an access; what nobody leases moves where no copy can be made. nullptr: it does not
+// move, or there is no memory.
+Move* DeviceViews::begin(const CpuAccess& access, bool leased, ShownCopies::Next* next) {
+  using Next = ShownCopies::Next;
+  Region& r = *access.region;
+  const BlockIndex b = access.block;
+  Move* m = nullptr;
+  if (*next == Next::show && (leased || room_beside(r))) m = begin_show(r, b, leased ? 0 : reserve_.low_watermark());
+  if (*next == Next::show && m == nullptr && !leased) *next = Next::move;
+  if (*next == Next::move) m = demoter_.begin(r, b, Leave::host);
+  if (m == nullptr) return nullptr;
+  m->since_ns = access.since_ns;
+  m->mark = access.mark;
+  return m;
+}
+
+bool DeviceViews::serve(Lock& lock) {
+  using Next = ShownCopies::Next;
+  if (!shown_.waits() && (!shown_.any() || !waits_.must_evict())) return false;
+  releases_.reap(lock);
+  if (hide_oldest(lock)) return true;
+  const uint64_t now = now_ns();
+  Batch batch;
+  Move* to_show = nullptr;
+  uintptr_t load_at = 0;
+  for (auto it = shown_.begin(); it != shown_.end() && batch.size() < kDeviceBatch && to_show == nullptr;) {
+    Region& r = *it->region;
+    const BlockIndex b = it->block;
+    const ShownCopies::Around facts = around(*it, now, batch.empty());
+    Next next = shown_.next(*it, facts);
+    const bool lacks_room = next == Next::show && !facts.leased && !it->made_room && !room_beside(r);
+    const Shown* const older = lacks_room ? oldest() : nullptr;  // it goes first
+    if (older != nullptr) next = facts.may_hide ? Next::hide : Next::wait;
+    if (Move* const m = begin(*it, facts.leased, &next)) {
+      load_at = it->load_at;
+      it = shown_.begun(it);
+      if (next == Next::show) {
+        to_show = m;
+      } else {
+        batch.push_back(m);
+      }
+      continue;
+    }
+    if (next == Next::show || next == Next::move) next = shown_.stays(*it, now);
+    switch (next) {
+      case Next::again:
+        break;
+      case Next::change:
+        blocks_.will_change(r, b);
+        shown_.change(r, b);
+        break;
+      case Next::hide:
+        it->made_room |= older != nullptr;
+        older != nullptr ? hide(lock, *older->region, older->block) : hide(lock, r, b);
+        return true;
+      case Next::erase:
+        it = shown_.erase(it);
+        break;
+      case Next::refuse:
+      case Next::refuse_store:
+      case Next::refuse_lent:
+        refuse_access(*it, next, now);
+        [[fallthrough]];
+      default:
+        ++it;
+    }
+  }
+  if (to_show == nullptr && batch.empty()) return false;
+  lock.unlock();
+  if (!batch.empty()) demoter_.run(batch.all());
+  if (to_show != nullptr) show(to_show, load_at);
+  lock.lock();
+  return true;
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,135 @@
+#include "pager/tier/loans.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr size_t kForMoves = 4;  // of all frames one of so many is not lent
+constexpr uint16_t kSomebodyWants = core::kWanted | core::kWantedWrite;
+
+}  // namespace
+
+// Locked. nullptr: it was freed, by shutdown.
+Region* Loans::region_of(const OpenRange& range) {
+  Region* const r = map_.find(range.first);
+  return r != nullptr && r->id == range.region ? r : nullptr;
+}
+
+// Of so many that are asked for.
+size_t Loans::most(const StagingPool& pool, size_t asked) const {
+  const size_t total = pool.frames.total(), kept = std::max(total / kForMoves, Staging::kLeast);
+  const size_t can = total - std::min(total, kept);
+  return std::min(asked, can - std::min(can, pool.lent));
+}
+
+// The lock is gone meanwhile; the region is in flight.
+void Loans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std::span<const uint32_t> blocks) {
+  const StagingPool& pool = staging_.of(r);
+  Batch batch;
+  for (size_t i = 0; i < blocks.size() && !batch.full() && batch.size() < most(pool, blocks.size()); ++i) {
+    const BlockIndex b = first + blocks[i];
+    const Block& block = r.table[b];
+    const bool idle = block.state == State::on_device && block.device == d && !leased(r, b);
+    if (!idle || map_.residents()[block.aux].shown || !map_.copies().has(block.aux)) continue;
+    if (Move* m = demoter_.begin(r, b, Leave::evict)) batch.push_back(m);
+  }
+  if (batch.empty()) return;
+  ++r.in_flight;
+  demoter_.run(lock, batch.all());
+  --r.in_flight;
+  map_.notify();
+}
+
+size_t Loans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames, bool leave) {
+  Lock lock(map_.mutex());
+  Region* const r = region_of(range);
+  if (r == nullptr || r->dying) return 0;
+  StagingPool& pool = staging_.of(*r);
+  if (supply_.is_short()) return 0;
+  const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
+  if (leave) {
+    take_from_device(lock, *r, first, range.device, blocks);
+    if (r->dying) return 0;
+  }
+  const size_t now = most(pool, blocks.size());  // others may have lent some meanwhile
+  size_t lent = 0;
+  for (uint32_t& number : blocks) {
+    if (lent == now) break;
+    const BlockIndex b = first + number;
+    const Block& block = r->table[b];
+    if (block.state != State::held || (block.flags & kSomebodyWants) != 0 || map_.waiters().any(*r, b) || leased(*r, b))
+      continue;
+    Resident& resident = map_.residents()[block.aux];
+    if (!in_staging(resident.pool) || resident.frame == nullptr || resident.leaves) continue;
+    if (resident.admitted) map_.policy(block.aux).remove(block.aux);
+    resident.admitted = false;
+    resident.lent = true;
+    ++pool.lent;
+    r->table.change(b, State::held, State::taking);
+    frames[lent] = resident.frame;
+    std::swap(number, blocks[lent++]);
+  }
+  return lent;
+}
+
+// Locked. Nothing where it is not lent any more.
+void Loans::end(Region& r, BlockIndex b, DeferredWork& after) {
+  const Block& block = r.table[b];
+  if ((block.state != State::taking && block.state != State::writing) || !map_.residents()[block.aux].lent) return;
+  map_.residents()[block.aux].lent = false;
+  --staging_.of(r).lent;
+  if (block.state == State::writing) return;  // put_back() does the rest
+  r.table.change(b, State::taking, State::held);
+  map_.admit(r, b, map_.clock().stamp());
+  if (std::exchange(map_.residents()[block.aux].leaves, false)) evictor_.leaves(r, b);
+  if (!r.dying) page_in_.settle(r, b, after);
+}
+
+void Loans::take_back(Lock& lock, Region& r) {
+  if (!r.gpu || staging_.of(r).lent == 0) return;
+  DeferredWork after;
+  for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) end(r, b, after);
+  map_.notify();
+  room_.came_free(after);
+  page_in_.run(lock, after);
+}
+
+void Loans::end(const OpenRange& range, std::span<const uint32_t> blocks) {
+  DeferredWork after;
+  Lock lock(map_.mutex());
+  Region* const r = region_of(range);
+  if (r == nullptr) return;
+  const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
+  for (const uint32_t number : blocks) {
+    end(*r, first + number, after);
+  }
+  map_.notify();
+  room_.came_free(after);
+  lock.unlock();
+  page_in_.run(after);
+}
+
+size_t Loans::wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) {
+  Lock lock(map_.mutex());
+  Region* const r = region_of(range);
+  if (r == nullptr) return 0;
+  const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
+  size_t count = 0;
+  for (const uint32_t number : lent) {
+    if (count == out.size()) break;
+    const BlockIndex b = first + number;
+    const Block& block = r->table[b];
+    const bool requested = std::any_of(requests_.begin(), requests_.end(), [&](const PromotionRequest& w) {
+      return w.region == r && w.next <= b && b <= w.last;
+    });
+    if (r->dying || requested || (block.flags & kSomebodyWants) != 0 || map_.residents()[block.aux].leaves ||
+        map_.waiters().any(*r, b))
+      out[count++] = number;
+  }
+  return count;
+}
+
+}  // namespace vmem::pager

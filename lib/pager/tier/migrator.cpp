@@ -1,0 +1,207 @@
+#include "pager/tier/migrator.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/few.h"
+#include "core/step.h"
+#include "pager/block/batch.h"
+#include "pager/block/neighbours.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; no guest tries a device again that could not take one
+
+}  // namespace
+
+Move* Migrator::begin(Region& r, BlockIndex b, int d) {
+  Block& block = r.table[b];
+  Resident& resident = map_.residents()[block.aux];
+  Move* m = map_.new_move(r, b);
+  m->device = block.device;
+  m->migrates = true;
+  m->way = core::Way::between_devices;
+  m->was_guest = map_.guests().remove(block.aux);
+  if (resident.admitted) map_.policy(block.aux).remove(block.aux);
+  resident.admitted = false;
+  resident.pool = static_cast<uint8_t>(kDevicePools + d);
+  r.table.change(b, State::on_device, State::leaving);
+  gpus_[block.device].budget.leaves(r.block_size, true);
+  gpus_[static_cast<size_t>(d)].budget.charge(r.block_size);
+  block.device = static_cast<uint8_t>(d);
+  return m;
+}
+
+// Each move has its status. Only where the driver keeps the page tables: it moves neighbours together.
+void Migrator::copy(std::span<Move* const> batch, int d, int by) {
+  core::step("device.migrating");
+  for (size_t i = 0; i < batch.size();) {
+    core::Few<device::Range, device::kMostRanges> ranges;
+    std::array<Status, device::kMostRanges> each;
+    const size_t first = i;
+    while (i < batch.size() && !ranges.full()) {
+      // Each range succeeds or fails alone. One that fails may have moved in part, which to managed memory is the same.
+      const Region& r = *batch[i]->region;
+      size_t n = 1;
+      while (i + n < batch.size() && batch[i + n]->region == &r && batch[i + n]->block == batch[i]->block + n) ++n;
+      ranges.push_back({reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size});
+      i += n;
+    }
+    devices_->migrate(ranges.all(), d, by, std::span(each.data(), ranges.size())).ignore();  // `each` says it
+    for (size_t k = first, range = 0; range < ranges.size(); ++range) {
+      const size_t n = ranges[range].size / batch[k]->region->block_size;
+      for (const size_t end = k + n; k < end; ++k) batch[k]->status = each[range];
+    }
+  }
+}
+
+// Locked. Where its status says so it has not gone.
+void Migrator::settle(Move* m, int d) {
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  Region& r = *m->region;
+  Gpu& from = gpus_[static_cast<size_t>(m->device)];
+  Block& block = r.table[m->block];
+  Resident& resident = map_.residents()[block.aux];
+  if (!m->status.ok()) {
+    from.budget.stays(r.block_size, true);
+    g.budget.credit(r.block_size);
+    if (m->spills) {
+      map_.guests().remove(block.aux);
+      map_.guests().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
+    } else {
+      g.failure = m->status;
+      ++g.failures;
+    }
+    block.device = static_cast<uint8_t>(m->device);
+    resident.pool = static_cast<uint8_t>(kDevicePools + m->device);
+    resident.hinted = (block.flags & core::kReadAhead) != 0;
+  } else {
+    if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
+    from.budget.left(r.block_size, true);
+    from.out_bytes += r.block_size;
+    g.in_bytes += r.block_size;
+    if (m->spills) ++from.evictions;
+    (m->spills ? from.to_neighbours : g.from_neighbours) += m->spills || m->was_guest ? r.block_size : 0;
+  }
+  blocks_.stays(r, m->block);
+  blocks_.know_again(*m);
+  map_.free_move(m);
+}
+
+// Unlocked. Each has its status.
+void Migrator::settle_all(std::span<Move* const> moved, int d) {
+  bool full = false;
+  for (const Move* m : moved) {
+    if (m->status.ok()) continue;
+    full |= m->status.code() == -ENOMEM;
+    for (const int end : {m->device, d}) {
+      const Status health = devices_->health(end);
+      const Lock lock(map_.mutex());
+      gpus_.saw_loss(end, health);
+    }
+  }
+  const uint64_t kept = full ? gpus_.kept(d) : 0;
+  DeferredWork after;
+  Lock lock(map_.mutex());
+  if (gpus_.own_page_tables()) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
+  for (Move* m : moved) settle(m, d);
+  if (full) gpus_.follow_down(d, kept);
+  room_.came_free(after);
+  lock.unlock();
+  page_in_.run(after);
+}
+
+// What one worker moves in a turn, one after the other.
+class Migrator::Line final : public device::Migration {
+ public:
+  // Those, or as many of what waits as a turn has.
+  Line(Migrator& migrator, int d, std::span<Move* const> batch) : migrator_(migrator), d_(d), batch_(batch) {}
+  Line(Migrator& migrator, int d, uint64_t turn) : migrator_(migrator), d_(d), turn_(turn) {}
+
+  std::optional<device::Range> next() override {
+    // The next may have to wait for one that is under way, and that may take long: who waits for what has ended does
+    // not.
+    if (under_way_count_ >= kBusyWith) rest();
+    if (next_ == batch_.size() && !take_more()) {
+      rest();
+      return std::nullopt;
+    }
+    Move* m = batch_[next_++];
+    under_way_.push_back(m);
+    ++under_way_count_;
+    return device::Range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
+  }
+  void ended(device::Range range, Status status) override {
+    Move* m = under_way_.pop();
+    --under_way_count_;
+    m->status = std::move(status);
+    ended_.push_back(m);
+    ended_bytes_ += range.size;
+    if (ended_.full() || ended_bytes_ >= kBatchBytes) rest();
+  }
+
+ private:
+  // With so many under way devices have enough to do while others come to rest; they begin more before they wait.
+  static constexpr size_t kBusyWith = 8;
+
+  // Of small blocks several at once: whoever waits for them looks each time.
+  void rest() {
+    if (!ended_.empty()) migrator_.settle_all(ended_.all(), d_);
+    ended_.clear();
+    ended_bytes_ = 0;
+  }
+  bool take_more() {
+    if (turn_ == 0) return false;
+    const Lock lock(migrator_.map_.mutex());
+    taken_ =
+        take_batch<kPeerBatch>(migrator_.gpus_[static_cast<size_t>(d_)].from_peers, std::min(turn_, kPeerBatchBytes));
+    for (const Move* m : taken_) turn_ -= std::min<uint64_t>(turn_, m->region->block_size);
+    batch_ = taken_.all();
+    next_ = 0;
+    return !taken_.empty();
+  }
+
+  Migrator& migrator_;
+  const int d_;
+  uint64_t turn_ = 0;  // bytes that may be taken yet
+  core::Few<Move*, kPeerBatch> taken_;
+  std::span<Move* const> batch_;
+  size_t next_ = 0;
+  MoveList under_way_;
+  size_t under_way_count_ = 0;
+  core::Few<Move*, kDeviceBatch> ended_;
+  uint64_t ended_bytes_ = 0;
+};
+
+void Migrator::run(std::span<Move* const> batch, int d, int by) {
+  if (gpus_.own_page_tables()) {
+    core::step("device.migrating");
+    Line line(*this, d, batch);
+    return devices_->migrate_all(line, d, by);
+  }
+  copy(batch, d, by);
+  settle_all(batch, d);
+}
+
+void Migrator::run_waiting(int d) {
+  if (gpus_.own_page_tables()) {
+    core::step("device.migrating");
+    Line line(*this, d, kPeerTurnBytes);
+    return devices_->migrate_all(line, d, d);
+  }
+  core::Few<Move*, kPeerBatch> batch;
+  {
+    const Lock lock(map_.mutex());
+    batch = take_batch<kPeerBatch>(gpus_[static_cast<size_t>(d)].from_peers, kPeerBatchBytes);
+  }
+  copy(batch.all(), d, d);
+  settle_all(batch.all(), d);
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,45 @@
+// Blocks that go straight from one device to another: because somebody wants them there, or, as guests, because their
+// own has no room (DeviceRoom).
+//
+//   a block on its way is charged to both devices, and known as one of that to which it goes; whatever became of it, it
+//   is on one of the two when it comes to rest, and that one alone is charged with it
+//
+#pragma once
+
+#include <span>
+
+#include "device/device.h"
+#include "pager/host/memory_waits.h"
+#include "pager/host/page_in.h"
+#include "pager/tier/device_blocks.h"
+
+namespace vmem::pager {
+
+class Migrator : private Shared {
+ public:
+  Migrator(const Shared& shared, device::Devices* devices, Gpus& gpus, DeviceBlocks& blocks, PageIn& page_in,
+           Room& room)
+      : Shared(shared), devices_(devices), gpus_(gpus), blocks_(blocks), page_in_(page_in), room_(room) {}
+
+  // Locked; after reserve_move(), and there is room on device d. A block at rest on another device is on its way there.
+  Move* begin(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
+  // Unlocked. Copies them to device d, and brings each to rest; all from one device where that one copies them (`by`).
+  // In order of address.
+  void run(std::span<Move* const> batch, int d, int by) VMEM_UNLOCKED;
+  // .. those that wait in Gpu::from_peers, and that come meanwhile, for a turn.
+  void run_waiting(int d) VMEM_UNLOCKED;
+
+ private:
+  class Line;
+  void copy(std::span<Move* const> batch, int d, int by) VMEM_UNLOCKED;
+  void settle_all(std::span<Move* const> moved, int d) VMEM_UNLOCKED;
+  void settle(Move* m, int d) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  Gpus& gpus_;
+  DeviceBlocks& blocks_;
+  PageIn& page_in_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,34 @@
+// Ranges that are opened to kernels that ask for their blocks while they run.
+//
+//   Region::kernels counts those in it, and StagingPools::open_ranges all: their regions are not freed but by shutdown
+//
+#pragma once
+
+#include "pager/tier/device_blocks.h"
+#include "pager/tier/open_range.h"
+
+namespace vmem::pager {
+
+class OpenRanges : private Shared {
+ public:
+  // devices: null: there is no device tier.
+  OpenRanges(const Shared& shared, device::Devices* devices, Gpus& gpus, DeviceBlocks& blocks)
+      : Shared(shared), devices_(devices), gpus_(gpus), blocks_(blocks) {}
+
+  // For kernels of device d; range.access: what they do. budget: bytes of leases at once; 0: half of what the device
+  // has for libvmem.
+  Status open(const vmem_range& range, int d, uint64_t budget, OpenRange* out) VMEM_UNLOCKED;
+  // No kernel asks any more, and nothing is leased.
+  void close(OpenRange* range) VMEM_UNLOCKED;
+  // Blocks that are leased for writing by an ask that tells of stores, before the end, and that nobody has stored to.
+  void not_changed(std::span<const vmem_range> ranges, int d) VMEM_UNLOCKED;
+
+ private:
+  Status check(const SpanOf& span, unsigned access, int d, uint64_t budget) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  Gpus& gpus_;
+  DeviceBlocks& blocks_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,112 @@
+#include "pager/tier/part_copies.h"
+
+#include "core/step.h"
+#include "pager/tier/insist.h"
+
+namespace vmem::pager {
+
+namespace {
+
+device::Range range_of(const Move& m) {
+  return {reinterpret_cast<uintptr_t>(m.region->address(m.block)), m.region->block_size};
+}
+
+}  // namespace
+
+bool PartCopies::wants(const Region& r) const {
+  return devices_ != nullptr && r.block_size > device::kUnit && gpus_.own_page_tables();
+}
+
+// Each time half of what was left: of a block of 32 MiB the last copy is of 2, and four came before it.
+void PartCopies::came(Move* m, size_t bytes) {
+  CopiedParts& parts = m->parts;
+  const size_t left = m->region->block_size - parts.told;
+  if (2 * (bytes - parts.told) < left) return;
+  parts.told = bytes;
+  const Lock lock(map_.mutex());
+  if (m->speculative && !leased(*m->region, m->block)) return;
+  parts.come = bytes / device::kUnit * device::kUnit;
+  if (parts.busy || parts.waits) return;  // a worker looks at it then, and has the rest meanwhile
+  if (!parts.refused && parts.come > parts.copied) wait(m);
+}
+
+void PartCopies::wait(Move* m) {
+  m->parts.waits = true;
+  waiting_.push_back(m);
+  gpus_.work().notify_one();
+}
+
+bool PartCopies::is_left(Move* m) {
+  CopiedParts& parts = m->parts;
+  // What it has on the device is given back by a worker: this is an I/O thread.
+  if (!parts.busy && (!parts.made || m->status.ok())) {
+    if (parts.waits) waiting_.remove(m);
+    parts.waits = false;
+    return true;
+  }
+  parts.over = true;
+  if (!parts.busy && !parts.waits) wait(m);
+  return false;
+}
+
+bool PartCopies::serve(Lock& lock) {
+  if (waiting_.empty()) return false;
+  Move* const m = waiting_.pop();
+  CopiedParts& parts = m->parts;
+  parts.waits = false;
+  parts.busy = true;
+  if (!parts.over) {
+    const size_t come = parts.come;
+    lock.unlock();
+    copy(m, come);
+    core::step("device.part");
+    lock.lock();
+  }
+  if (parts.over && !m->status.ok() && parts.made) {
+    lock.unlock();
+    give_back(m);
+    lock.lock();
+  }
+  parts.busy = false;
+  if (!parts.over) {
+    if (!parts.refused && parts.come > parts.copied) wait(m);
+    return true;
+  }
+  DeferredWork after;
+  above_.read_over(m, after);
+  lock.unlock();
+  page_in_.run(after);
+  lock.lock();
+  return true;
+}
+
+// Unlocked; the worker that is at it. What is refused now is copied, or refused, when all has come.
+void PartCopies::copy(Move* m, size_t come) {
+  CopiedParts& parts = m->parts;
+  const device::Range range = range_of(*m);
+  bool torn = false;
+  if (!parts.made) parts.made = devices_->prepare({&range, 1}, m->device, &torn).ok();
+  parts.refused = !parts.made;
+  if (parts.refused) return;
+  const device::Copy copy{range.address + parts.copied, m->image + parts.copied, come - parts.copied, true,
+                          parts.ticket};
+  device::Ticket done;
+  parts.refused = !devices_->copy_in(m->device, {&copy, 1}, &done).ok();
+  if (parts.refused) return;
+  parts.ticket = std::move(done);
+  parts.copied = come;
+}
+
+void PartCopies::give_back(Move* m) {
+  CopiedParts& parts = m->parts;
+  const device::Range range = range_of(*m);
+  if (parts.ticket != nullptr) wait_for_copy(*devices_, m->device, parts.ticket).ignore();  // or the device is lost
+  parts.ticket.reset();
+  insist(*devices_, m->device, "giving a block up", [&] { return holes_.punch({&range, 1}); }).ignore();
+  parts.made = false;
+  parts.copied = 0;
+  const Lock lock(map_.mutex());
+  gpus_[static_cast<size_t>(m->device)].budget.set_keeps(true);
+}
+
+}  // namespace vmem::pager

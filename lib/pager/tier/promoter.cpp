@@ -1,0 +1,311 @@
+#include "pager/tier/promoter.h"
+
+#include <algorithm>
+#include <array>
+
+#include "core/log.h"
+#include "core/step.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr BlockIndex kLooksForFrames = 1024;          // blocks of a request that may hold frames which others wait for
+constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a request
+
+}  // namespace
+
+void Promoter::pump(DeferredWork& after, bool wake) {
+  std::array<bool, device::kMaxDevices> full{};
+  // Blocks of a size wait for what blocks of that size move through: others on the device go on.
+  std::array<std::array<bool, device::kUnitSizes>, device::kMaxDevices> held_up{};
+  std::array<uint64_t, device::kMaxDevices> wanted{};  // by all that find a device full: their blocks may lie apart
+  for (Gpu& g : gpus_) g.budget.want(0);
+  for (auto it = requests_.begin(); it != requests_.end();) {
+    const size_t d = static_cast<size_t>(it->device);
+    bool& size_held_up = held_up[d][device::unit_class(it->region->block_size)];
+    if (size_held_up && !full[d]) full[d] = !start_without_frames(*it, kDeviceBatch, after);
+    if (full[d] || size_held_up) {
+      if (full[d]) wanted[d] += (it->last - it->next + 1) * it->region->block_size;
+      ++it;
+      continue;
+    }
+    Start result = serve(it, after);
+    size_held_up = result == Start::no_frame;
+    if (size_held_up && !start_without_frames(*it, kLooksForFrames, after)) result = Start::no_room;
+    if (result == Start::no_room) {
+      full[d] = true;
+      wanted[d] += (it->last - it->next + 1) * it->region->block_size;
+      if (it->owner != nullptr) read_meanwhile(*it, after);
+    }
+    it = it->next > it->last ? requests_.erase(it) : std::next(it);
+  }
+  for (size_t d = 0; d < gpus_.size(); ++d) {
+    if (!full[d]) continue;
+    gpus_[d].budget.want(std::min(wanted[d], kAheadBytes));
+    gpus_.work().notify_all();
+  }
+  if (wake) wake_for_ready();
+}
+
+// As much of a request as there is room for.
+Start Promoter::serve(Queue<PromotionRequest>::iterator request, DeferredWork& after) {
+  Start result = Start::done;
+  while (request->next <= request->last) {
+    result = start(*request->region, request->next, request->device, request->urgency, after);
+    if (result == Start::wait && request->owner == nullptr && request->next < request->last) {
+      // Of a hint only this block waits until it is where it goes; the rest has no need to.
+      PromotionRequest one = *request;
+      one.last = one.next;
+      if (!requests_.insert(request, one)) break;
+      result = Start::done;
+    }
+    if (result != Start::done) break;
+    ++request->next;
+  }
+  return result;
+}
+
+// Locked. While room is made on a device, what an acquire waits for there and only the disk has is read into staging
+// frames.
+void Promoter::read_meanwhile(PromotionRequest& request, DeferredWork& after) {
+  Region& r = *request.region;
+  const BlockIndex last = std::min<BlockIndex>(request.last, request.next + kDeviceBatch - 1);
+  for (BlockIndex b = std::max(request.next, request.read_to); b <= last; request.read_to = ++b) {
+    const State state = r.table[b].state;
+    if (state != State::stored && !(state == State::untouched && r.from_file())) continue;
+    if (r.dying || StarvedQueue::marked(r.table[b]) || !page_in_.start_staging(r, b, request.urgency, after)) return;
+    after.submit.tail->meanwhile = true;
+  }
+}
+
+// Locked. Of a request that finds no frame, or stands behind one that finds none, what needs none comes first: who
+// waits for it has leased it, so that its frame goes to nobody else before. False: the device is full.
+bool Promoter::start_without_frames(const PromotionRequest& request, BlockIndex looks, DeferredWork& after) {
+  Region& r = *request.region;
+  const BlockIndex last = std::min<BlockIndex>(request.last, request.next + looks - 1);
+  for (BlockIndex b = request.next; b <= last; ++b) {
+    const Block& block = r.table[b];
+    const bool needs_none = (block.state == State::held && in_staging(map_.residents()[block.aux].pool)) ||
+                            (block.state == State::on_device && block.device != request.device);
+    if (needs_none && start(r, b, request.device, request.urgency, after) == Start::no_room) return false;
+  }
+  return true;
+}
+
+void Promoter::wake_for_ready() {
+  for (const Gpu& g : gpus_) {
+    if (g.ready.empty()) continue;
+    if (g.ready.size() * g.ready.front()->region->block_size > kBatchBytes) return gpus_.work().notify_all();
+    gpus_.work().notify_one();
+  }
+}
+
+// Why the block is not claimed for device d; nothing: it can be.
+std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency urgency) {
+  Block& block = r.table[b];
+  const Gpu& g = gpus_[static_cast<size_t>(d)];
+  if (r.dying) return Start::done;
+  switch (block.state) {
+    case State::entering:
+      return block.device == d ? Start::done : Start::wait;
+    case State::on_device:
+      if (block.device == d) {
+        blocks_.adopt(r, b);
+        return Start::done;
+      }
+      if (map_.residents()[block.aux].shown) return Start::done;  // an acquire hides it first
+      if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
+      break;
+    case State::failed:
+      return Start::done;  // an acquire says why
+    case State::untouched:
+    case State::stored:
+      if (failed_.retries().asleep(r, b)) return Start::done;  // an acquire asks again
+      break;
+    case State::held:
+      break;
+    case State::resident:
+      if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
+      break;
+    default:
+      return Start::wait;
+  }
+  if (block.state == State::untouched && !tables_.may_grow(r, b)) return Start::no_room;
+  // Of a budget that has become too small for it no room comes, however long a hint would wait.
+  if (r.block_size > g.budget.limit() && urgency != Urgency::acquire) return Start::done;
+  if (!g.budget.fits(r.block_size) || !map_.reserve_block()) return Start::no_room;
+  return std::nullopt;
+}
+
+// Claims a block for device d.
+Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredWork& after) {
+  if (const auto why = not_now(r, b, d, urgency)) return *why;
+  Block& block = r.table[b];
+  Gpu& g = gpus_[static_cast<size_t>(d)];
+  const State from = block.state;
+  const bool hinted = urgency != Urgency::acquire;
+  if (from == State::on_device) {  // from another device, directly
+    map_.residents()[block.aux].hinted = hinted;
+    if (hinted) core::add(counters_.prefetched_blocks);
+    g.from_peers.push_back(migrator_.begin(r, b, d));
+    gpus_.work().notify_one();
+    return Start::done;
+  }
+  const bool zero = from == State::untouched && !r.from_file();
+  const bool staged = from == State::held && in_staging(map_.residents()[block.aux].pool);
+  std::byte* frame = nullptr;
+  std::byte* scratch = nullptr;
+  if (!zero && !staged && !take_frames(r, b, &frame, &scratch)) return Start::no_frame;
+  if (hinted) core::add(counters_.prefetched_blocks);
+  g.budget.charge(r.block_size);
+  if (from == State::held || from == State::resident) {
+    claim_in_host(r, b, d, hinted, frame);
+  } else {
+    claim_in_store(r, b, d, urgency, frame, scratch, after);
+  }
+  return Start::done;
+}
+
+// A staging frame, and a buffer where what the store has is encoded.
+bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** frame, std::byte** scratch) {
+  const Block& block = r.table[b];
+  if (block.extent && block.extent.codec() != 0 && (block.state == State::stored || block.state == State::untouched)) {
+    *scratch = frames_.get_bounce(r.block_size);
+    if (*scratch == nullptr) return false;
+  }
+  *frame = supply_.frame(r, staging_.of(r).growth.reserve());
+  if (*frame != nullptr) return true;
+  if (*scratch != nullptr) frames_.put_bounce(*scratch, r.block_size);
+  *scratch = nullptr;
+  return false;
+}
+
+// In host memory, in a frame or in place.
+void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::byte* frame) {
+  Block& block = r.table[b];
+  const State from = block.state;
+  Resident& resident = map_.residents()[block.aux];
+  if (resident.admitted) map_.policy(block.aux).remove(block.aux);
+  resident.admitted = false;
+  resident.changed = resident.undecided = false;
+  resident.hinted = hinted;
+  if ((block.flags & core::kReadAhead) != 0) read_ahead_.used(r, b);
+  Move* m = map_.new_move(r, b);
+  m->device = d;
+  m->way = core::Way::to_device;
+  if (frame == nullptr) {
+    m->image = resident.frame;
+  } else {
+    m->image = frame;
+    m->source = from == State::held ? resident.frame : r.address(b);
+  }
+  if (from == State::resident) {
+    if (!stood_protected(trap_.caps().pins, block, resident)) block.flags |= core::kDirty;
+    resident.in_place = resident.promoted = true;
+    resident.dropping = resident.holed = false;
+    r.table.change(b, State::resident, State::taking);
+  } else {
+    resident.pool = static_cast<uint8_t>(kDevicePools + d);
+    map_.note_clean(r, b);  // its flags say from here on whether the file has its bytes
+    r.table.change(b, State::held, State::entering);
+    block.device = static_cast<uint8_t>(d);
+  }
+  m->staged = true;
+  gpus_[static_cast<size_t>(d)].ready.push_back(m);
+}
+
+// The store has it, or its file, or nobody: it is zeros then, and has no frame.
+void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, std::byte* frame, std::byte* scratch,
+                              DeferredWork& after) {
+  Block& block = r.table[b];
+  const State from = block.state;
+  const bool hinted = urgency != Urgency::acquire;
+  const uint32_t stamp = block.aux;
+  const ResidentId id = map_.new_resident(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
+  map_.residents()[id].stamp = stamp;
+  map_.residents()[id].hinted = hinted;
+  block.flags &= static_cast<uint16_t>(~core::kDirty);
+  r.table.change(b, from, State::entering);
+  block.device = static_cast<uint8_t>(d);
+  tables_.charge(r);
+  Move* m = map_.new_move(r, b);
+  m->device = d;
+  m->way = core::Way::to_device;
+  m->image = frame;
+  m->coded = scratch;
+  m->staged = true;
+  m->was_untouched = from == State::untouched;
+  m->speculative = hinted;
+  if (frame == nullptr) {
+    core::add(counters_.zero_fills);
+    block.digest = store::zero_digest(r.block_size);
+    block.flags |= core::kDigest;
+    gpus_[static_cast<size_t>(d)].ready.push_back(m);
+    return;
+  }
+  reader_.prepare_read(m, urgency, *this, part_copies_.wants(r));
+  after.submit.push_back(m);
+}
+
+void Promoter::io_ended(Move* m) {
+  DeferredWork after;
+  finish_read(m, after);
+  page_in_.run(after);
+}
+
+// Locked; the block could not be read. The acquire that waits for it learns why, or, where the kernel had no memory for
+// the read, asks again after a while; a CPU touch reads again.
+void Promoter::keep_failure(Move* m) {
+  Region& r = *m->region;
+  if (m->refused) {
+    const bool wanted = !m->speculative || (r.table[m->block].flags & core::kWanted) != 0 || leased(r, m->block);
+    if (wanted) failed_.read_later(r, m->block, m->status);
+    return;
+  }
+  VMEM_LOG_OFTEN(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
+                 static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
+  r.keep_reason(m->block, m->status);
+}
+
+// Unlocked; state entering, the trap still in place.
+void Promoter::finish_read(Move* m, DeferredWork& after) {
+  core::step("device.read");
+  reader_.verify_read(m);
+  const Lock lock(map_.mutex());
+  if (part_copies_.is_left(m)) read_over(m, after);
+}
+
+void Promoter::read_over(Move* m, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  m->coded = nullptr;
+  if (m->status.ok()) {
+    failed_.clear_unread(r, m->block);
+    if (!block.extent && r.writable()) {
+      block.digest = m->digest;
+      block.flags |= core::kDigest;
+    }
+    Gpu& g = gpus_[static_cast<size_t>(m->device)];
+    g.ready.push_back(m);
+    if (g.sleepers != 0 && leased(r, m->block)) {
+      map_.notify();  // who waits for it begins with it, and need not be woken by somebody else who has
+    } else {
+      gpus_.work().notify_one();
+    }
+    return;
+  }
+  // Nothing was made yet: the block is where it was.
+  keep_failure(m);
+  staging_.of(r).frames.put(m->image);
+  gpus_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
+  map_.free_resident(m->block, r);
+  r.table.change(m->block, State::entering, block.extent ? State::stored : State::untouched);
+  const BlockIndex b = m->block;
+  map_.free_move(m);
+  page_in_.settle(r, b, after);
+  room_.came_free(after);
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,80 @@
+// The way to a device, up to where blocks are ready for it: promotion requests are served in their order, each block of
+// them is claimed, and what the disk has of it is read into a staging frame.
+//
+//   stored, untouched ──read──┐
+//   held (staging frame) ─────┼─> Gpu::ready, then Arrivals
+//   resident (taking) ────────┘
+//   on another device ──────────> Gpu::from_peers, then Migrator
+//
+//   a block is charged to its device, and has its frame, from when it is claimed; one that cannot be had is where it
+//   was what an acquire waits for comes before hints; blocks of one size wait for frames, and let others on the device
+//   pass
+//
+// Nothing here calls a device, or runs on a fault thread or an I/O thread except the end of a read. Called under the
+// pager's lock.
+#pragma once
+
+#include <optional>
+
+#include "pager/host/read_ahead.h"
+#include "pager/host/store_reader.h"
+#include "pager/tier/device_blocks.h"
+#include "pager/tier/migrator.h"
+#include "pager/tier/part_copies.h"
+#include "pager/tier/staging_supply.h"
+
+namespace vmem::pager {
+
+class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
+ public:
+  // requests: acquires first.
+  Promoter(const Shared& shared, Queue<PromotionRequest>& requests, Gpus& gpus, DeviceBlocks& blocks,
+           FailedBlocks& failed, PageIn& page_in, ReadAhead& read_ahead, StoreReader& reader, StagingSupply& supply,
+           PartCopies& part_copies, Migrator& migrator, Room& room)
+      : Shared(shared),
+        requests_(requests),
+        gpus_(gpus),
+        blocks_(blocks),
+        failed_(failed),
+        page_in_(page_in),
+        read_ahead_(read_ahead),
+        reader_(reader),
+        supply_(supply),
+        part_copies_(part_copies),
+        migrator_(migrator),
+        room_(room) {}
+
+  // Starts what the requests ask for, as far as there is room. wake: the workers, for what is ready then.
+  void pump(DeferredWork& after, bool wake = true) VMEM_LOCKED;
+  void wake_for_ready() VMEM_LOCKED;
+
+ private:
+  void io_ended(Move* m) VMEM_UNLOCKED override;
+  void io_came(Move* m, size_t bytes) VMEM_UNLOCKED override { part_copies_.came(m, bytes); }
+  void read_over(Move* m, DeferredWork& after) VMEM_LOCKED override;
+  void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
+  void keep_failure(Move* m) VMEM_LOCKED;
+  Start serve(Queue<PromotionRequest>::iterator request, DeferredWork& after) VMEM_LOCKED;
+  void read_meanwhile(PromotionRequest& request, DeferredWork& after) VMEM_LOCKED;
+  bool start_without_frames(const PromotionRequest& request, core::BlockIndex looks, DeferredWork& after) VMEM_LOCKED;
+  Start start(Region& r, core::BlockIndex b, int d, core::Urgency urgency, DeferredWork& after) VMEM_LOCKED;
+  std::optional<Start> not_now(Region& r, core::BlockIndex b, int d, core::Urgency urgency) VMEM_LOCKED;
+  bool take_frames(const Region& r, core::BlockIndex b, std::byte** frame, std::byte** scratch) VMEM_LOCKED;
+  void claim_in_host(Region& r, core::BlockIndex b, int d, bool hinted, std::byte* frame) VMEM_LOCKED;
+  void claim_in_store(Region& r, core::BlockIndex b, int d, core::Urgency urgency, std::byte* frame, std::byte* scratch,
+                      DeferredWork& after) VMEM_LOCKED;
+
+  Queue<PromotionRequest>& requests_;
+  Gpus& gpus_;
+  DeviceBlocks& blocks_;
+  FailedBlocks& failed_;
+  PageIn& page_in_;
+  ReadAhead& read_ahead_;
+  StoreReader& reader_;
+  StagingSupply& supply_;
+  PartCopies& part_copies_;
+  Migrator& migrator_;
+  Room& room_;
+};
+
+}  // namespace vmem::pager
