@@ -65,7 +65,7 @@ said() {
 # mark_of SYSTEM: where it is remembered that what is parsed has passed in that system. The code that other targets make has to be made.
 mark_of() {
   [ "$targets" = syntax ] || return 0
-  local files; files=$(git ls-files --cached --others --exclude-standard -z -- lib include tools examples Makefile scripts/check.sh scripts/compilers.sh | xargs -0 sha256sum 2>/dev/null) || return 0
+  local files; files=$(git ls-files --cached --others --exclude-standard -z -- lib include tools examples Makefile mk scripts/check.sh scripts/compilers.sh | xargs -0 sha256sum 2>/dev/null) || return 0
   echo "${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/passed/$({ echo "$each $flags"; cat; echo "$files"; } <<<"$1" | sha256sum | cut -c1-40)"
 }
 # known MARK: it has passed before, and is counted.

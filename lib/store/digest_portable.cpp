@@ -1,4 +1,4 @@
-// The digest for every processor. Compiled like digest_avx2.cpp: the Makefile says how, and why.
+// The digest for every processor. Compiled like digest_avx2.cpp: mk/lib.mk says how, and why.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -1,0 +1,33 @@
+# Analysis without running: clang-tidy, other compilers, thread safety and static objects.
+
+# clang-tidy runs again only for files whose object was made again, and whose contents are not those of a run that found nothing.
+# TIDY_ONLY: these files alone.
+TIDY_SRC  := $(LIB_SRC) $(wildcard tools/*.cpp tools/*/*.cpp examples/*.cpp)
+TIDY      := $(patsubst %.cpp,$(BUILD)/tidy/%.ok,$(if $(filter undefined,$(origin TIDY_ONLY)),$(TIDY_SRC),$(filter $(TIDY_ONLY),$(TIDY_SRC))))
+.PHONY: tidy
+tidy: $(TIDY)
+$(BUILD)/tidy/%.ok: %.cpp $(BUILD)/%.o .clang-tidy
+	@mkdir -p $(@D)
+	@echo "clang-tidy $<"
+	@scripts/lib/once.sh $(BUILD)/$*.d clang-tidy --quiet $< -- $(CPPFLAGS) -Itools -std=c++20 2>$@.err >$@.out || { cat $@.out; grep -v 'warnings generated' $@.err; exit 1; }
+	@touch $@
+
+# What another compiler says, without code: make syntax CXX=g++-14 (scripts/compilers.sh --syntax).
+SYNTAX    := $(TIDY_SRC:%.cpp=$(BUILD)/syntax/%.ok)
+.PHONY: syntax
+syntax: $(SYNTAX)
+$(BUILD)/syntax/%.ok: %.cpp $(BUILD)/flags | $(call SETUP,build)
+	@mkdir -p $(@D)
+	$(call say,SYN,$<)
+	$(Q)$(CXX) $(CPPFLAGS) -Itools $(STD) -fsyntax-only $<
+	@touch $@
+
+# Threads of the library run on while the process exits: nothing of it may be made or destroyed by the C++ runtime. And
+# what a lock protects is accessed with it held (lib/core/mutex.h).
+STATICS   := $(LIB_SRC:%.cpp=$(BUILD)/statics/%.ok)
+.PHONY: statics
+statics: $(STATICS)
+$(BUILD)/statics/%.ok: %.cpp $(BUILD)/%.o
+	@mkdir -p $(@D)
+	@scripts/lib/once.sh $(BUILD)/$*.d clang++ -fsyntax-only $(CPPFLAGS) -std=c++20 -Wno-everything -Werror=exit-time-destructors -Werror=global-constructors -Werror=thread-safety $<
+	@touch $@
