@@ -550,7 +550,8 @@ int vmem_export(const void *ptr, size_t size, unsigned flags, int *fd);
 
 /*
  * Moves the range's blocks out to `location` (VMEM_HOST or VMEM_SSD) and returns when it is done.
- * Waits for streams as vmem_free does. Leased blocks are skipped. -ENOSPC, -EFBIG, -EIO: the first
+ * Waits for streams as vmem_free does. Leased blocks are skipped. -EBUSY: a page of a block is
+ * pinned, and the block stays in memory; the other blocks have left. -ENOSPC, -EFBIG, -EIO: the first
  * write that failed; its block stays in memory. -EIO: blocks are lost, see vmem_sync.
  */
 int vmem_evict(const void *ptr, size_t size, int location);

@@ -182,7 +182,25 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   });
   if (Status s = check_location(location, gpus_.size(), false); !s.ok()) return s;
   if (location >= 0) return device_acquires_.acquire(ranges, location, stream, ask);
+  for (const vmem_range& range : ranges) {
+    if ((range.access & VMEM_WRITE) != 0) write_overdue(range.ptr, range.size);
+  }
   return host_leases_.acquire(ranges, ask);  // the CPU and DMA have no streams
+}
+
+Status Pager::evict(const void* ptr, size_t size, int location) {
+  if (location == VMEM_SSD) write_overdue(ptr, size);
+  return sync_.evict(ptr, size, location);
+}
+
+void Pager::write_overdue(const void* ptr, size_t size) {
+  Lock lock(map_.mutex());
+  SpanOf span;
+  if (!map_.check_range(ptr, size, &span).ok()) return;
+  ++span.region->in_flight;
+  evictor_.background().write_overdue(lock, span);
+  --span.region->in_flight;
+  map_.notify();
 }
 
 bool Pager::has_regions() {

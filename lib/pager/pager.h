@@ -83,7 +83,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   Status release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access = false) {
     return releases_.release(ranges, stream, end, knows_access);
   }
-  Status evict(const void* ptr, size_t size, int location) { return sync_.evict(ptr, size, location); }
+  Status evict(const void* ptr, size_t size, int location);
   Status sync(const void* ptr, size_t size) { return sync_.sync(ptr, size); }
   Status sync_all() { return sync_.sync_all(); }
   Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor) {
@@ -115,13 +115,13 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   uint64_t pages(uint8_t pool) const VMEM_LOCKED override;
   void reserve_queues(size_t moves) VMEM_LOCKED override;
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.leaves(r, b); }
-  void overdue(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.write_overdue(r, b); }
   void host_is_short() VMEM_LOCKED override;
   std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED override { return supply_.is_short(first); }
   bool evict_copy(core::ResidentId copy) VMEM_LOCKED override { return supply_.evict_copy(copy); }
   std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override { return supply_.frame(r, keep); }
 
   void came_free(DeferredWork& after) VMEM_LOCKED override;
+  void write_overdue(const void* ptr, size_t size) VMEM_UNLOCKED;
   void tunables_changed() VMEM_UNLOCKED override { tunables_.follow_module(); }
 
   std::unique_ptr<trap::Trap> trap_;

@@ -74,13 +74,15 @@ TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
   dirty.bring_forward(a, 6500);
   EXPECT_EQ(dirty.first(), a);
   EXPECT_EQ(dirty.since(a), 5500u) << "it is due, whenever it was put off";
-  EXPECT_FALSE(dirty.overdue(a));
+  EXPECT_TRUE(dirty.overdue(a)) << "until its write begins";
   EXPECT_GT(dirty.changes(), changes) << "an evictor that found nothing looks again";
   EXPECT_EQ(dirty.check(), "");
   dirty.remove(b);
   dirty.put_off(a, 7000, true);
   dirty.bring_forward(a, 7000);
   EXPECT_EQ(dirty.bytes(), kBlock);
+  dirty.put_off(a, 8000);
+  EXPECT_FALSE(dirty.overdue(a));
 }
 
 TEST_F(PagerDirtyBlocks, FaultsWaitAtTheLimitAndGoOnBelowIt) {

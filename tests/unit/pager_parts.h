@@ -114,7 +114,6 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   uint64_t pages(uint8_t) const override { return kBudget / core::kPage; }
   void reserve_queues(size_t moves) override { queues = moves; }
   void leaves(Region&, core::BlockIndex) override { ++asked_to_leave; }
-  void overdue(Region&, core::BlockIndex) override {}
   void came_free(DeferredWork&) override { ++freed; }
   std::byte* staging_frame(const Region&, size_t) override { return nullptr; }
   size_t queues = 0, asked_to_leave = 0, freed = 0;

@@ -363,6 +363,38 @@ TEST_F(PagerIsolator, WhatIsAllZerosLeavesWithoutAWrite) {
   EXPECT_EQ(budget.charged(vmem::memory::Use::blocks), 0u);
 }
 
+// Else a program that asks for what does not leave, again and again, keeps the memory of all others.
+TEST_F(PagerWriteBack, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
+  Region& r = region(1);
+  bring(r, 0);
+  const auto meets_a_pin = [&](bool reclaims) {
+    Move* m = nullptr;
+    trap.pin_drop(2);
+    {
+      BigLock lock(map.mutex());
+      map.withdraw(r.table[0].aux);
+      m = isolator.begin_take(r, 0, false, false);
+      ASSERT_NE(m, nullptr);
+      EXPECT_EQ(m->leaving.counted(), !map.residents()[r.table[0].aux].pinned) << "nobody waits for what is pinned";
+      m->reclaims = reclaims;
+    }
+    write_back.evict_batch({&m, 1});
+    ASSERT_EQ(state(r, 0), State::resident);
+  };
+  const auto pause = [&] {
+    BigLock lock(map.mutex());
+    write_back.evict_batch(lock, {});
+    return writes.pause(vmem::pager::now_ns());
+  };
+  meets_a_pin(true);
+  EXPECT_EQ(pause(), 0u) << "others are tried first";
+  meets_a_pin(false);
+  EXPECT_EQ(pause(), 0u) << "a call chose it";
+  meets_a_pin(true);
+  BigLock lock(map.mutex());
+  EXPECT_GT(writes.pause(0), 0u) << "there is nothing else";
+}
+
 TEST_F(PagerWriteBack, WhatWasStoredToIsWrittenBeforeItsMemoryGoes) {
   Region& r = region(1);
   bring(r, 0);

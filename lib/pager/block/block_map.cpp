@@ -119,6 +119,11 @@ void BlockMap::note_dirty(Region& r, BlockIndex b) {
   if (r.backing == Backing::file_shared) dirty_.add(r.table[b].aux, now_ns());
 }
 
+void BlockMap::look_for_overdue(const Region& r, BlockIndex b) {
+  if (core::in_memory(r.table[b].state) && dirty_.overdue(r.table[b].aux) && !lent_for_writing(r, b))
+    dirty_.bring_forward(r.table[b].aux, now_ns());
+}
+
 void BlockMap::resize_policies(size_t residents) {
   for (size_t i = 0; i < policies_.size(); ++i)
     policies_[i]->resize(std::max(residents, residents_.size()), above_.pages(static_cast<uint8_t>(i)));

@@ -40,8 +40,6 @@ class BlockMap {
     virtual void reserve_queues(size_t moves) VMEM_LOCKED = 0;   // room for so many. Throws bad_alloc
     virtual void leaves(Region& r,
                         core::BlockIndex b) VMEM_LOCKED = 0;  // at rest in memory, and somebody asked it to the SSD
-    // A background write could not begin when the block was due, and may be able to now.
-    virtual void overdue(Region& r, core::BlockIndex b) VMEM_LOCKED = 0;
 
    protected:
     ~Above() = default;
@@ -77,10 +75,9 @@ class BlockMap {
   // A block of a shared file that is in host memory: stores to it are not seen any more, or it holds what its file
   // lacks; its file has its bytes.
   void note_dirty(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // A transition of the block has ended in host memory, or a lease of it has.
-  void look_for_overdue(Region& r, core::BlockIndex b) VMEM_LOCKED {
-    if (core::in_memory(r.table[b].state) && dirty_.overdue(r.table[b].aux)) above_.overdue(r, b);
-  }
+  // A transition of the block has ended in host memory, or a lease of it has: a background write waited for that,
+  // perhaps.
+  void look_for_overdue(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   void note_clean(const Region& r, core::BlockIndex b) VMEM_LOCKED { dirty_.remove(r.table[b].aux); }
   EvictionClock& clock() VMEM_LOCKED { return clock_; }
 

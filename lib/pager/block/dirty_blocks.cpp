@@ -61,6 +61,7 @@ void DirtyBlocks::put_off(ResidentId id, uint64_t now_ns, bool overdue) {
 void DirtyBlocks::bring_forward(ResidentId id, uint64_t now_ns) {
   unlink(id);
   prepend(id, now_ns - std::min(now_ns, interval_ns()));
+  residents_[id].overdue = true;
   ++changes_;
   if (interval_ns() != 0) ring();
 }

@@ -3,7 +3,7 @@
 //
 // - A listed block is in host memory, and a shared file's. bytes() counts the listed blocks.
 // - since() never decreases along the list: a block joins at its end, and goes back there when it is put off.
-// - An overdue block is one that was put off when it was due. It comes to the front when it can be written again.
+// - An overdue block is one that was put off when it was due. It is overdue until its write begins.
 // - A block leaves the list when its file has its bytes, or when it leaves host memory.
 // - Evictors are woken when the list is not empty any more, and when it is long.
 //

@@ -128,6 +128,7 @@ struct Move : core::OwnNew {
   bool clean = false;             // nothing to write
   bool only_clean = false;        // .. or it stays: nothing can be written for a while
   bool background = false;        // a write that nobody waits for: DirtyBlocks counts it
+  bool reclaims = false;          // chosen for want of memory, and by no call: where it fails others are tried
   bool has_digest = false;        // of what the store holds
   bool zeros = false;             // .. because it is all zeros
   bool torn = false;              // take() stopped half way and could not go back

@@ -1,7 +1,7 @@
 #include "pager/host/background_writes.h"
 
 #include <algorithm>
-#include <utility>
+#include <chrono>
 
 #include "core/clock.h"
 #include "core/log.h"
@@ -19,7 +19,6 @@ constexpr uint64_t kLift = 1000000000;          // ns for which faults go on whe
 }  // namespace
 
 uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
-  if (!begun_.empty()) return now_ns;
   const DirtyBlocks& dirty = map_.dirty();
   const uint64_t look = dirty.any_slowed() ? now_ns + kLookAgain : UINT64_MAX;
   if (dirty.interval_ns() == 0 || dirty.first() == kNoResident) return look;
@@ -44,22 +43,35 @@ bool BackgroundWrites::take(Region& r, BlockIndex b, Batch* batch) {
   return true;
 }
 
-bool BackgroundWrites::begin_overdue(Region& r, BlockIndex b) {
-  const uint64_t now = now_ns();
+void BackgroundWrites::write_overdue(Lock& lock, const SpanOf& span) {
+  Region& r = *span.region;
   DirtyBlocks& dirty = map_.dirty();
-  if (stopped_ || dirty.interval_ns() == 0 || !may_write(r, b, now)) return false;
-  const ResidentId id = r.table[b].aux;
-  if (begun_.full() || dirty.writes_enough() || !take(r, b, &begun_)) {
-    dirty.bring_forward(id, now);
-    return false;
+  if (r.backing != Backing::file_shared) return;
+  const uint64_t give_up_ns = now_ns() + config_.fault_timeout_ms * uint64_t{1000000};
+  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && b < r.blocks && !r.dying;) {
+    if (dirty.interval_ns() == 0) return;
+    if (dirty.writes_enough()) {
+      if (now_ns() > give_up_ns) return;
+      lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
+      continue;
+    }
+    Batch batch;
+    for (size_t looks = 0; looks < kLooks && b <= span.last && b < r.blocks; ++looks) {
+      if (batch.full() || dirty.writes_enough()) break;
+      const core::Block& block = r.table[b];
+      if (core::in_memory(block.state) && dirty.overdue(block.aux) && may_write(r, b, now_ns())) {
+        const ResidentId id = block.aux;
+        if (!take(r, b, &batch)) return write_back_.evict_batch(lock, batch.all());
+        dirty.put_off(id, now_ns());
+      }
+      b = r.table.next_touched(b + 1);
+    }
+    if (batch.empty()) {
+      lock.give_way();
+    } else {
+      write_back_.evict_batch(lock, batch.all());
+    }
   }
-  dirty.put_off(id, now);
-  return true;
-}
-
-void BackgroundWrites::stop(Lock& lock) {
-  stopped_ = true;
-  if (!begun_.empty()) write_back_.evict_batch(lock, std::exchange(begun_, {}).all());
 }
 
 // The block, and those behind it that are dirty and not much younger. Returns their bytes; 0: it cannot be written.
@@ -95,10 +107,6 @@ bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
 bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   const DirtyBlocks& dirty = map_.dirty();
   if (dirty.stuck_ns(now_ns) > config_.fault_timeout_ms * uint64_t{1000000}) give_up(now_ns);
-  if (!begun_.empty()) {
-    write_back_.evict_batch(lock, std::exchange(begun_, {}).all());
-    return true;
-  }
   if (dirty.writes_enough() || next_ns(now_ns) > now_ns) return false;
   Batch batch;
   const bool more = pick(now_ns, &batch);

@@ -4,8 +4,8 @@
 //
 // - The oldest block goes first, and its dirty neighbours with it. They are isolated and compared as for a sync.
 // - A block that cannot be written now (a lease for writing, a transition, a loan, a file that refused) goes to the end
-//   of the list as overdue. The end of the lease or transition begins its write under the same hold of the lock, so
-//   that the next lease or eviction waits for it, however soon it comes.
+//   of the list as overdue, and comes to the front again when its lease or transition ends. A call that leases or
+//   evicts such a block writes it first: a program that does so in a loop leaves no other moment for it.
 // - Faults wait while writes end. Where none ends or can begin, the faults go on, and the log says so.
 //
 // Evictors call it, under the pager's lock.
@@ -24,10 +24,9 @@ class BackgroundWrites : private Shared {
 
   // Begins a batch of writes that are due. False: there was none. Locked on entry and on return.
   bool write_some(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
-  // The block is at rest, and overdue. True: an evictor has to write what has begun.
-  bool begin_overdue(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // The evictors end: what has begun is written, and nothing begins any more.
-  void stop(Lock& lock) VMEM_LOCKED;
+  // Begins the writes of overdue blocks of a range, and waits while too many are under way. The caller keeps its
+  // region.
+  void write_overdue(Lock& lock, const SpanOf& span) VMEM_LOCKED;
   // Lets faults go on that waited for fewer dirty blocks.
   void wake_slowed(uint64_t now_ns) VMEM_LOCKED;
   // When there is something to do; UINT64_MAX: not before somebody rings.
@@ -42,8 +41,6 @@ class BackgroundWrites : private Shared {
 
   Isolator& isolator_;
   WriteBack& write_back_;
-  Batch begun_ VMEM_GUARDED_BY(core::big_lock);  // by begin_overdue(), and nobody writes them yet
-  bool stopped_ VMEM_GUARDED_BY(core::big_lock) = false;
   // Nothing was found that can be written: not before this, unless there has been a change since.
   uint64_t again_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t again_changes_ VMEM_GUARDED_BY(core::big_lock) = 0;

@@ -42,7 +42,7 @@ void Evictor::join() {
 void Evictor::loop() {
   uint8_t next_staging = kStagingPools;
   size_t passed = 0;
-  bool wrote = false;  // the other work has its turn
+  bool served = false, wrote = false;  // the other work has its turn
   Lock lock(map_.mutex());
   while (!stop_) {
     const uint64_t now = now_ns();
@@ -57,7 +57,8 @@ void Evictor::loop() {
       write_back_.retry_pinned(lock);
       continue;
     }
-    if (!requests_.empty()) {
+    served = !served && !requests_.empty();
+    if (served) {
       serve_request(lock);
       continue;
     }
@@ -74,7 +75,7 @@ void Evictor::loop() {
     reserve_.set_refilling(what.host && !what.stuck);
     what.staging = above_.short_of_staging(next_staging);
     if (!what.host && !what.staging && waits_.queue().empty()) {
-      wait_for_work(lock);
+      if (requests_.empty()) wait_for_work(lock);
       continue;
     }
     const bool may_write = writes_.pause(now) == 0;
@@ -101,7 +102,6 @@ void Evictor::loop() {
     }
     evict_some(lock, what, &next_staging, &passed);
   }
-  background_.stop(lock);
 }
 
 // A write failed lately: the pause until the next try goes by, or a part of it.
@@ -196,6 +196,7 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
     Move* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
     if (m != nullptr) {
       m->only_clean = must_be_clean;
+      m->reclaims = true;
       all_pinned &= is_pinned;
       batch.push_back(m);
     } else if (!victims[i].probe && !r.dying) {

@@ -58,10 +58,7 @@ class Evictor : private Shared {
 
   // The block is at rest in host memory, and a prefetch to the SSD met it before that: it is asked again.
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // A write of the block in the background can begin, perhaps, which was due before.
-  void write_overdue(Region& r, core::BlockIndex b) VMEM_LOCKED {
-    if (background_.begin_overdue(r, b)) pressure_.call_evictor();
-  }
+  BackgroundWrites& background() { return background_; }
 
  private:
   struct Short {

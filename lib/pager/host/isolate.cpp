@@ -59,7 +59,8 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
       m->coded = nullptr;
     }
   }
-  if (!keep && !probe) writes_.leaves(m->leaving, r.block_size, leaves_pool(*m));
+  // Nobody waits for memory that a pin has kept before: others are reclaimed meanwhile.
+  if (!keep && !probe && !resident.pinned) writes_.leaves(m->leaving, r.block_size, leaves_pool(*m));
   if ((keep || probe) && resident.admitted) map_.policy(block.aux).hold(block.aux);
   return m;
 }

@@ -194,7 +194,8 @@ void StoreWriter::note_write_failure(Move* m) {
   const bool heard = m->job != nullptr || core::broken("write_report");
   const bool say =
       shared ? writes_.file_failed(r, m->status, heard, now_ns()) : writes_.failed(m->status, heard, now_ns());
-  if (say) core::log(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
+  if (!say) return;
+  VMEM_LOG_OFTEN(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
 }
 
 // Unlocked. The store has room again, or may have: who waits to write tries at once.

@@ -16,6 +16,7 @@ namespace vmem::pager {
 
 // Locked on entry and on return, and not meanwhile.
 void WriteBack::evict_batch(Lock& lock, std::span<Move*> batch) {
+  if (batch.empty()) return lock.give_way();
   lock.unlock();
   evict_batch(batch);
   lock.lock();
@@ -31,10 +32,10 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
   DeferredWork after;
   {
     Lock lock(map_.mutex());
-    // Evictors pause where they tried what they knew to be pinned, which they do when there is nothing else.
+    // Evictors pause where they chose what they knew to be pinned, which they do when there is nothing else.
     const auto pinned = [&](const Move* m) {
       const Resident& resident = map_.residents()[m->region->table[m->block].aux];
-      return m->status.code() == -EBUSY && !m->background && m->begun_ns < resident.pinned_until_ns;
+      return m->status.code() == -EBUSY && m->reclaims && m->begun_ns < resident.pinned_until_ns;
     };
     if (std::all_of(batch.begin(), batch.end(), pinned)) writes_.pinned(now_ns());
     for (Move* m : batch) settle_taken(m, after);
@@ -46,7 +47,8 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
 // Locked; state taking, or writing (lent), and it is known what becomes of the block.
 void WriteBack::settle_taken(Move* m, DeferredWork& after) {
   Region& r = *m->region;
-  found_pinned(map_.residents()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
+  if (!m->keep)  // a block that stays in its place is not looked at
+    found_pinned(map_.residents()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
   if (m->probe && m->status.ok()) {
     isolated_.keep_frame(m, after);
   } else if (m->torn) {
@@ -59,7 +61,12 @@ void WriteBack::settle_taken(Move* m, DeferredWork& after) {
       writer_.note_write_failure(m);
     } else {
       map_.residents()[r.table[m->block].aux].unwritten |= m->only_clean;  // not to be tried again and again
-      if (m->status.code() != -EBUSY) writes_.pinned(now_ns());
+      if (m->status.code() == -EBUSY && m->job != nullptr) {
+        m->status =
+            core::error(EBUSY, "%s stays in memory: I/O in flight or a registered buffer has pinned a page of it",
+                        map_.where(r, m->block).c_str());
+      }
+      if (m->status.code() != -EBUSY && m->reclaims) writes_.pinned(now_ns());
     }
     isolated_.put_back(m, after);
   } else if (m->clean) {
@@ -217,7 +224,7 @@ void WriteBack::settle_write(Move* m, DeferredWork& after) {
   if (!m->status.ok()) {
     if (m->status.code() == -EFAULT && m->in_place && m->job == nullptr) {  // no room for the copy: later
       failed_.mark_unknown(r, m->block);
-      writes_.pinned(now_ns());
+      if (m->reclaims) writes_.pinned(now_ns());
     } else {
       map_.residents()[block.aux].unwritten = true;
       writer_.note_write_failure(m);
@@ -274,7 +281,7 @@ bool WriteBack::drop_written(Move* m) {
   map_.residents()[r.table[m->block].aux].dropping = false;
   m->keep = true;
   writes_.settled(m->leaving);
-  writes_.pinned(now_ns());
+  if (m->reclaims) writes_.pinned(now_ns());
   return false;
 }
 
