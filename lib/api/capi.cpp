@@ -1,5 +1,7 @@
 // The C boundary: no exception passes, every failure leaves its words, and memory of the caller is touched with no lock
 // held (it may lie in a region).
+#include <fcntl.h>
+
 #include <algorithm>
 #include <bit>
 #include <cerrno>
@@ -169,6 +171,8 @@ Status set_file(const vmem_region_attr& attr, vmem::pager::NewRegion* what) {
   }
   if (attr.path != nullptr && attr.fd > 0) return given("two files; give the path and fd -1, or the descriptor alone");
   if (attr.path == nullptr && attr.fd < 0) return given("no file; give a path, or a descriptor that is open");
+  if (attr.path == nullptr && fcntl(attr.fd, F_GETFD) < 0)
+    return error(EBADF, "descriptor %d is not open; give one that is, or a path", attr.fd);
   what->path = attr.path != nullptr ? attr.path : "/proc/self/fd/" + std::to_string(attr.fd);
   what->offset = attr.offset;
   what->backing = kind == VMEM_MAP_READ     ? vmem::pager::Backing::file_read
