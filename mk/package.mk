@@ -30,26 +30,35 @@ DEB_SRC := $(wildcard packages/*/* packages/*/*/* scripts/package/* include/vmem
 $(DEB)/made: $(BUILD)/libvmem.a $(BUILD)/$(SONAME) $(BUILD)/libvmem-cuda-calls.so $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made $(filter-out %/__pycache__ %.pyc,$(DEB_SRC)) $(if $(FRESH),again) | $(call SETUP,package)
 	$(call say,DEB,$(DEB))
 	@rm -rf $(DEB)/stage && mkdir -p $(DEB)/stage
-	$(Q)$(MAKE) install DESTDIR=$(abspath $(DEB))/stage PREFIX=/usr LIBDIR=/usr/lib/$$(dpkg-architecture -qDEB_HOST_MULTIARCH) MANDIR=/usr/share/man LINK_NAME=vmem-tier >$(DEB)/install.log
+	$(Q)$(MAKE) install DESTDIR=$(abspath $(DEB))/stage PREFIX=/usr LIBDIR=/usr/lib/$$(dpkg-architecture -qDEB_HOST_MULTIARCH) MANDIR=/usr/share/man LINK_NAME=vmem-tier STRIP=no >$(DEB)/install.log
 	$(Q)VMEM_CUDA=$(CUDA) scripts/deb.sh $(DEB) $(VERSION) $(if $(FRESH),,$(DEB)/stage) >/dev/null
 	@rm -rf $(DEB)/stage && touch $@
 
+# Installs libraries without their debug symbols, which go to .debug beside them, where debuggers look. STRIP=no: as built.
+STRIP     ?= yes
+define install_library
+	install -m 755 $(1) $(2)/
+	$(if $(filter yes,$(STRIP)),install -d $(2)/.debug)
+	$(if $(filter yes,$(STRIP)),objcopy --only-keep-debug $(1) $(2)/.debug/$(notdir $(1)).debug)
+	$(if $(filter yes,$(STRIP)),objcopy --strip-unneeded --add-gnu-debuglink=$(2)/.debug/$(notdir $(1)).debug $(1) $(2)/$(notdir $(1)))
+endef
 # What the development link and the archive are called: lib$(LINK_NAME).so, .a.
 LINK_NAME ?= vmem
 INSTALL_LIB := $(DESTDIR)$(LIBDIR)
 MANDIR    ?= $(PREFIX)/share/man
 INSTALL_MAN := $(DESTDIR)$(MANDIR)
-install: lib $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made  ## DESTDIR= PREFIX=: headers, libraries, pkg-config file, CMake package, vmemctl, manual pages
+install: lib $(BUILD)/tools/vmemctl/vmemctl $(BUILD)/man/made  ## DESTDIR= PREFIX= STRIP=no: headers, libraries, pkg-config file, CMake package, vmemctl, manual pages
 	install -d $(INSTALL_LIB)/pkgconfig $(INSTALL_LIB)/cmake/vmem $(INSTALL_LIB)/vmem $(DESTDIR)$(PREFIX)/include/vmem/detail $(DESTDIR)$(PREFIX)/bin $(INSTALL_MAN)/man1 $(INSTALL_MAN)/man3 $(INSTALL_MAN)/man7
-	install -m 755 $(BUILD)/tools/vmemctl/vmemctl $(DESTDIR)$(PREFIX)/bin/
+	install -m 755 $(if $(filter yes,$(STRIP)),-s) $(BUILD)/tools/vmemctl/vmemctl $(DESTDIR)$(PREFIX)/bin/
 	install -m 644 docs/man/*.1 $(INSTALL_MAN)/man1/
 	install -m 644 docs/man/*.3 $(BUILD)/man/*.3vmem $(INSTALL_MAN)/man3/
 	install -m 644 docs/man/*.7 $(INSTALL_MAN)/man7/
 	install -m 644 include/vmem/*.h $(wildcard include/vmem/*.hpp include/vmem/*.cuh) $(DESTDIR)$(PREFIX)/include/vmem/
 	install -m 644 include/vmem/detail/* $(DESTDIR)$(PREFIX)/include/vmem/detail/
 	install -m 644 $(BUILD)/libvmem.a $(INSTALL_LIB)/lib$(LINK_NAME).a
-	install -m 755 $(BUILD)/$(SONAME) $(INSTALL_LIB)/
-	install -m 755 $(BUILD)/libvmem-cuda-calls.so $(INSTALL_LIB)/vmem/
+	$(if $(filter yes,$(STRIP)),strip --strip-debug $(INSTALL_LIB)/lib$(LINK_NAME).a)
+	$(call install_library,$(BUILD)/$(SONAME),$(INSTALL_LIB))
+	$(call install_library,$(BUILD)/libvmem-cuda-calls.so,$(INSTALL_LIB)/vmem)
 	ln -sf $(SONAME) $(INSTALL_LIB)/lib$(LINK_NAME).so
 	sed $(SUBST) scripts/package/vmem.pc.in >$(INSTALL_LIB)/pkgconfig/vmem.pc
 	sed $(SUBST) scripts/package/vmem-config.cmake.in >$(INSTALL_LIB)/cmake/vmem/vmem-config.cmake

@@ -35,6 +35,11 @@ prefix_lib=$work/prefix/lib
 hello_is_right() { grep -qE '^sum 562949936644096, [1-9][0-9]* MiB written to and [1-9][0-9]* MiB read' "$1"; }
 app() { mkdir -p "$1" && cp "$(block README.md/4.cpp)" "$1/hello.cpp" && printf '#include <vmem/vmem.h>\nint main(void) { return vmem_last_error() == 0; }\n' >"$1/app.c" && cd "$1" || return; }
 
+stripped() {
+  local lib=$prefix_lib/libvmem-tier.so.1
+  ! readelf -S "$lib" | grep -q '\.debug_info' && readelf -S "$lib" | grep -q '\.gnu_debuglink' &&
+    readelf -S "$prefix_lib/.debug/libvmem-tier.so.1.debug" | grep -q '\.debug_info' && nm "$prefix_lib/libvmem.a" 2>/dev/null | grep -q vmem_init
+}
 same_text() { diff "$(block README.md/4.cpp)" examples/hello.cpp; }
 by_pkg_config() { app "$work/pkg" && bash -e "$(block README.md/5.sh)" >said && hello_is_right said; }
 cmake_project() {  # BLOCK TARGET LANGUAGE SOURCE
