@@ -11,7 +11,7 @@
 #include "api/boundary.h"
 #include "api/runtime.h"
 #include "core/fork.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/pager.h"
@@ -69,7 +69,7 @@ Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
   Runtime::Use pager;
   if (Status s = runtime.use(&pager); !s.ok()) return s;
   if (Status s = pager->asks().ask(lease->ranges, lease->location, lease->stream, &lease->ask); !s.ok()) return s;
-  core::OnExit withdraw([&] { pager->asks().withdraw(lease->ranges, &lease->ask); });
+  core::ScopeGuard withdraw([&] { pager->asks().withdraw(lease->ranges, &lease->ask); });
   {
     const core::MutexLock lock(mutex_);
     if (working_.size() >= kMost)
@@ -78,7 +78,7 @@ Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
     working_.merge(working);
     live_.merge(known);
   }
-  core::OnExit forget([&] {
+  core::ScopeGuard forget([&] {
     const core::MutexLock lock(mutex_);
     working_.erase(lease.get());
     live_.erase(lease.get());
@@ -179,7 +179,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
     if (pending) lease->ask.cancelled.store(true, std::memory_order_relaxed);
     if (pending && pager) pager->asks().wake();
   }
-  core::OnExit stays([&] {
+  core::ScopeGuard stays([&] {
     const core::MutexLock lock(mutex_);
     lease->ending = false;
   });

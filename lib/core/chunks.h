@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 
 namespace vmem::core {
 

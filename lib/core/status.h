@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 
 namespace vmem::core {
 

@@ -18,7 +18,7 @@
 #include "core/clock.h"
 #include "core/fork.h"
 #include "core/log.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/block/progress.h"
@@ -65,7 +65,7 @@ Status Kernels::begin(Runtime& runtime, const vmem_range& range, int device, siz
   pager::OpenRange open;
   if (Status s = pager->open_ranges().open(range, device, budget, &open); !s.ok()) return s;
   *view = view_of(open, range);
-  core::OnExit close(
+  core::ScopeGuard close(
       [&] { pager->open_ranges().close(kernel->service != nullptr ? &kernel->service->range() : &open); });
   kernel->service = std::make_unique<PagingService>(std::move(open), range.access);
   core::step("kernels.opening");
@@ -75,7 +75,7 @@ Status Kernels::begin(Runtime& runtime, const vmem_range& range, int device, siz
     live_.merge(known);
     working_.merge(working);
   }
-  core::OnExit forget([&] {
+  core::ScopeGuard forget([&] {
     const core::MutexLock lock(mutex_);
     live_.erase(kernel.get());
     working_.erase(kernel.get());
@@ -172,7 +172,7 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
       kernel = it->second;
       kernel->ending = true;
     }
-    core::OnExit stays([&] {
+    core::ScopeGuard stays([&] {
       const core::MutexLock lock(mutex_);
       kernel->ending = false;
     });

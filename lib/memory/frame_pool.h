@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "memory/host_budget.h"

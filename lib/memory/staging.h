@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "device/device.h"

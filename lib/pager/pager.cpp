@@ -8,7 +8,7 @@
 
 #include "core/clock.h"
 #include "core/log.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/thread.h"
 #include "pager/block/location.h"
 #include "pager/tier/insist.h"
@@ -177,7 +177,7 @@ Status Pager::set_name(const void* ptr, const char* name) {
 }
 
 Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
-  const core::OnExit asked([&] {
+  const core::ScopeGuard asked([&] {
     if (ask != nullptr) asks_.withdraw(ranges, ask);
   });
   if (Status s = check_location(location, gpus_.size(), false); !s.ok()) return s;

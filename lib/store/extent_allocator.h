@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 
 namespace vmem::store {
 

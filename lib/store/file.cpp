@@ -22,7 +22,7 @@
 #include "core/descriptor.h"
 #include "core/fork.h"
 #include "core/mutex.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/types.h"
 #include "store/file_checks.h"
 #include "store/open.h"
@@ -232,7 +232,7 @@ core::Status open_shared(bool direct, bool lock_it, MappedFile* out) {
     struct stat st;
     bool joined = false, locked = true;
     // However this ends but well, also for want of memory.
-    core::OnExit close([&] {
+    core::ScopeGuard close([&] {
       if (out->file.fd >= 0) close_file(std::exchange(out->file.fd, -1));
     });
     if (core::Status status = examine(out->path, &st); !status.ok()) return status;
@@ -288,7 +288,7 @@ core::Status open_mapped(const std::string& path, bool write, bool direct, Mappe
     status = open_shared(direct, lock, &file);
   } else {
     struct stat st;
-    core::OnExit close([&] { close_mapped(&file); });
+    core::ScopeGuard close([&] { close_mapped(&file); });
     status = examine(path, &st);
     if (status.ok()) status = open_checked(path, false, &st, &file.file.fd);
     if (status.ok()) status = check_mappable(path, file.file.fd, st, use_of(file, false));

@@ -13,8 +13,8 @@
 #include <utility>
 
 #include "core/big_lock.h"
-#include "core/few.h"
 #include "core/fork.h"
+#include "core/inplace_vector.h"
 #include "core/log.h"
 #include "core/step.h"
 #include "trap/mapping.h"
@@ -474,7 +474,7 @@ Status KmodTrap::take(void* address, size_t size, void* frame, Transfer transfer
 Status KmodTrap::drop(std::span<const Range> ranges) {
   core::must_be_outside("Trap::drop");
   Status first;
-  core::Few<vmem_op, KmodOps::kFew> ops;
+  core::InplaceVector<vmem_op, KmodOps::kFew> ops;
   const auto flush = [&] {
     if (const int err = batch(ops.all()); err != 0) {
       if (first.ok()) first = system_error(err, "drop: the module refuses the batch");

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "core/mutex.h"
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "trap/trap.h"
 #include "vmem/vmem_uapi.h"
 

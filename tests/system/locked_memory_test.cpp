@@ -21,8 +21,8 @@
 #include <vector>
 
 #include "core/big_lock.h"
-#include "core/on_exit.h"
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
+#include "core/scope_guard.h"
 #include "core/status.h"
 #include "refusals.h"
 #include "support.h"
@@ -148,7 +148,7 @@ TEST(LockedMemory, AnAllocationThatIsRefusedUnderTheLockCallsMallocForNoExceptio
     const vmem::core::BigLock lock(mutex);
     systest::refused_in = 0;  // and all that follow
     try {
-      const vmem::core::OnExit meanwhile([&] {
+      const vmem::core::ScopeGuard meanwhile([&] {
         nested += std::uncaught_exceptions() == 1;
         try {
           some.reserve(10);

@@ -10,7 +10,7 @@
 
 #include "child.h"
 #include "core/mappings.h"
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "core/thread.h"
 #include "refusals.h"
 #include "support.h"

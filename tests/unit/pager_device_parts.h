@@ -310,8 +310,8 @@ class PromotionParts : public DeviceParts {
 
   EvictRequests evictions;
   ReadAhead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
-  Queue<PromotionRequest>& promotion_requests = queues.promotion_requests;
-  Queue<DemotionRequest>& demotion_requests = queues.demotion_requests;
+  PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
+  PooledList<DemotionRequest>& demotion_requests = queues.demotion_requests;
   Promoter promoter{shared, promotion_requests, gpus,     blocks, failed, page_in, read_ahead, reader,
                     supply, part_copies,        migrator, *this};
   PartCopies part_copies{shared, &devices, gpus, holes, page_in, promoter};

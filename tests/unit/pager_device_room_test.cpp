@@ -112,7 +112,7 @@ TEST_F(PagerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceForAWhi
 
 class PagerDeviceRoom : public OnTwoDevices {
  protected:
-  vmem::pager::Queue<PromotionRequest> promotion_requests;
+  vmem::pager::PooledList<PromotionRequest> promotion_requests;
   vmem::pager::DeviceRoom room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
 
   // Blocks 2 and 3 are leased again each time, before their leases end: until something left, or for a minute.

@@ -74,7 +74,7 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above
   std::vector<const std::byte*> homes;
   vmem::pager::EvictRequests requests;
   Evictor evictor{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
-  vmem::pager::Queue<PromotionRequest> promotion_requests;
+  vmem::pager::PooledList<PromotionRequest> promotion_requests;
   vmem::pager::Loans loans{shared, promotion_requests, page_in, evictor, supply, demoter, *this};
 };
 

@@ -5,7 +5,7 @@
 #include <random>
 #include <vector>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "pager/block/advice.h"
 #include "pager/block/place_advice.h"
 #include "vmem/vmem.h"

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "pager/account/shown_copies.h"
 #include "pager_fakes.h"
 

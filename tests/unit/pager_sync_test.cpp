@@ -48,7 +48,7 @@ class PagerSync : public vmem::pager::test::DeviceParts {
   }
 
   vmem::pager::Sums sums;
-  vmem::pager::Queue<vmem::pager::PromotionRequest> requests;
+  vmem::pager::PooledList<vmem::pager::PromotionRequest> requests;
   vmem::pager::RangeWriter range_writer{shared, isolator, write_back, releases, range_demoter};
   vmem::pager::Sync sync{shared, requests, sums, failed, releases, range_demoter, range_writer};
 };

@@ -3,7 +3,7 @@
 #include <chrono>
 
 #include "common/patience.h"
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "pager_parts.h"
 #include "pager_steps.h"
 

@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "store_hand_engine.h"
 
 namespace vmem::store {

@@ -13,7 +13,7 @@
 #include "core/big_lock.h"
 #include "core/log.h"
 #include "core/map_over.h"
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "core/step.h"
 #include "trap_contract.h"
 

@@ -17,10 +17,10 @@
 #include <utility>
 
 #include "core/big_lock.h"
-#include "core/few.h"
+#include "core/inplace_vector.h"
 #include "core/log.h"
 #include "core/map_over.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "device/cuda/cuda_devices.h"
 
 namespace vmem::device {
@@ -145,7 +145,7 @@ Status CudaDevices::make_piece(Gpu& g, size_t size, uint32_t number, Piece* out)
   uint64_t seen_by = 0;
   if (s.ok()) {
     // For those that may copy from it, too.
-    core::Few<CUmemAccessDesc, kMaxDevices> access;
+    core::InplaceVector<CUmemAccessDesc, kMaxDevices> access;
     access.push_back(access_of(g.device));
     const Info& info = infos_[static_cast<size_t>(g.device)];
     for (size_t d = 0; d < info.links.size(); ++d) {
@@ -248,9 +248,9 @@ bool CudaDevices::mapping_waits_for_copies(Gpu& g) {
   CUmemGenericAllocationHandle handle = 0;
   CUdeviceptr at = 0;
   if (driver_.mem_create(&handle, kUnit, &what, 0) != CUDA_SUCCESS) return false;
-  const core::OnExit release([&] { driver_.mem_release(handle); });
+  const core::ScopeGuard release([&] { driver_.mem_release(handle); });
   if (driver_.address_reserve(&at, 2 * kUnit, kUnit, 0, 0) != CUDA_SUCCESS) return false;
-  const core::OnExit free([&] { driver_.address_free(at, 2 * kUnit); });
+  const core::ScopeGuard free([&] { driver_.address_free(at, 2 * kUnit); });
   const auto map = [&](size_t i) {
     if (driver_.mem_map(at + i * kUnit, kUnit, 0, handle, 0) != CUDA_SUCCESS) return false;
     if (driver_.mem_set_access(at + i * kUnit, kUnit, &access, 1) == CUDA_SUCCESS) return true;
@@ -258,7 +258,7 @@ bool CudaDevices::mapping_waits_for_copies(Gpu& g) {
     return false;
   };
   if (!map(0)) return false;
-  const core::OnExit unmap([&] { driver_.mem_unmap(at, kUnit); });
+  const core::ScopeGuard unmap([&] { driver_.mem_unmap(at, kUnit); });
   const CUstream stream = g.copy[static_cast<size_t>(Direction::in)][0];
   bool waits = true;
   for (unsigned i = 0; i < kTries && waits; ++i) {
@@ -314,7 +314,7 @@ Status CudaDevices::body_zero(const Span& span) {
     CUstream stream = nullptr;
     if (Status s = take_stream(g, &stream); !s.ok()) return s;
     PiecePool& pool = g.pieces.of(span.unit_size());
-    core::Few<cuda::Clearing::Part, kMostRanges> parts;
+    core::InplaceVector<cuda::Clearing::Part, kMostRanges> parts;
     for (; i < span.count && span.unit(i).device.load() == g.device && parts.size() < kMostRanges; ++i)
       parts.push_back({pool.window(span.unit(i).piece.load()), pool.size()});
     Status s = finish(g, stream, clear(g, parts.all(), stream), "clearing a block");
@@ -356,7 +356,7 @@ Status CudaDevices::body_show(const Span& span) {
   for (size_t i = 0, next = 0; i < span.count; i = next) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
-    core::Few<CUmemAccessDesc, kMaxDevices> access;
+    core::InplaceVector<CUmemAccessDesc, kMaxDevices> access;
     access.push_back(access_of(g.device));
     const uint64_t seen_by = seers(span.unit(i));
     for (size_t d = 0; d < gpus_.size(); ++d) {
@@ -401,7 +401,7 @@ Status CudaDevices::body_show_to(const Span& span, int device, bool set) {
 Status CudaDevices::body_hide(const Span& span) {
   Timeline timeline("unmap");
   ++unmapping_;
-  const core::OnExit done([this] { --unmapping_; });
+  const core::ScopeGuard done([this] { --unmapping_; });
   const size_t size = span.unit_size();
   for (size_t i = 0, next = 0; i < span.count; i = next) {
     const int device = span.unit(i).device.load();

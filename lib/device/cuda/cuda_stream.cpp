@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/big_lock.h"
-#include "core/few.h"
+#include "core/inplace_vector.h"
 #include "device/cuda/cuda_devices.h"
 
 namespace vmem::device {
@@ -69,7 +69,7 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
   const auto side = static_cast<size_t>(direction);
   CUstream stream = g.copy[side][g.next[side].fetch_add(1) % kCopyStreams];
   CUresult e = CUDA_SUCCESS;
-  core::Few<cuda::Clearing::Part, kMostRanges> zeros;
+  core::InplaceVector<cuda::Clearing::Part, kMostRanges> zeros;
   bool only_zeros = true;
   const auto clear_them = [&] {
     if (e == CUDA_SUCCESS && !zeros.empty()) e = clear(g, zeros.all(), stream);

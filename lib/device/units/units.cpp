@@ -174,7 +174,7 @@ Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, uns
                             Spans* out) const {
   if (ranges.size() > kMostRanges)
     return error(EINVAL, "%s: %zu ranges in one call, %zu are the most", what, ranges.size(), kMostRanges);
-  core::Few<Range, kMostRanges> sorted;
+  core::InplaceVector<Range, kMostRanges> sorted;
   for (const Range& range : ranges) sorted.push_back(range);
   std::sort(sorted.begin(), sorted.end(), [](const Range& a, const Range& b) { return a.address < b.address; });
   uintptr_t end = 0;

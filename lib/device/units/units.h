@@ -12,7 +12,7 @@
 #include <shared_mutex>
 #include <vector>
 
-#include "core/few.h"
+#include "core/inplace_vector.h"
 #include "device/device.h"
 
 namespace vmem::device {
@@ -210,8 +210,8 @@ class UnitDevices : public Devices {
   };
   // Checked ranges, sorted, adjacent ones joined. Keeps the reservations alive. Needs no memory.
   struct Spans {
-    core::Few<Span, kMostRanges> list;
-    core::Few<ReservationPtr, kMostRanges> keep;
+    core::InplaceVector<Span, kMostRanges> list;
+    core::InplaceVector<ReservationPtr, kMostRanges> keep;
   };
   core::Status span_of(const char* what, Range range, unsigned allowed_states, ReservationPtr* keep, Span* out) const;
   core::Status resolve(const char* what, std::span<const Range> ranges, unsigned allowed_states, Spans* out) const;
@@ -257,8 +257,8 @@ class UnitDevices : public Devices {
   mutable std::shared_mutex registry_mutex_;
   std::map<uintptr_t, ReservationPtr> registry_;  // by base; protected by registry_mutex_
   mutable std::mutex advice_mutex_;
-  core::Few<AdviceSet, 256> advice_table_;  // protected by advice_mutex_
-  std::atomic<uint64_t> advised_{0};        // how often a unit's advice was changed
+  core::InplaceVector<AdviceSet, 256> advice_table_;  // protected by advice_mutex_
+  std::atomic<uint64_t> advised_{0};                  // how often a unit's advice was changed
   std::mutex pin_mutex_;
   std::map<uintptr_t, size_t> pins_;              // base -> bytes; protected by pin_mutex_
   std::atomic<uint64_t> used_[kMaxDevices] = {};  // bytes of made units

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <list>
 
-#include "core/queue.h"
+#include "core/pooled_list.h"
 #include "pager/block/moves.h"
 
 namespace vmem::pager {
@@ -13,8 +13,8 @@ namespace vmem::pager {
 struct Queues {
   static constexpr size_t kMaxSpeculative = 1024;
 
-  Queue<PromotionRequest> promotion_requests;  // acquires first
-  Queue<DemotionRequest> demotion_requests;
+  PooledList<PromotionRequest> promotion_requests;  // acquires first
+  PooledList<DemotionRequest> demotion_requests;
   std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
   uint64_t last_hint = 0;
 };

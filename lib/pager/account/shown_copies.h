@@ -19,8 +19,8 @@
 #include <string>
 
 #include "core/counters.h"
-#include "core/few.h"
-#include "core/queue.h"
+#include "core/inplace_vector.h"
+#include "core/pooled_list.h"
 #include "core/types.h"
 #include "pager/block/progress.h"
 #include "pager/block/region.h"
@@ -39,11 +39,11 @@ struct CpuAccess {  // of a block on a device with page tables of its own
   // For how long it has waited for WRITE leases to end, and when that was looked at last: with accesses that wait
   // somebody looks, unless the machine stands still.
   uint64_t lent_ns = 0, looked_ns = 0;
-  bool loads = false;                   // it is, or may be, a load that waits
-  uintptr_t load_at = 0;                // .. at this page, or at others, too; 0: that is not known
-  bool gives_up = false;                // stores have waited for room in vain: refused once nothing is shown
-  bool made_room = false;               // another copy has gone for the one that it waits for
-  core::Few<uintptr_t, 8> stores = {};  // .. at these pages, or more if it is full
+  bool loads = false;                             // it is, or may be, a load that waits
+  uintptr_t load_at = 0;                          // .. at this page, or at others, too; 0: that is not known
+  bool gives_up = false;                          // stores have waited for room in vain: refused once nothing is shown
+  bool made_room = false;                         // another copy has gone for the one that it waits for
+  core::InplaceVector<uintptr_t, 8> stores = {};  // .. at these pages, or more if it is full
 };
 struct Shown {  // a block on a device that the CPU is shown a copy of
   Region* region;
@@ -77,7 +77,7 @@ class ShownCopies {
   bool answer(Region& r, core::BlockIndex b, uint64_t now_ns, const Since& failed = {});
 
   // Those that wait, in the order in which they came.
-  using iterator = Queue<CpuAccess>::iterator;
+  using iterator = PooledList<CpuAccess>::iterator;
   bool waits() const { return !accesses_.empty(); }
   iterator begin() { return accesses_.begin(); }
   iterator end() { return accesses_.end(); }
@@ -156,9 +156,9 @@ class ShownCopies {
   WaitClock& waits_;
   core::Counters& counters_;
   const bool separate_;
-  Queue<CpuAccess> accesses_;
-  Queue<Shown> shown_;   // the oldest first
-  size_t expected_ = 0;  // .. and so many are being made, for which there is room
+  PooledList<CpuAccess> accesses_;
+  PooledList<Shown> shown_;  // the oldest first
+  size_t expected_ = 0;      // .. and so many are being made, for which there is room
   uint64_t stale_bytes_ = 0;
 };
 

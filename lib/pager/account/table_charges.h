@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-#include "core/queue.h"
+#include "core/pooled_list.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "memory/host_budget.h"
@@ -72,7 +72,7 @@ class TableCharges {
   const MovePool& moves_;
   trap::Trap& trap_;
   uint64_t bytes_ = 0;
-  Queue<std::pair<Region*, core::BlockIndex>> refused_;
+  PooledList<std::pair<Region*, core::BlockIndex>> refused_;
 };
 
 }  // namespace vmem::pager

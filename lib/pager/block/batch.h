@@ -3,18 +3,18 @@
 
 #include <algorithm>
 
-#include "core/few.h"
+#include "core/inplace_vector.h"
 #include "pager/block/moves.h"
 
 namespace vmem::pager {
 
 // Neighbours together: they are made, or moved, as one range. At most so many bytes, or two blocks.
 template <size_t N>
-core::Few<Move*, N> take_batch(core::OwnVector<Move*>& from, uint64_t bytes) {
+core::InplaceVector<Move*, N> take_batch(core::OwnVector<Move*>& from, uint64_t bytes) {
   std::sort(from.begin(), from.end(), [](const Move* a, const Move* b) {
     return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
   });
-  core::Few<Move*, N> batch;
+  core::InplaceVector<Move*, N> batch;
   auto i = from.begin();
   for (; i != from.end() && batch.size() < N; ++i) {
     const size_t size = (*i)->region->block_size;

@@ -16,7 +16,7 @@
 
 #include "core/big_lock.h"
 #include "core/counters.h"
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "pager/block/config.h"
 #include "pager/block/dirty_blocks.h"
 #include "pager/block/eviction_clock.h"

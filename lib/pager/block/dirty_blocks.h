@@ -15,7 +15,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/queue.h"
+#include "core/pooled_list.h"
 #include "core/types.h"
 #include "pager/account/requests.h"
 #include "pager/block/config.h"
@@ -95,7 +95,7 @@ class DirtyBlocks {
   core::ResidentId first_ = core::kNoResident, last_ = core::kNoResident;
   uint64_t bytes_ = 0, writing_ = 0, changes_ = 0;
   uint64_t ended_ns_ = 0, slowing_since_ns_ = 0, lifted_until_ns_ = 0;
-  Queue<SpanOf> slowed_;
+  PooledList<SpanOf> slowed_;
 };
 
 }  // namespace vmem::pager

@@ -14,7 +14,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "core/types.h"
 #include "vmem/vmem.h"
 

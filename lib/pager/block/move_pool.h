@@ -13,7 +13,7 @@
 #include <span>
 #include <string>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "pager/block/moves.h"
 
 namespace vmem::pager {

@@ -10,9 +10,9 @@
 #include <vector>
 
 #include "core/big_lock.h"
-#include "core/few.h"
 #include "core/histogram.h"
-#include "core/queue.h"
+#include "core/inplace_vector.h"
+#include "core/pooled_list.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "device/device.h"
@@ -180,8 +180,8 @@ inline uint8_t leaves_pool(const Move& m) {
 inline bool in_slot(const Move& m) {
   return m.out && !m.from_held && m.region->transfer == trap::Transfer::copy;
 }
-using Batch = core::Few<Move*, 64>;  // of those that are evicted, or leave their devices, together
-struct InBatch {                     // blocks that come to a device together
+using Batch = core::InplaceVector<Move*, 64>;  // of those that are evicted, or leave their devices, together
+struct InBatch {                               // blocks that come to a device together
   Batch moves = {};
   int device = -1;
   device::Ticket ticket = {};  // of their copies; empty: there are none

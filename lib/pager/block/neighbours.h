@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/few.h"
+#include "core/inplace_vector.h"
 #include "pager/block/moves.h"
 #include "trap/trap.h"
 
@@ -56,7 +56,7 @@ class Drops {
   std::span<const trap::Range> all() const { return ranges_.all(); }
 
  private:
-  core::Few<trap::Range, Batch::capacity()> ranges_;
+  core::InplaceVector<trap::Range, Batch::capacity()> ranges_;
   const Region* last_ = nullptr;
 };
 

@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "pager/block/names.h"
 
 namespace vmem::pager {

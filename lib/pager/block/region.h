@@ -10,7 +10,7 @@
 #include "core/break.h"
 #include "core/guarded_read.h"
 #include "core/inherited.h"
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "core/types.h"
 #include "pager/block/block_table.h"
 #include "pager/block/lease_map.h"

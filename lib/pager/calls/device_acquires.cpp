@@ -7,7 +7,7 @@
 
 #include "core/break.h"
 #include "core/clock.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/step.h"
 
 namespace vmem::pager {
@@ -195,7 +195,7 @@ Status DeviceAcquires::acquire(std::span<const vmem_range> ranges, int d, void* 
   if (Status s = check_asked(spans, ask); !s.ok()) return s;
   join_spans(spans, &apart);
   for (const SpanOf& s : spans) ++s.region->in_flight;  // they stay while we wait
-  const core::OnExit let_regions_go([&] {
+  const core::ScopeGuard let_regions_go([&] {
     lock.hold();
     requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
     for (const SpanOf& span : spans) --span.region->in_flight;
@@ -204,7 +204,7 @@ Status DeviceAcquires::acquire(std::span<const vmem_range> ranges, int d, void* 
   if (Status s = releases_.wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
-  core::OnExit undo([&] {
+  core::ScopeGuard undo([&] {
     lock.hold();
     // With the leases, under one hold of the lock: a promotion request asks nobody who may have leased the block since.
     requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });

@@ -21,7 +21,7 @@ namespace vmem::pager {
 class DeviceAcquires : private Shared {
  public:
   // requests: for promotion, acquires first.
-  DeviceAcquires(const Shared& shared, device::Devices* devices, Queue<PromotionRequest>& requests, Gpus& gpus,
+  DeviceAcquires(const Shared& shared, device::Devices* devices, PooledList<PromotionRequest>& requests, Gpus& gpus,
                  DeviceBlocks& blocks, FailedBlocks& failed, ShownFiles& files, PageIn& page_in, LeaseGrants& grants,
                  PendingReleases& releases, DeviceViews& views, DeviceRoom& room, Promoter& promoter,
                  Arrivals& arrivals)
@@ -63,7 +63,7 @@ class DeviceAcquires : private Shared {
   void mark_changed(std::span<const SpanOf> spans, std::span<const vmem_range> ranges, bool decided) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  Queue<PromotionRequest>& requests_;
+  PooledList<PromotionRequest>& requests_;
   Gpus& gpus_;
   DeviceBlocks& blocks_;
   FailedBlocks& failed_;

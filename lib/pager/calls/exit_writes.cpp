@@ -100,7 +100,8 @@ bool ExitWrites::concerns(const Region& r) {
   return r.backing == Backing::file_shared && r.gpu && !r.dying && !r.lost && r.told_at_exit != r.granted + 1;
 }
 
-void ExitWrites::find_live(const Region& r, core::Few<LiveDevice, device::kMaxDevices>* live, BlockIndex* first) {
+void ExitWrites::find_live(const Region& r, core::InplaceVector<LiveDevice, device::kMaxDevices>* live,
+                           BlockIndex* first) {
   r.leases.visit(0, r.blocks - 1, [&](BlockIndex b, BlockIndex, const Leases& leases) {
     for (const Lease& l : leases) {
       if (l.location < 0 || l.count == 0 || (l.access & VMEM_WRITE) == 0) continue;
@@ -151,7 +152,7 @@ void ExitWrites::wait_for_ends(std::span<LiveDevice> live, uint64_t timeout_ms) 
 // and written. It is all of a device's work that is waited for: kernels that ask run on whatever stream, and a stream
 // that a lease names may be gone by now, with its number another's.
 Status ExitWrites::write_under_leases(Lock& lock) {
-  core::Few<LiveDevice, device::kMaxDevices> live;
+  core::InplaceVector<LiveDevice, device::kMaxDevices> live;
   BlockIndex none = 0;
   const uint64_t timeout_ms = config_.fault_timeout_ms;
   for (const auto& [base, r] : map_.regions()) {
@@ -181,7 +182,7 @@ Status ExitWrites::write_under_leases(Lock& lock) {
 
 // known: the devices that were waited for.
 Status ExitWrites::write_leased(Lock& lock, Region& r, std::span<const LiveDevice> known, Sweep* sweep) {
-  core::Few<LiveDevice, device::kMaxDevices> live;
+  core::InplaceVector<LiveDevice, device::kMaxDevices> live;
   BlockIndex first = UINT64_MAX;
   find_live(r, &live, &first);
   if (live.empty()) return {};

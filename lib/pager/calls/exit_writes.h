@@ -8,7 +8,7 @@
 
 #include <span>
 
-#include "core/few.h"
+#include "core/inplace_vector.h"
 #include "pager/account/gpus.h"
 #include "pager/calls/range_writer.h"
 
@@ -32,7 +32,8 @@ class ExitWrites : private Shared {
   core::Status write_under_leases(Lock& lock) VMEM_LOCKED;
   core::Status write_leased(Lock& lock, Region& r, std::span<const LiveDevice> known, Sweep* sweep) VMEM_LOCKED;
   static bool concerns(const Region& r);
-  static void find_live(const Region& r, core::Few<LiveDevice, device::kMaxDevices>* live, core::BlockIndex* first);
+  static void find_live(const Region& r, core::InplaceVector<LiveDevice, device::kMaxDevices>* live,
+                        core::BlockIndex* first);
   void drain_aside(LiveDevice* live) VMEM_UNLOCKED;
   void wait_for_ends(std::span<LiveDevice> live, uint64_t timeout_ms) VMEM_UNLOCKED;
 

@@ -3,7 +3,7 @@
 #include <cerrno>
 
 #include "core/clock.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/step.h"
 
 namespace vmem::pager {
@@ -32,7 +32,7 @@ Status HostLeases::acquire(std::span<const vmem_range> ranges, const Ask* ask) {
   if (Status s = check_ranges(ranges, spans); !s.ok()) return s;
   if (Status s = check_asked(spans, ask); !s.ok()) return s;
   for (const SpanOf& s : spans) ++s.region->in_flight;
-  const core::OnExit let_regions_go([&] {
+  const core::ScopeGuard let_regions_go([&] {
     lock.hold();
     for (const SpanOf& s : spans) --s.region->in_flight;
     map_.notify();
@@ -42,7 +42,7 @@ Status HostLeases::acquire(std::span<const vmem_range> ranges, const Ask* ask) {
   }
   // However this ends but well, also for want of memory: nothing is leased.
   size_t done = 0;
-  core::OnExit undo([&] {
+  core::ScopeGuard undo([&] {
     lock.hold();
     for (size_t i = 0; i < done; ++i) grants_.take_back(spans[i], ranges[i].access, VMEM_HOST, nullptr);
     for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);

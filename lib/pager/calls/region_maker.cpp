@@ -9,7 +9,7 @@
 #include "core/log.h"
 #include "core/map_over.h"
 #include "core/mappings.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/step.h"
 
 namespace vmem::pager {
@@ -49,7 +49,7 @@ Status open_file(const NewRegion& what, bool direct, Region* r, store::Engine& e
                                     what.size, what.lock);
       !s.ok())
     return s;
-  core::OnExit close([r] { store::close_mapped(&r->file); });  // also for want of memory
+  core::ScopeGuard close([r] { store::close_mapped(&r->file); });  // also for want of memory
   const uint64_t have = r->file.file.size;
   if (r->file.file.block_device && what.offset + what.size > have) {  // it does not grow, as a file may
     return error(EINVAL, "block device %s has %llu bytes, but offset %llu + size %zu needs %llu", what.path.c_str(),
@@ -271,7 +271,7 @@ Status RegionMaker::make(const NewRegion& what, void** ptr, uint64_t mark) {
   r.bounces = r.transfer == Transfer::copy || r.codec != store::Codec::raw;
   // However this ends but well, also for want of memory: nothing of it is left.
   bool charged = false;
-  core::OnExit undo([&] {
+  core::ScopeGuard undo([&] {
     if (charged) {
       Lock lock(map_.mutex());
       charges_.credit(r);

@@ -10,7 +10,7 @@
 
 #include "core/break.h"
 #include "core/clock.h"
-#include "core/few.h"
+#include "core/inplace_vector.h"
 #include "core/log.h"
 #include "core/mappings.h"
 #include "core/step.h"
@@ -39,7 +39,7 @@ void RegionTeardown::forget(Region& r) {
 // to clear as much costs about what reading it does. The rest goes with the addresses.
 void RegionTeardown::keep_frames(Region& r) {
   if (r.transfer != Transfer::move) return;
-  core::Few<std::pair<BlockIndex, std::byte*>, 64> turn;
+  core::InplaceVector<std::pair<BlockIndex, std::byte*>, 64> turn;
   uint64_t room = UINT64_MAX;
   for (BlockIndex b = 0; b < r.blocks;) {
     {
@@ -288,7 +288,7 @@ void RegionTeardown::give_memory_back(Region& r, BlockIndex b, OnDevices* on_dev
 
 // Locked on entry and on return, and not while extents go. Nobody finds the region any more.
 void RegionTeardown::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) {
-  core::Few<core::Extent, 256> extents;  // freeing needs no memory
+  core::InplaceVector<core::Extent, 256> extents;  // freeing needs no memory
   const auto release_extents = [&]() VMEM_LOCKED {
     lock.unlock();
     for (const core::Extent e : extents) space_.release(e);

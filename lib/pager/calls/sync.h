@@ -13,7 +13,7 @@ namespace vmem::pager {
 class Sync : private Shared {
  public:
   // requests: for promotion; sums: of what regions there were: under the lock.
-  Sync(const Shared& shared, Queue<PromotionRequest>& requests, const Sums& sums, FailedBlocks& failed,
+  Sync(const Shared& shared, PooledList<PromotionRequest>& requests, const Sums& sums, FailedBlocks& failed,
        PendingReleases& releases, RangeDemoter& range_demoter, RangeWriter& range_writer)
       : Shared(shared),
         requests_(requests),
@@ -39,7 +39,7 @@ class Sync : private Shared {
   core::Status take_error(Region& r) VMEM_LOCKED;
   core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) VMEM_LOCKED;
 
-  Queue<PromotionRequest>& requests_;
+  PooledList<PromotionRequest>& requests_;
   const Sums& sums_;
   FailedBlocks& failed_;
   PendingReleases& releases_;

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <string>
 
-#include "core/queue.h"
+#include "core/pooled_list.h"
 #include "core/types.h"
 #include "pager/block/moves.h"
 #include "pager/block/region.h"
@@ -41,7 +41,7 @@ class EvictRequests {
   std::string check() const;
 
  private:
-  Queue<EvictRequest> queue_;
+  PooledList<EvictRequest> queue_;
 };
 
 }  // namespace vmem::pager

@@ -18,7 +18,7 @@
 #include <string>
 #include <utility>
 
-#include "core/queue.h"
+#include "core/pooled_list.h"
 #include "pager/account/shared.h"
 #include "pager/host/memory_pressure.h"
 #include "pager/host/retries.h"
@@ -100,10 +100,10 @@ class FailedBlocks : private Shared {
   void end_process(const Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
 
   MemoryPressure& pressure_;
-  Queue<std::pair<Region*, core::BlockIndex>> dropped_
-      VMEM_GUARDED_BY(core::big_lock);                    // failed for want of memory; bytes intact
-  Retries retries_ VMEM_GUARDED_BY(core::big_lock);       // blocks whose accesses could not be answered
-  Queue<Unread> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a failed block once
+  PooledList<std::pair<Region*, core::BlockIndex>> dropped_
+      VMEM_GUARDED_BY(core::big_lock);                         // failed for want of memory; bytes intact
+  Retries retries_ VMEM_GUARDED_BY(core::big_lock);            // blocks whose accesses could not be answered
+  PooledList<Unread> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a failed block once
   uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
   bool ending_ VMEM_GUARDED_BY(core::big_lock) = false;
 };

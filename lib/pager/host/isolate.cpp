@@ -177,7 +177,7 @@ void Isolator::take_one(Move* m, Look* look) {
 // Blocks that are pinned are often many, of one buffer, and registered for long: the batch waits for the first of them.
 // A call that has asked for its blocks waits for each.
 void Isolator::take_to_slots(std::span<Move* const> batch) {
-  core::Few<std::byte*, Batch::capacity()> slots;
+  core::InplaceVector<std::byte*, Batch::capacity()> slots;
   const auto goes = [](const Move& m) { return !m.in_place && !m.from_held && m.region->transfer == Transfer::copy; };
   bool any_pinned = false;
   for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
@@ -210,7 +210,7 @@ void Isolator::take_to_slots(std::span<Move* const> batch) {
 
 // Unlocked. The slots of blocks that the store has.
 void Isolator::empty_clean(std::span<Move* const> batch) {
-  core::Few<trap::Range, Batch::capacity()> ranges;
+  core::InplaceVector<trap::Range, Batch::capacity()> ranges;
   for (Move* m : batch) {
     if (!m->status.ok() || m->probe || !m->clean || m->keep || !in_slot(*m)) continue;
     const auto at = reinterpret_cast<uintptr_t>(m->image);

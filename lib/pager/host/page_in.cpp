@@ -6,7 +6,7 @@
 
 #include "core/clock.h"
 #include "core/log.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/step.h"
 
 namespace vmem::pager {
@@ -278,7 +278,7 @@ void PageIn::finish_read(Move* m, DeferredWork& after) {
   if (!zero) reader_.verify_read(m);
   Lock lock(map_.mutex());
   Together* const together = m->together;
-  core::OnExit was_read([&] {
+  core::ScopeGuard was_read([&] {
     if (together != nullptr && --together->left == 0) after.install.append(together->ready);
   });
   const bool nobody_asked =

@@ -9,7 +9,7 @@
 
 #include <cstdint>
 
-#include "core/queue.h"
+#include "core/pooled_list.h"
 #include "pager/block/region.h"
 
 namespace vmem::pager {
@@ -62,7 +62,7 @@ class Retries {
   void forget(const Region& r);
 
  private:
-  Queue<Retry> queue_;
+  PooledList<Retry> queue_;
 };
 
 }  // namespace vmem::pager

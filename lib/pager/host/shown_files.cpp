@@ -1,7 +1,7 @@
 #include "pager/host/shown_files.h"
 
 #include "core/log.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/step.h"
 #include "device/managed/park.h"
 
@@ -16,7 +16,7 @@ Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b, bool* shown) {
   if (Status s = device::park::check(); !s.ok()) return s;
   const uintptr_t at = reinterpret_cast<uintptr_t>(r.address(b));
   device::park::set(at, r.block_size, device::park::Gate::shut);
-  const core::OnExit open([&] { device::park::set(at, r.block_size, device::park::Gate::open); });
+  const core::ScopeGuard open([&] { device::park::set(at, r.block_size, device::park::Gate::open); });
   Status s = trap.unmap_file(r.address(b), r.block_size);
   if (!s.ok()) *shown = map_file(trap, r, b).ok();
   return s;

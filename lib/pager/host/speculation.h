@@ -12,7 +12,7 @@
 #include <span>
 #include <string>
 
-#include "core/queue.h"
+#include "core/pooled_list.h"
 #include "core/types.h"
 #include "policy/readahead.h"
 
@@ -63,7 +63,7 @@ class Speculation {
   std::string check(std::span<const std::unique_ptr<Move>> moves) const;
 
  private:
-  Queue<Speculative> queue_;
+  PooledList<Speculative> queue_;
   uint64_t in_flight_ = 0;  // bytes
 };
 

@@ -12,7 +12,7 @@ void clear(Region& r, BlockIndex b) {
 
 }  // namespace
 
-Queue<Starved>::iterator StarvedQueue::behind(Urgency urgency) {
+PooledList<Starved>::iterator StarvedQueue::behind(Urgency urgency) {
   if (urgency != Urgency::fault) return queue_.end();
   return std::find_if(queue_.begin(), queue_.end(), [](const Starved& s) { return s.urgency != Urgency::fault; });
 }

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-#include "core/queue.h"
+#include "core/pooled_list.h"
 #include "core/types.h"
 #include "pager/block/region.h"
 
@@ -57,9 +57,9 @@ class StarvedQueue {
   bool accounts_for(const Region& r, core::BlockIndex b) const;
 
  private:
-  Queue<Starved>::iterator behind(core::Urgency urgency);
+  PooledList<Starved>::iterator behind(core::Urgency urgency);
 
-  Queue<Starved> queue_;
+  PooledList<Starved> queue_;
   size_t taken_ = 0;  // marked, and in no queue
 };
 

@@ -4,7 +4,7 @@
 #include <cerrno>
 
 #include "core/break.h"
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 #include "core/step.h"
 
 namespace vmem::pager {
@@ -62,7 +62,7 @@ bool StoreReader::verifies(const Region& r) const {
 
 // Unlocked; the read of `m` is over. Decodes and verifies it; the status is the move's.
 void StoreReader::verify_read(Move* m) {
-  const core::OnExit digester_is_free([&] { give_back_digester(m); });
+  const core::ScopeGuard digester_is_free([&] { give_back_digester(m); });
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   core::add(counters_.read_bytes, m->io.transferred);

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "core/on_exit.h"
+#include "core/scope_guard.h"
 
 namespace vmem::pager {
 
@@ -86,7 +86,7 @@ Status LeaseGrants::release(Lock& lock, std::span<const SpanOf> spans, const vme
       if (lost != 0) map_.progress().made();
     }
   };
-  core::OnExit undo([&] {
+  core::ScopeGuard undo([&] {
     for (PendingRelease& e : *pending) e.spans.clear();
     for (size_t k = 0; k <= i && k < spans.size(); ++k) {
       Region& r = *spans[k].region;

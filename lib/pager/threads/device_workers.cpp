@@ -165,7 +165,7 @@ void DeviceWorkers::loop() {
 void DeviceWorkers::reclaim_host_pages(Lock& lock) {
   look_at_memory(lock);
   if (gpus_.own_page_tables()) return;  // there are none
-  core::Few<std::pair<Region*, BlockIndex>, kLook> found, with;
+  core::InplaceVector<std::pair<Region*, BlockIndex>, kLook> found, with;
   size_t passed = 0;
   for (auto& [base, region] : map_.regions()) {
     Region& r = *region;

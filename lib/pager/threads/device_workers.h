@@ -36,8 +36,8 @@ class DeviceWorkers : private Shared {
   };
 
   // devices: null: there is no device tier, and there are no workers. requests: for promotion; under the lock.
-  DeviceWorkers(const Shared& shared, device::Devices* devices, const Queue<PromotionRequest>& requests, Gpus& gpus,
-                ShownCopies& shown, DeviceBlocks& blocks, PageIn& page_in, StagingSupply& supply,
+  DeviceWorkers(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
+                Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks, PageIn& page_in, StagingSupply& supply,
                 PendingReleases& releases, Migrator& migrator, Demoter& demoter, PartCopies& part_copies,
                 Promoter& promoter, Arrivals& arrivals, DeviceViews& views, DeviceRoom& device_room, Above& above)
       : Shared(shared),
@@ -71,7 +71,7 @@ class DeviceWorkers : private Shared {
   bool on_touch(uintptr_t address, bool store) VMEM_UNLOCKED;
 
   device::Devices* const devices_;
-  const Queue<PromotionRequest>& requests_;
+  const PooledList<PromotionRequest>& requests_;
   Gpus& gpus_;
   ShownCopies& shown_;
   DeviceBlocks& blocks_;

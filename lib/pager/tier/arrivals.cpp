@@ -41,7 +41,7 @@ void Arrivals::run(Batch& batch, int d) {
 // Those that come from ordinary host memory are copied to their staging frames first. What cannot be stays where it is,
 // and is out of the batch.
 void Arrivals::pull(Batch& batch, int d) {
-  core::Few<trap::Range, Batch::capacity()> drops;
+  core::InplaceVector<trap::Range, Batch::capacity()> drops;
   for (Move* m : batch) {
     if (m->source != nullptr) copy_aside(m);
   }
@@ -172,8 +172,8 @@ void Arrivals::pulled(Move* m, int d) {
 void Arrivals::begin_in(InBatch& in) {
   const Batch& batch = in.moves;
   const int d = in.device;
-  core::Few<device::Range, Batch::capacity()> all, to_make;
-  core::Few<device::Copy, Batch::capacity()> frames;
+  core::InplaceVector<device::Range, Batch::capacity()> all, to_make;
+  core::InplaceVector<device::Copy, Batch::capacity()> frames;
   size_t smallest = SIZE_MAX;
   for (const Move* m : batch) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
@@ -263,7 +263,7 @@ void Arrivals::end_in(InBatch& in) {
 void Arrivals::open(InBatch& in) {
   const int d = in.device;
   Status& s = in.status;
-  core::Few<device::Range, Batch::capacity()> made_of;
+  core::InplaceVector<device::Range, Batch::capacity()> made_of;
   for (const Move* m : in.moves)
     made_of.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   const std::span<const device::Range> ranges = made_of.all();

@@ -25,8 +25,8 @@ namespace vmem::pager {
 class Arrivals : private Shared {
  public:
   // demotion_requests: wait for what comes; under the lock.
-  Arrivals(const Shared& shared, device::Devices* devices, const Queue<DemotionRequest>& demotion_requests, Gpus& gpus,
-           DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply,
+  Arrivals(const Shared& shared, device::Devices* devices, const PooledList<DemotionRequest>& demotion_requests,
+           Gpus& gpus, DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply,
            PartCopies& part_copies, Room& room)
       : Shared(shared),
         devices_(devices),
@@ -66,7 +66,7 @@ class Arrivals : private Shared {
   void undo(Move* m, const core::Status& why, bool trapped, DeferredWork& after) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  const Queue<DemotionRequest>& demotion_requests_;
+  const PooledList<DemotionRequest>& demotion_requests_;
   Gpus& gpus_;
   DeviceBlocks& blocks_;
   Holes& holes_;

@@ -17,8 +17,8 @@ namespace vmem::pager {
 namespace {
 
 // Of those that do not stay, all of one device.
-core::Few<device::Range, Batch::capacity()> gone_of(const OutPart& part) {
-  core::Few<device::Range, Batch::capacity()> gone;
+core::InplaceVector<device::Range, Batch::capacity()> gone_of(const OutPart& part) {
+  core::InplaceVector<device::Range, Batch::capacity()> gone;
   for (const Move* m : part.moves) {
     if (m->leave != Leave::sync)
       gone.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
@@ -72,8 +72,8 @@ Move* Demoter::begin(Region& r, BlockIndex b, Leave how) {
 }
 
 void Demoter::begin_part(OutPart& part) {
-  core::Few<device::Range, Batch::capacity()> all;
-  core::Few<device::Copy, Batch::capacity()> copies;
+  core::InplaceVector<device::Range, Batch::capacity()> all;
+  core::InplaceVector<device::Copy, Batch::capacity()> copies;
   const auto gone = gone_of(part);
   for (const Move* m : part.moves) {
     const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
@@ -135,7 +135,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
     s = devices_->unmap(gone.all());
     if (s.ok()) s = holes_.punch(gone.all());
   }
-  core::Few<trap::Range, Batch::capacity()> dropped;
+  core::InplaceVector<trap::Range, Batch::capacity()> dropped;
   for (Move* m : part.moves) {
     if (m->source != nullptr) m->status = copy_shown(m);
     if (s.ok() && m->shown && m->leave == Leave::drop)
@@ -199,7 +199,7 @@ void Demoter::run(std::span<Move*> batch) {
   });
   Batch writes, unmapped;
   DeferredWork after;
-  core::Few<OutPart, Batch::capacity()> parts;
+  core::InplaceVector<OutPart, Batch::capacity()> parts;
   for (size_t i = 0; i < batch.size();) {
     // With page tables of their own each block is a part: the next is unmapped while one is copied, and one is given
     // back while the next are copied. Managed blocks go together: the driver destroys none beside a copy without a

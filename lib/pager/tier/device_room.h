@@ -30,7 +30,7 @@ namespace vmem::pager {
 class DeviceRoom : private Shared {
  public:
   // requests: for promotion; under the lock.
-  DeviceRoom(const Shared& shared, device::Devices* devices, const Queue<PromotionRequest>& requests, Gpus& gpus,
+  DeviceRoom(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests, Gpus& gpus,
              PendingReleases& releases, Demoter& demoter, Migrator& migrator)
       : Shared(shared),
         devices_(devices),
@@ -62,7 +62,7 @@ class DeviceRoom : private Shared {
   Move* begin_leave_for_others(int d) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  const Queue<PromotionRequest>& requests_;
+  const PooledList<PromotionRequest>& requests_;
   Gpus& gpus_;
   PendingReleases& releases_;
   Demoter& demoter_;

@@ -5,14 +5,14 @@
 #include <cerrno>
 
 #include "core/fatal.h"
-#include "core/few.h"
+#include "core/inplace_vector.h"
 
 namespace vmem::pager {
 
 void Holes::restore_trap(std::span<const device::Range> ranges) {
   if (gpus_.own_page_tables()) return;  // it never went
   // Regions may lie side by side, and each has a range of the trap of its own.
-  core::Few<uintptr_t, Batch::capacity()> limits;
+  core::InplaceVector<uintptr_t, Batch::capacity()> limits;
   {
     const Lock lock(map_.mutex());
     for (const device::Range& range : ranges) {

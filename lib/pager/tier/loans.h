@@ -23,7 +23,7 @@ namespace vmem::pager {
 class Loans : private Shared {
  public:
   // requests: for promotion; under the lock.
-  Loans(const Shared& shared, const Queue<PromotionRequest>& requests, PageIn& page_in, Evictor& evictor,
+  Loans(const Shared& shared, const PooledList<PromotionRequest>& requests, PageIn& page_in, Evictor& evictor,
         StagingSupply& supply, Demoter& demoter, Room& room)
       : Shared(shared),
         requests_(requests),
@@ -52,7 +52,7 @@ class Loans : private Shared {
                         std::span<const uint32_t> blocks) VMEM_LOCKED;
   void end(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
 
-  const Queue<PromotionRequest>& requests_;
+  const PooledList<PromotionRequest>& requests_;
   PageIn& page_in_;
   Evictor& evictor_;
   StagingSupply& supply_;

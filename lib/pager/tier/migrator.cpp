@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "core/clock.h"
-#include "core/few.h"
+#include "core/inplace_vector.h"
 #include "core/step.h"
 #include "pager/block/batch.h"
 #include "pager/block/neighbours.h"
@@ -42,7 +42,7 @@ Move* Migrator::begin(Region& r, BlockIndex b, int d) {
 void Migrator::copy(std::span<Move* const> batch, int d, int by) {
   core::step("device.migrating");
   for (size_t i = 0; i < batch.size();) {
-    core::Few<device::Range, device::kMostRanges> ranges;
+    core::InplaceVector<device::Range, device::kMostRanges> ranges;
     std::array<Status, device::kMostRanges> each;
     const size_t first = i;
     while (i < batch.size() && !ranges.full()) {
@@ -170,12 +170,12 @@ class Migrator::Line final : public device::Migration {
   Migrator& migrator_;
   const int d_;
   uint64_t turn_ = 0;  // bytes that may be taken yet
-  core::Few<Move*, kPeerBatch> taken_;
+  core::InplaceVector<Move*, kPeerBatch> taken_;
   std::span<Move* const> batch_;
   size_t next_ = 0;
   MoveList under_way_;
   size_t under_way_count_ = 0;
-  core::Few<Move*, kDeviceBatch> ended_;
+  core::InplaceVector<Move*, kDeviceBatch> ended_;
   uint64_t ended_bytes_ = 0;
 };
 
@@ -195,7 +195,7 @@ void Migrator::run_waiting(int d) {
     Line line(*this, d, kPeerTurnBytes);
     return devices_->migrate_all(line, d, d);
   }
-  core::Few<Move*, kPeerBatch> batch;
+  core::InplaceVector<Move*, kPeerBatch> batch;
   {
     const Lock lock(map_.mutex());
     batch = take_batch<kPeerBatch>(gpus_[static_cast<size_t>(d)].from_peers, kPeerBatchBytes);

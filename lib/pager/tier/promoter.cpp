@@ -49,7 +49,7 @@ void Promoter::pump(DeferredWork& after, bool wake) {
 }
 
 // As much of a request as there is room for.
-Start Promoter::serve(Queue<PromotionRequest>::iterator request, DeferredWork& after) {
+Start Promoter::serve(PooledList<PromotionRequest>::iterator request, DeferredWork& after) {
   Start result = Start::done;
   while (request->next <= request->last) {
     result = start(*request->region, request->next, request->device, request->urgency, after);

@@ -28,7 +28,7 @@ namespace vmem::pager {
 class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
  public:
   // requests: acquires first.
-  Promoter(const Shared& shared, Queue<PromotionRequest>& requests, Gpus& gpus, DeviceBlocks& blocks,
+  Promoter(const Shared& shared, PooledList<PromotionRequest>& requests, Gpus& gpus, DeviceBlocks& blocks,
            FailedBlocks& failed, PageIn& page_in, ReadAhead& read_ahead, StoreReader& reader, StagingSupply& supply,
            PartCopies& part_copies, Migrator& migrator, Room& room)
       : Shared(shared),
@@ -54,7 +54,7 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
   void read_over(Move* m, DeferredWork& after) VMEM_LOCKED override;
   void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
   void keep_failure(Move* m) VMEM_LOCKED;
-  Start serve(Queue<PromotionRequest>::iterator request, DeferredWork& after) VMEM_LOCKED;
+  Start serve(PooledList<PromotionRequest>::iterator request, DeferredWork& after) VMEM_LOCKED;
   void read_meanwhile(PromotionRequest& request, DeferredWork& after) VMEM_LOCKED;
   bool start_without_frames(const PromotionRequest& request, core::BlockIndex looks, DeferredWork& after) VMEM_LOCKED;
   Start start(Region& r, core::BlockIndex b, int d, core::Urgency urgency, DeferredWork& after) VMEM_LOCKED;
@@ -64,7 +64,7 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
   void claim_in_store(Region& r, core::BlockIndex b, int d, core::Urgency urgency, std::byte* frame, std::byte* scratch,
                       DeferredWork& after) VMEM_LOCKED;
 
-  Queue<PromotionRequest>& requests_;
+  PooledList<PromotionRequest>& requests_;
   Gpus& gpus_;
   DeviceBlocks& blocks_;
   FailedBlocks& failed_;

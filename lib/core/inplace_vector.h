@@ -1,4 +1,5 @@
-// At most N things one after the other, in place: for work that goes on where there is no memory.
+// A vector of at most N elements that never allocates, as std::inplace_vector: for work that goes on where there is
+// no memory.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,7 @@ namespace vmem::core {
 
 // Whoever adds looks at full() first, or knows by other means that there is room.
 template <typename T, size_t N>
-class Few {
+class InplaceVector {
  public:
   bool empty() const { return size_ == 0; }
   bool full() const { return size_ == N; }

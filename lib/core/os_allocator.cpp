@@ -1,4 +1,4 @@
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 
 #include <pthread.h>
 #include <sys/mman.h>

@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 #include "core/status.h"
 
 namespace {

@@ -1,4 +1,4 @@
-// What must happen however a block of code is left.
+// Scope guard.
 #pragma once
 
 #include <utility>
@@ -7,14 +7,14 @@ namespace vmem::core {
 
 // Calls `what`, which does not throw, at the end of its scope, unless it was dismissed.
 template <typename What>
-class OnExit {
+class ScopeGuard {
  public:
-  explicit OnExit(What what) : what_(std::move(what)) {}
-  ~OnExit() {
+  explicit ScopeGuard(What what) : what_(std::move(what)) {}
+  ~ScopeGuard() {
     if (armed_) what_();
   }
-  OnExit(const OnExit&) = delete;
-  OnExit& operator=(const OnExit&) = delete;
+  ScopeGuard(const ScopeGuard&) = delete;
+  ScopeGuard& operator=(const ScopeGuard&) = delete;
   void dismiss() { armed_ = false; }
 
  private:

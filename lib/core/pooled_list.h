@@ -1,4 +1,4 @@
-// A queue whose entries come from a stock: what leaves it goes back there. So one that was as long before, or has room
+// A list whose entries come from a pool: what leaves it goes back there. So one that was as long before, or has room
 // by reserve(), needs no memory. Not thread-safe: the pager's lock protects it.
 #pragma once
 
@@ -6,12 +6,12 @@
 #include <iterator>
 #include <new>
 
-#include "core/own_memory.h"
+#include "core/os_allocator.h"
 
 namespace vmem::pager {
 
 template <typename T>
-class Queue {
+class PooledList {
  public:
   using iterator = typename core::OwnList<T>::iterator;
 
