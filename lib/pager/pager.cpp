@@ -30,7 +30,7 @@ Pager::Pager(Parts parts, Config config)
       progress_clock_(map_, writes_, config_),
       shown_(*trap_, map_.residents(), progress_clock_, counters_, devices_ != nullptr && gpus_.own_page_tables()),
       reserve_(budget_, frames_, shown_),
-      tables_(budget_, reserve_, map_.residents(), map_.moves(), *trap_),
+      tables_(budget_, reserve_, map_.residents(), map_.transitions(), *trap_),
       shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
               staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
       grants_(shared_, gpus_),
@@ -132,10 +132,10 @@ uint64_t Pager::pages(uint8_t pool) const {
   return std::max<uint64_t>(frames.bytes(), frames.frame()) / core::kPage;
 }
 
-void Pager::reserve_queues(size_t moves) {
+void Pager::reserve_queues(size_t transitions) {
   for (Gpu& g : gpus_) {
-    g.ready.reserve(moves);
-    g.from_peers.reserve(moves);
+    g.ready.reserve(transitions);
+    g.from_peers.reserve(transitions);
   }
 }
 
@@ -228,12 +228,12 @@ std::string Pager::check() {
   }
   if (std::string s = shown_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
-  if (std::string s = writes_.check(map_.moves().all(), now_ns()); !s.empty()) return s;
+  if (std::string s = writes_.check(map_.transitions().all(), now_ns()); !s.empty()) return s;
   if (std::string s = waits_.queue().check(); !s.empty()) return s;
   if (std::string s = failed_.check(); !s.empty()) return s;
   if (std::string s = releases_.check(); !s.empty()) return s;
   if (std::string s = evict_requests_.check(); !s.empty()) return s;
-  if (std::string s = speculation_.check(map_.moves().all()); !s.empty()) return s;
+  if (std::string s = speculation_.check(map_.transitions().all()); !s.empty()) return s;
   if (std::string s = page_in_.check(); !s.empty()) return s;
   if (charged != budget_.charged(Use::blocks)) {
     return core::strprintf("%llu bytes are charged for blocks, those in host memory have %llu",

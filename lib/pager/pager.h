@@ -21,8 +21,8 @@
 #include "pager/account/table_charges.h"
 #include "pager/block/block_map.h"
 #include "pager/block/config.h"
-#include "pager/block/moves.h"
 #include "pager/block/region.h"
+#include "pager/block/transition.h"
 #include "pager/calls/advisor.h"
 #include "pager/calls/device_acquires.h"
 #include "pager/calls/exit_writes.h"
@@ -113,7 +113,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
  private:
   // pager.cpp
   uint64_t pages(uint8_t pool) const VMEM_LOCKED override;
-  void reserve_queues(size_t moves) VMEM_LOCKED override;
+  void reserve_queues(size_t transitions) VMEM_LOCKED override;
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.leaves(r, b); }
   void host_is_short() VMEM_LOCKED override;
   std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED override { return supply_.is_short(first); }

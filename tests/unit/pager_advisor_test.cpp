@@ -200,7 +200,7 @@ TEST_F(PagerAdvisor, ASharedFileLosesNothing) {
 
 TEST_F(PagerAdvisor, WhatIsDroppedOnADeviceIsNotCopied) {
   Region& r = device_region(1);
-  devices.moves = true;
+  devices.transitions = true;
   ASSERT_TRUE(gpus.use(0).ok());
   {
     BigLock lock(map.mutex());

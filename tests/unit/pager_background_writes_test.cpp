@@ -247,7 +247,7 @@ TEST_F(BackgroundWritesByHand, TheNextCallWritesAllThatIsOverdueAndNothingElse) 
 TEST_F(BackgroundWritesByHand, WhatLeavesMemoryIsDirtyNoMore) {
   Region& r = file(2);
   change(r, 0, start);
-  vmem::pager::Move* m = nullptr;
+  vmem::pager::Transition* m = nullptr;
   {
     BigLock lock(map.mutex());
     map.withdraw(r.table[0].aux);

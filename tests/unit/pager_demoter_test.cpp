@@ -13,16 +13,16 @@ using vmem::core::State;
 using vmem::core::Status;
 using vmem::pager::Job;
 using vmem::pager::Leave;
-using vmem::pager::Move;
 using vmem::pager::Region;
 using vmem::pager::Sweep;
+using vmem::pager::Transition;
 using vmem::pager::test::FakeDevices;
 namespace core = vmem::core;
 
 class PagerDemoter : public vmem::pager::test::DeviceParts {
  protected:
   void SetUp() override {
-    devices.moves = true;
+    devices.transitions = true;
     ASSERT_TRUE(gpus.use(0).ok());
   }
   // Block 0 of a region is on device 0, and differs from all else if it is dirty; there are frames for it.
@@ -39,7 +39,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     {
       BigLock lock(map.mutex());
       if (how != Leave::sync) map.withdraw(r.table[0].aux);
-      Move* m = demoter.begin(r, 0, how);
+      Transition* m = demoter.begin(r, 0, how);
       if (m == nullptr) return core::error(ENOMEM, "no frame");
       EXPECT_EQ(r.table[0].state, State::leaving);
       m->job = &job;
@@ -63,7 +63,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     BigLock lock(map.mutex());
     ASSERT_EQ(r.table[0].state, State::held);
     r.table[0].flags = 0;
-    ASSERT_TRUE(map.reserve_move());
+    ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[0].aux);
     vmem::pager::DeferredWork after;
     isolated.drop_held(r, 0, after);

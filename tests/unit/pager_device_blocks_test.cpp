@@ -7,9 +7,9 @@ namespace {
 
 using vmem::core::BigLock;
 using vmem::core::State;
-using vmem::pager::Move;
 using vmem::pager::Region;
 using vmem::pager::ShownCopies;
+using vmem::pager::Transition;
 namespace core = vmem::core;
 
 class PagerDeviceBlocks : public vmem::pager::test::DeviceParts {
@@ -105,7 +105,7 @@ TEST_F(PagerDeviceBlocks, AGuestThatIsUsedIsTheDevicesOwnAndOneThatCouldNotLeave
   map.guests().add(r.table[0].aux, 1);
   EXPECT_EQ(map.guests().bytes(1), kUnit);
   map.guests().remove(r.table[0].aux);
-  Move move;
+  Transition move;
   move.region = &r;
   move.device = 1;
   move.was_guest = true;

@@ -59,7 +59,7 @@ class FakeDevices : public device::Devices {
   bool reached = false;  // .. and have got to all that was recorded
   int record_error = 0;
   size_t ordered = 0;                   // so often a stream after a copy
-  bool moves = false;                   // blocks may be moved
+  bool transitions = false;             // blocks may be moved
   static constexpr uint8_t kByte = 90;  // .. which have it throughout
   std::atomic<size_t> copied = 0;       // .. so many from the devices
   int unmap_error = 0, migrate_error = 0, prepare_error = 0, copy_error = 0;
@@ -153,7 +153,7 @@ class FakeDevices : public device::Devices {
 
  private:
   std::mutex mutex_;
-  core::Status moved(int d) { return !moves ? no() : d >= 0 ? health(d) : core::Status(); }
+  core::Status moved(int d) { return !transitions ? no() : d >= 0 ? health(d) : core::Status(); }
   static core::Status no() {
     ADD_FAILURE() << "a call that is none of its business";
     return core::error(EIO, "none of its business");
@@ -247,7 +247,7 @@ class PromotionParts : public DeviceParts {
   using DeviceParts::DeviceParts;
   void SetUp() override {
     config.device_budget = 4 * kUnit;
-    devices.moves = true;
+    devices.transitions = true;
     ASSERT_TRUE(gpus.use(0).ok());
     ASSERT_TRUE(gpus.use(1).ok());
   }
@@ -278,7 +278,7 @@ class PromotionParts : public DeviceParts {
     Batch batch;
     {
       core::BigLock lock(map.mutex());
-      for (Move* m : gpus[0].ready) batch.push_back(m);
+      for (Transition* m : gpus[0].ready) batch.push_back(m);
       gpus[0].ready.clear();
     }
     arrivals.run(batch, 0);

@@ -16,16 +16,16 @@ namespace {
 using vmem::core::BigLock;
 using vmem::core::BlockIndex;
 using vmem::core::State;
-using vmem::pager::Move;
 using vmem::pager::PromotionRequest;
 using vmem::pager::Region;
+using vmem::pager::Transition;
 namespace core = vmem::core;
 
 class OnTwoDevices : public vmem::pager::test::DeviceParts {
  protected:
   void SetUp() override {
     config.device_budget = 4 * kUnit;
-    devices.moves = devices.streams = true;
+    devices.transitions = devices.streams = true;
     ASSERT_TRUE(gpus.use(0).ok());
     ASSERT_TRUE(gpus.use(1).ok());
   }
@@ -57,7 +57,7 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
       if (r.table[b].state == State::on_device) {
         remove(r, b);
       } else if (r.table[b].state == State::held) {
-        ASSERT_TRUE(map.reserve_move());
+        ASSERT_TRUE(map.reserve_transition());
         map.withdraw(r.table[b].aux);
         isolated.drop_held(r, b, after);
       }
@@ -72,8 +72,8 @@ TEST_F(PagerMigrator, ABlockCountsForBothDevicesOnItsWayAndForOneWhereverItComes
   BigLock lock(map.mutex());
   for (const int error : {EIO, 0}) {
     devices.migrate_error = error;
-    ASSERT_TRUE(map.reserve_move());
-    Move* const m = migrator.begin(r, 0, 1);
+    ASSERT_TRUE(map.reserve_transition());
+    Transition* const m = migrator.begin(r, 0, 1);
     EXPECT_EQ(gpus[0].budget.charged(), kUnit);
     EXPECT_EQ(gpus[1].budget.charged(), kUnit);
     EXPECT_EQ(r.table[0].device, 1);
@@ -97,8 +97,8 @@ TEST_F(PagerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceForAWhi
   BigLock lock(map.mutex());
   map.guests().set_share(50);
   devices.migrate_error = ENOMEM;
-  ASSERT_TRUE(map.reserve_move());
-  Move* const m = migrator.begin(r, 0, 1);
+  ASSERT_TRUE(map.reserve_transition());
+  Transition* const m = migrator.begin(r, 0, 1);
   m->spills = true;
   map.guests().add(r.table[0].aux, 1);
   lock.unlock();
@@ -281,7 +281,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheir
     for (BlockIndex b = 1; b < 4; ++b) {
       if (r.table[b].state == State::on_device) continue;
       vmem::pager::DeferredWork after;
-      ASSERT_TRUE(map.reserve_move());
+      ASSERT_TRUE(map.reserve_transition());
       map.withdraw(r.table[b].aux);
       isolated.drop_held(r, b, after);
       place(r, b, 0);

@@ -21,7 +21,7 @@ namespace core = vmem::core;
 class PagerDeviceViews : public vmem::pager::test::DeviceParts {
  protected:
   void SetUp() override {
-    devices.moves = devices.streams = true;
+    devices.transitions = devices.streams = true;
     ASSERT_TRUE(gpus.use(0).ok());
   }
   // Block 0 is on device 0, under a lease for that access, if any.

@@ -16,15 +16,15 @@ using vmem::core::Status;
 using vmem::pager::DeferredWork;
 using vmem::pager::Job;
 using vmem::pager::Leave;
-using vmem::pager::Move;
 using vmem::pager::Region;
+using vmem::pager::Transition;
 using vmem::store::Io;
 namespace core = vmem::core;
 
 class PagerDeviceWriteBack : public vmem::pager::test::DeviceParts {
  protected:
   void SetUp() override {
-    devices.moves = true;
+    devices.transitions = true;
     ASSERT_TRUE(gpus.use(0).ok());
   }
   Region& placed() {
@@ -38,7 +38,7 @@ class PagerDeviceWriteBack : public vmem::pager::test::DeviceParts {
   // Its bytes are in a frame, all of them the same; or a status says why they are not.
   Status write(Region& r, int byte, const Status& copied = {}) {
     Job job{1, {}};
-    Move* m = nullptr;
+    Transition* m = nullptr;
     {
       BigLock lock(map.mutex());
       m = demoter.begin(r, 0, Leave::sync);

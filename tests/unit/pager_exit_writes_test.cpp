@@ -59,7 +59,7 @@ class PagerExitWrites : public vmem::pager::test::DeviceParts {
     Region& r = device_region(1);
     r.backing = Backing::file_shared;
     supply_frames(r);
-    devices.moves = true;
+    devices.transitions = true;
     EXPECT_TRUE(gpus.use(0).ok());
     BigLock lock(map.mutex());
     place(r, 0, 0);

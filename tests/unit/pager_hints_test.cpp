@@ -189,7 +189,7 @@ TEST_F(PagerHints, WhatIsAskedAwayFromADeviceLeavesItUnlessItIsLeased) {
   take_away(r, 1);
   BigLock lock(map.mutex());
   r.table[0].flags = 0;
-  ASSERT_TRUE(map.reserve_move());
+  ASSERT_TRUE(map.reserve_transition());
   map.withdraw(r.table[0].aux);
   vmem::pager::DeferredWork after;
   isolated.drop_held(r, 0, after);

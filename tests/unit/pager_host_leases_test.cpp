@@ -16,8 +16,8 @@ using vmem::core::State;
 using vmem::core::Status;
 using vmem::pager::Ask;
 using vmem::pager::Backing;
-using vmem::pager::Move;
 using vmem::pager::Region;
+using vmem::pager::Transition;
 using vmem::store::Io;
 namespace core = vmem::core;
 
@@ -138,7 +138,7 @@ TEST_F(PagerHostLeases, AReadThatFailsIsToldAndNothingIsLeased) {
 TEST_F(PagerHostLeases, ABlockOnADeviceComesBack) {
   Region& r = device_region(1);
   supply_frames(r);
-  devices.moves = true;
+  devices.transitions = true;
   ASSERT_TRUE(gpus.use(0).ok());
   {
     BigLock lock(map.mutex());

@@ -12,16 +12,16 @@ using vmem::core::State;
 using vmem::memory::Use;
 using vmem::pager::Batch;
 using vmem::pager::DeferredWork;
-using vmem::pager::Move;
 using vmem::pager::Region;
+using vmem::pager::Transition;
 namespace core = vmem::core;
 
 class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
  protected:
   // Block 0 is in place and on its way out, isolated where it stands; nobody has decided what becomes of it.
-  Move* take(Region& r, bool keep = false) {
+  Transition* take(Region& r, bool keep = false) {
     bring(r, 0);
-    Move* m = nullptr;
+    Transition* m = nullptr;
     {
       BigLock lock(map.mutex());
       m = isolator.begin_take(r, 0, keep, false);
@@ -41,7 +41,7 @@ class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
 
 TEST_F(PagerIsolatedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   Region& r = region(1);
-  Move* const m = take(r);
+  Transition* const m = take(r);
   ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
   DeferredWork after;
   BigLock lock(map.mutex());
@@ -50,13 +50,13 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   EXPECT_EQ(r.table[0].state, State::untouched) << "the store has nothing of it";
   EXPECT_EQ(budget.charged(Use::blocks), 0u);
   EXPECT_EQ(writes.leaving(), 0u);
-  EXPECT_FALSE(map.moves().in_flight());
+  EXPECT_FALSE(map.transitions().in_flight());
   EXPECT_TRUE(after.empty()) << "nobody wants it";
 }
 
 TEST_F(PagerIsolatedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
   Region& r = region(1);
-  Move* const m = take(r);
+  Transition* const m = take(r);
   ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
   want(r);
   DeferredWork after;
@@ -73,7 +73,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
 
 TEST_F(PagerIsolatedBlocks, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
   Region& r = region(1);
-  Move* const m = take(r, true);
+  Transition* const m = take(r, true);
   want(r);
   DeferredWork after;
   const size_t woken = trap.calls("wake");
@@ -83,7 +83,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
     isolated.put_back(m, after);
     EXPECT_EQ(writes.leaving(), 0u);
     EXPECT_TRUE(after.empty()) << "its pages never left";
-    EXPECT_FALSE(map.moves().in_flight());
+    EXPECT_FALSE(map.transitions().in_flight());
   }
   EXPECT_EQ(state(r, 0), State::resident);
   EXPECT_EQ(flags(r, 0, core::kWanted | core::kProtected), 0);
@@ -123,7 +123,7 @@ TEST_F(PagerIsolatedBlocks, ContentsOfABlockWithAPinnedPageStay) {
 
 TEST_F(PagerIsolatedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForTheWrite) {
   Region& r = region(1);
-  Move* const m = take(r);
+  Transition* const m = take(r);
   vmem::pager::Job job{.outstanding = 1, .status = {}};
   BigLock lock(map.mutex());
   ASSERT_TRUE(frames.want_slots(kBlock));
@@ -136,7 +136,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForThe
   EXPECT_NE(r.table[0].flags & core::kTold, 0);
   EXPECT_EQ(budget.charged(Use::blocks), 0u);
   EXPECT_EQ(writes.leaving(), 0u);
-  EXPECT_FALSE(map.moves().in_flight());
+  EXPECT_FALSE(map.transitions().in_flight());
 }
 
 }  // namespace

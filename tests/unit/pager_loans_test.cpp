@@ -20,7 +20,7 @@ namespace core = vmem::core;
 class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above {
  protected:
   void SetUp() override {
-    devices.moves = true;
+    devices.transitions = true;
     ASSERT_TRUE(gpus.use(0).ok());
   }
   // A block is in a staging frame alone.
@@ -31,7 +31,7 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above
     place(r, b, 0);
     ASSERT_TRUE(supply.keep_copy(r, b, frame));
     map.withdraw(r.table[b].aux);
-    vmem::pager::Move* m = demoter.begin(r, b, vmem::pager::Leave::evict);
+    vmem::pager::Transition* m = demoter.begin(r, b, vmem::pager::Leave::evict);
     ASSERT_NE(m, nullptr);
     demoter.run(lock, {&m, 1});
     ASSERT_EQ(r.table[b].state, State::held);
@@ -40,7 +40,7 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above
     BigLock lock(map.mutex());
     ASSERT_EQ(r.table[b].state, State::held);
     r.table[b].flags = 0;
-    ASSERT_TRUE(map.reserve_move());
+    ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[b].aux);
     vmem::pager::DeferredWork after;
     isolated.drop_held(r, b, after);

@@ -21,7 +21,7 @@ class PagerMigratorTurns : public vmem::pager::test::DeviceParts {
   void SetUp() override {
     config.device_budget = size_t{2} << 30;
     devices.free = devices.total = uint64_t{4} << 30;
-    devices.moves = true;
+    devices.transitions = true;
     for (const int d : {0, 1}) ASSERT_TRUE(gpus.use(d).ok());
   }
   // Somebody is told that there is room.
@@ -31,7 +31,7 @@ class PagerMigratorTurns : public vmem::pager::test::DeviceParts {
     BigLock lock(map.mutex());
     for (BlockIndex b = first; b < first + count; ++b) {
       place(r, b, 1);
-      ASSERT_TRUE(map.reserve_move());
+      ASSERT_TRUE(map.reserve_transition());
       gpus[0].from_peers.push_back(migrator.begin(r, b, 0));
     }
   }

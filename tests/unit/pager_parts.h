@@ -69,7 +69,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   }
   // What is in place goes to the store.
   void evict(Region& r, core::BlockIndex b) {
-    Move* m = nullptr;
+    Transition* m = nullptr;
     {
       core::BigLock lock(map.mutex());
       map.withdraw(r.table[b].aux);
@@ -106,13 +106,13 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
     EXPECT_EQ(failed.check(), "");
     EXPECT_EQ(waits.queue().check(), "");
     EXPECT_EQ(page_in.check(), "");
-    EXPECT_EQ(writes.check(map.moves().all(), now_ns()), "");
-    EXPECT_FALSE(map.moves().in_flight());
+    EXPECT_EQ(writes.check(map.transitions().all(), now_ns()), "");
+    EXPECT_FALSE(map.transitions().in_flight());
   }
 
   // Those above.
   uint64_t pages(uint8_t) const override { return kBudget / core::kPage; }
-  void reserve_queues(size_t moves) override { queues = moves; }
+  void reserve_queues(size_t transitions) override { queues = transitions; }
   void leaves(Region&, core::BlockIndex) override { ++asked_to_leave; }
   void came_free(DeferredWork&) override { ++freed; }
   std::byte* staging_frame(const Region&, size_t) override { return nullptr; }
@@ -137,7 +137,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   ProgressClock clock{map, writes, config};
   ShownCopies shown;
   HostReserve reserve{budget, frames, shown};
-  TableCharges tables{budget, reserve, map.residents(), map.moves(), trap};
+  TableCharges tables{budget, reserve, map.residents(), map.transitions(), trap};
   Shared shared{trap, engine, space, config, counters, budget, frames, staging, map, writes, clock, reserve, tables};
   MemoryPressure pressure{shared};
   FailedBlocks failed{shared, pressure};

@@ -14,10 +14,10 @@ using vmem::core::State;
 using vmem::core::Urgency;
 using vmem::pager::DeferredWork;
 using vmem::pager::Job;
-using vmem::pager::Move;
 using vmem::pager::now_ns;
 using vmem::pager::Region;
 using vmem::pager::SpanOf;
+using vmem::pager::Transition;
 namespace core = vmem::core;
 namespace store = vmem::store;
 
@@ -61,14 +61,14 @@ TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
   EXPECT_GE(queues, 1u) << "those above have room for as many moves";
   map.new_resident(r, 0, nullptr);
   r.table.change(0, State::untouched, State::filling);
-  Move* m = map.new_move(r, 0);
+  Transition* m = map.new_transition(r, 0);
   EXPECT_EQ(r.in_flight, 1u);
   Job job{1, {}};
   m->job = &job;
   m->status = error(EIO, "as the test wants it");
   r.table.change(0, State::filling, State::untouched);
   map.free_resident(0, r);
-  map.free_move(m);
+  map.free_transition(m);
   EXPECT_EQ(r.in_flight, 0u);
   EXPECT_EQ(job.outstanding, 0u);
   EXPECT_EQ(job.status.code(), -EIO);
@@ -80,9 +80,9 @@ TEST_F(PagerBlockMap, ABlockThatWasAskedToTheSsdInTransitionIsAskedAgainOnce) {
   bring(r, 0);
   BigLock lock(map.mutex());
   map.residents()[r.table[0].aux].leaves = true;
-  ASSERT_TRUE(map.reserve_move());
-  map.free_move(map.new_move(r, 0));
-  map.free_move(map.new_move(r, 0));
+  ASSERT_TRUE(map.reserve_transition());
+  map.free_transition(map.new_transition(r, 0));
+  map.free_transition(map.new_transition(r, 0));
   EXPECT_EQ(asked_to_leave, 1u);
 }
 
@@ -201,7 +201,7 @@ TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnd
     ASSERT_TRUE(map.reserve_block());
     map.new_resident(r, 1, nullptr);
     r.table.change(1, State::untouched, State::filling);
-    Move* m = map.new_move(r, 1);
+    Transition* m = map.new_transition(r, 1);
     ASSERT_TRUE(waits.starve_fault(r, 0));
     EXPECT_TRUE(waits.queue().marked(r.table[0]));
     const uint64_t begun = now_ns();
@@ -209,7 +209,7 @@ TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnd
     for (uint64_t ms = 0; ms < 1000; ms += 50) EXPECT_FALSE(waits.check_starved(lock, begun + ms * 1000000));
     r.table.change(1, State::filling, State::untouched);
     map.free_resident(1, r);
-    map.free_move(m);
+    map.free_transition(m);
     bool given_up = false;
     for (uint64_t ms = 1000; ms < 2000 && !given_up; ms += 50)
       given_up = waits.check_starved(lock, begun + ms * 1000000);
@@ -340,7 +340,7 @@ class PagerWriteBack : public vmem::pager::test::PagerParts {
  protected:
   // The block's way out, without its write's end.
   void take(Region& r, BlockIndex b, bool keep = false) {
-    Move* m = nullptr;
+    Transition* m = nullptr;
     {
       BigLock lock(map.mutex());
       m = isolator.begin_take(r, b, keep, false);
@@ -368,7 +368,7 @@ TEST_F(PagerWriteBack, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
   Region& r = region(1);
   bring(r, 0);
   const auto meets_a_pin = [&](bool reclaims) {
-    Move* m = nullptr;
+    Transition* m = nullptr;
     trap.pin_drop(2);
     {
       BigLock lock(map.mutex());

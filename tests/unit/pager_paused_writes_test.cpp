@@ -79,7 +79,7 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
       uint64_t value = 0;
       ASSERT_TRUE(trap.load(r.address(b), &value));
       ASSERT_EQ(value, 1000 + b);
-      vmem::pager::Move* m = nullptr;
+      vmem::pager::Transition* m = nullptr;
       {
         BigLock lock(map.mutex());
         map.withdraw(r.table[b].aux);

@@ -14,9 +14,9 @@ using vmem::core::State;
 using vmem::core::Urgency;
 using vmem::memory::Use;
 using vmem::pager::Batch;
-using vmem::pager::Move;
 using vmem::pager::Region;
 using vmem::pager::SpanOf;
+using vmem::pager::Transition;
 namespace core = vmem::core;
 namespace store = vmem::store;
 
@@ -205,7 +205,7 @@ TEST_F(PagerArrivals, AnAcquireBeginsWithItsOwnBlocksAndAWorkerEndsIt) {
 
 TEST_F(PagerPromoter, ABlockOnAnotherDeviceComesStraightFromThere) {
   Region& r = device_region(1);
-  Move* m = nullptr;
+  Transition* m = nullptr;
   {
     BigLock lock(map.mutex());
     place(r, 0, 1);

@@ -121,7 +121,7 @@ TEST_F(PagerRangeWriter, ARegionThatNobodyStoresToIsNotLookedAt) {
 TEST_F(PagerRangeWriter, WhatADeviceHasChangedIsWrittenAndStaysThereUnlessOnlyTheHostMatters) {
   Region& r = device_region(1);
   supply_frames(r);
-  devices.moves = true;
+  devices.transitions = true;
   ASSERT_TRUE(gpus.use(0).ok());
   {
     BigLock lock(map.mutex());

@@ -71,7 +71,7 @@ TEST_F(PagerRegionTeardown, AllThatARegionHadComesBack) {
   change(r, 0);
   change(r, 1);
   {
-    vmem::pager::Move* m = nullptr;
+    vmem::pager::Transition* m = nullptr;
     BigLock lock(map.mutex());
     map.withdraw(r.table[1].aux);
     m = isolator.begin_take(r, 1, false, false);
@@ -137,7 +137,7 @@ TEST_F(PagerRegionTeardown, WhatIsUnderWayEndsBeforeItGoes) {
   Region& r = made(2);
   void* const at = r.base;
   change(r, 0);
-  vmem::pager::Move* m = nullptr;
+  vmem::pager::Transition* m = nullptr;
   {
     BigLock lock(map.mutex());
     map.withdraw(r.table[0].aux);

@@ -24,9 +24,9 @@ using vmem::pager::Evictor;
 using vmem::pager::EvictRequests;
 using vmem::pager::FaultService;
 using vmem::pager::IoEnd;
-using vmem::pager::Move;
 using vmem::pager::ReadAhead;
 using vmem::pager::Region;
+using vmem::pager::Transition;
 using vmem::test::eventually;
 namespace core = vmem::core;
 namespace policy = vmem::policy;
@@ -42,7 +42,7 @@ class Services : public vmem::pager::test::PagerParts, protected Evictor::Above,
     {
       BigLock lock(map.mutex());
       EXPECT_EQ(requests.check(), "");
-      EXPECT_EQ(speculation.check(map.moves().all()), "");
+      EXPECT_EQ(speculation.check(map.transitions().all()), "");
     }
     PagerParts::TearDown();
   }
@@ -55,9 +55,9 @@ class Services : public vmem::pager::test::PagerParts, protected Evictor::Above,
 
 class PagerStoreReader : public Services, protected IoEnd {
  protected:
-  void io_ended(Move*) override { ++ended; }
+  void io_ended(Transition*) override { ++ended; }
   // A read of the block into `image` that is over.
-  void read_into(Region& r, BlockIndex b, Move* m) {
+  void read_into(Region& r, BlockIndex b, Transition* m) {
     m->region = &r;
     m->block = b;
     m->image = reinterpret_cast<std::byte*>(image.data());
@@ -71,7 +71,7 @@ TEST_F(PagerStoreReader, WhatTheStoreHasNotIsReadFromTheFileWhereTheRegionBegins
   Region& r = region(4, Backing::file_private);
   r.file_id = 3;
   r.file_offset = 5 * core::kPage;
-  Move m;
+  Transition m;
   read_into(r, 2, &m);
   BigLock lock(map.mutex());
   reader.prepare_read(&m, Urgency::acquire, *this);
@@ -86,7 +86,7 @@ TEST_F(PagerStoreReader, WhatTheStoreHasNotIsReadFromTheFileWhereTheRegionBegins
 
 TEST_F(PagerStoreReader, BytesWithAnotherDigestAreRefusedUnlessNobodyWantsThemVerified) {
   Region& r = region(1);
-  Move m;
+  Transition m;
   read_into(r, 0, &m);
   r.table[0].extent = core::Extent::make(0, 0, kBlock, 0);
   r.table[0].digest = store::digest(m.image, kBlock);
@@ -119,17 +119,17 @@ class PagerStoreReaderInParts : public PagerStoreReader {
     }
     return r;
   }
-  void begin(Region& r, Move* m) {
+  void begin(Region& r, Transition* m) {
     read_into(r, 0, m);
     std::fill(image.begin(), image.end(), 0x5a);
     BigLock lock(map.mutex());
     reader.prepare_read(m, Urgency::acquire, *this);
   }
-  void come(Move* m, size_t from, size_t to) {
+  void come(Transition* m, size_t from, size_t to) {
     memcpy(m->image + from, bytes.data() + from, to - from);
     if (m->io.progress != nullptr && to < kBlock) m->io.progress(m->io, to);
   }
-  void read(Region& r, Move* m, size_t to = kBlock) {
+  void read(Region& r, Transition* m, size_t to = kBlock) {
     begin(r, m);
     for (size_t at = 0; at < to; at += kStep) come(m, at, at + kStep);
   }
@@ -138,7 +138,7 @@ class PagerStoreReaderInParts : public PagerStoreReader {
 
 TEST_F(PagerStoreReaderInParts, TheDigestIsThatOfTheWholeBlock) {
   Region& r = stored();
-  Move m;
+  Transition m;
   read(r, &m);
   EXPECT_EQ(m.digested, kBlock - kStep) << "the last part is left";
   reader.verify_read(&m);
@@ -151,14 +151,14 @@ TEST_F(PagerStoreReaderInParts, AFlippedBitInAnyPartIsFound) {
   Region& r = stored();
   for (size_t at = 0; at < kBlock; at += kStep / 2) {
     bytes[at] ^= std::byte{16};
-    Move m;
+    Transition m;
     read(r, &m);
     reader.verify_read(&m);
     EXPECT_EQ(m.status.code(), -EIO) << at;
     bytes[at] ^= std::byte{16};
   }
   EXPECT_EQ(counters.checksum_errors, 16u);
-  Move m;
+  Transition m;
   read(r, &m);
   reader.verify_read(&m);
   EXPECT_TRUE(m.status.ok()) << "of what was read before nothing is left";
@@ -168,22 +168,22 @@ TEST_F(PagerStoreReaderInParts, AFlippedBitInAnyPartIsFound) {
 TEST_F(PagerStoreReaderInParts, ReadsThatFailGiveBackWhatTheyTookAndBlocksWithoutAreDigestedAtTheEnd) {
   Region& r = stored();
   for (int n = 0; n < 100; ++n) {
-    Move m;
+    Transition m;
     read(r, &m, kBlock / 2);
     EXPECT_NE(m.digester, nullptr) << n;
     m.io.result = -EIO;
     reader.verify_read(&m);
     EXPECT_EQ(m.status.code(), -EIO);
   }
-  std::array<Move, 40> many;
+  std::array<Transition, 40> many;
   size_t without = 0;
-  for (Move& m : many) {
+  for (Transition& m : many) {
     read(r, &m);
     without += m.digester == nullptr;
   }
   EXPECT_GT(without, 0u);
   EXPECT_LT(without, many.size());
-  for (Move& m : many) {
+  for (Transition& m : many) {
     reader.verify_read(&m);
     EXPECT_TRUE(m.status.ok()) << m.status.text();
   }
@@ -195,7 +195,7 @@ TEST_F(PagerStoreReaderInParts, AFileThatIsWrittenHasItsDigestTakenSo) {
   for (const size_t from_file : {kBlock, kBlock / 2 + 100}) {
     std::fill(bytes.begin(), bytes.begin() + static_cast<ptrdiff_t>(from_file), std::byte{3});
     std::fill(bytes.begin() + static_cast<ptrdiff_t>(from_file), bytes.end(), std::byte{});
-    Move m;
+    Transition m;
     read(r, &m, kBlock / 2);
     memcpy(m.image + kBlock / 2, bytes.data() + kBlock / 2, kBlock / 2);  // with the zeros behind the end
     reader.verify_read(&m);
@@ -206,15 +206,15 @@ TEST_F(PagerStoreReaderInParts, AFileThatIsWrittenHasItsDigestTakenSo) {
 
 TEST_F(PagerStoreReaderInParts, NobodyIsToldWhereNoDigestOfTheImageIsWanted) {
   Region& r = stored();
-  Move m;
+  Transition m;
   begin(r, &m);
   EXPECT_NE(m.io.progress, nullptr);
   r.checksum = -1;
-  Move unverified;
+  Transition unverified;
   begin(r, &unverified);
   EXPECT_EQ(unverified.io.progress, nullptr);
   r.checksum = 1;
-  Move coded;
+  Transition coded;
   coded.coded = bytes.data();
   begin(r, &coded);
   EXPECT_EQ(coded.io.progress, nullptr) << "what comes is not the image";
@@ -223,13 +223,13 @@ TEST_F(PagerStoreReaderInParts, NobodyIsToldWhereNoDigestOfTheImageIsWanted) {
 
 TEST_F(PagerStoreReader, AFileThatBecameShorterIsSaidAndAReadThatFailedToo) {
   Region& r = region(2, Backing::file_private);
-  Move m;
+  Transition m;
   read_into(r, 1, &m);
   m.io.transferred = core::kPage;
   reader.verify_read(&m);
   EXPECT_TRUE(m.cut);
   EXPECT_EQ(m.status.code(), -EIO);
-  Move bad;
+  Transition bad;
   read_into(r, 0, &bad);
   bad.io.result = -ENXIO;
   reader.verify_read(&bad);

@@ -35,7 +35,7 @@ class PagerShownFiles : public vmem::pager::test::ManagedParts {
   Status revive(ShownFiles& of, Region& r) {
     BigLock lock(map.mutex());
     Status s = of.revive(lock, r, 0);
-    EXPECT_FALSE(map.moves().in_flight());
+    EXPECT_FALSE(map.transitions().in_flight());
     return s;
   }
   ShownFiles files{with_counting, managed_gpus, page_in, *this};

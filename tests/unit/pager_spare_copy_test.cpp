@@ -10,11 +10,11 @@ namespace {
 
 using vmem::core::BigLock;
 using vmem::core::BigMutex;
-using vmem::pager::Move;
 using vmem::pager::SpareCopy;
+using vmem::pager::Transition;
 
 struct SpareCopyTest : testing::Test {
-  bool take(Move* m) {
+  bool take(Transition* m) {
     const BigLock lock(mutex);
     return spare.take(m);
   }
@@ -27,7 +27,7 @@ struct SpareCopyTest : testing::Test {
 };
 
 TEST_F(SpareCopyTest, OneHasItAndOthersFollowInOrder) {
-  Move first, second, third;
+  Transition first, second, third;
   EXPECT_TRUE(take(&first));
   EXPECT_FALSE(take(&second));
   EXPECT_FALSE(take(&third));
@@ -47,7 +47,7 @@ TEST_F(SpareCopyTest, OneHasItAndOthersFollowInOrder) {
 }
 
 TEST_F(SpareCopyTest, MoreThanTheKernelHasIsRefused) {
-  Move m;
+  Transition m;
   EXPECT_TRUE(take(&m));
   EXPECT_EQ(spare.memory(size_t{1} << 60), nullptr);
   EXPECT_NE(spare.memory(4096), nullptr);
@@ -56,17 +56,17 @@ TEST_F(SpareCopyTest, MoreThanTheKernelHasIsRefused) {
 }
 
 TEST_F(SpareCopyTest, WhoeverNeedsItNoMoreIsNotInTheWay) {
-  std::array<Move, 4> moves;
-  EXPECT_TRUE(take(&moves[0]));
-  for (size_t i = 1; i < moves.size(); ++i) EXPECT_FALSE(take(&moves[i]));
+  std::array<Transition, 4> transitions;
+  EXPECT_TRUE(take(&transitions[0]));
+  for (size_t i = 1; i < transitions.size(); ++i) EXPECT_FALSE(take(&transitions[i]));
   {
     const BigLock lock(mutex);
-    auto out = spare.give_up([&](const Move& m) { return &m != &moves[2]; });
-    EXPECT_EQ(out.pop(), &moves[1]);
-    EXPECT_EQ(out.pop(), &moves[3]);
+    auto out = spare.give_up([&](const Transition& m) { return &m != &transitions[2]; });
+    EXPECT_EQ(out.pop(), &transitions[1]);
+    EXPECT_EQ(out.pop(), &transitions[3]);
     EXPECT_TRUE(out.empty());
   }
-  EXPECT_EQ(spare.pass(mutex), &moves[2]);
+  EXPECT_EQ(spare.pass(mutex), &transitions[2]);
   EXPECT_EQ(spare.pass(mutex), nullptr);
 }
 
@@ -76,7 +76,7 @@ TEST_F(SpareCopies, ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers) {
   using vmem::core::State;
   using vmem::store::Io;
   auto& r = region(64);
-  std::array<Move*, 3> batch = {};
+  std::array<Transition*, 3> batch = {};
   for (size_t b = 0; b < batch.size(); ++b) {
     bring(r, b);
     put(r, b, 7 + b);

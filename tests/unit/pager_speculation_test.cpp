@@ -5,28 +5,28 @@
 #include <string>
 #include <vector>
 
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 #include "pager/host/speculation.h"
 
 namespace {
 
 using vmem::core::BlockIndex;
 using vmem::core::Urgency;
-using vmem::pager::Move;
 using vmem::pager::Region;
 using vmem::pager::Speculation;
 using vmem::pager::Speculative;
+using vmem::pager::Transition;
 
 class PagerSpeculation : public ::testing::Test {
  protected:
   PagerSpeculation() { one.block_size = other.block_size = 4096; }
-  void TearDown() override { EXPECT_EQ(ahead.check(moves), ""); }
+  void TearDown() override { EXPECT_EQ(ahead.check(transitions), ""); }
   // One more move under way.
-  Move& move() {
-    moves.push_back(std::make_unique<Move>());
-    moves.back()->region = &one;
-    moves.back()->begun_ns = 1;
-    return *moves.back();
+  Transition& move() {
+    transitions.push_back(std::make_unique<Transition>());
+    transitions.back()->region = &one;
+    transitions.back()->begun_ns = 1;
+    return *transitions.back();
   }
   bool add(Region& r, BlockIndex next, int64_t stride, uint64_t count, Urgency urgency = Urgency::readahead) {
     return ahead.add({&r, next, stride, count, 0, urgency});
@@ -34,17 +34,17 @@ class PagerSpeculation : public ::testing::Test {
 
   Region one{1 << 20, 4}, other{16, 4};
   Speculation ahead;
-  std::vector<std::unique_ptr<Move>> moves;
+  std::vector<std::unique_ptr<Transition>> transitions;
 };
 
 TEST_F(PagerSpeculation, EachReadIsCountedOnceUntilItEnds) {
-  Move &a = move(), &b = move(), &fault = move();
+  Transition &a = move(), &b = move(), &fault = move();
   ahead.started(a);
   ahead.started(a);
   ahead.started(b);
   EXPECT_EQ(ahead.in_flight(), 2 * 4096u);
   EXPECT_TRUE(a.speculative);
-  EXPECT_EQ(ahead.check(moves), "");
+  EXPECT_EQ(ahead.check(transitions), "");
   ahead.ended(fault);
   EXPECT_EQ(ahead.in_flight(), 2 * 4096u) << "that one is not read ahead";
   ahead.ended(a);
@@ -63,13 +63,13 @@ TEST_F(PagerSpeculation, SoMuchIsReadAtOnceAndOneBlockInAnyCase) {
 }
 
 TEST_F(PagerSpeculation, TheCheckSeesAReadThatEndedAndIsCountedStill) {
-  Move& m = move();
+  Transition& m = move();
   ahead.started(m);
   m.begun_ns = 0;
-  EXPECT_NE(ahead.check(moves).find("a move is over"), std::string::npos) << ahead.check(moves);
+  EXPECT_NE(ahead.check(transitions).find("a move is over"), std::string::npos) << ahead.check(transitions);
   m.begun_ns = 1;
   m.reads_ahead = false;
-  EXPECT_NE(ahead.check(moves).find("moves have 0"), std::string::npos) << ahead.check(moves);
+  EXPECT_NE(ahead.check(transitions).find("moves have 0"), std::string::npos) << ahead.check(transitions);
   m.reads_ahead = true;
 }
 

@@ -177,7 +177,7 @@ TEST_F(PagerSync, ABlockThatIsAskedOutOfMemoryGoesAndOlderHintsAreForgotten) {
 TEST_F(PagerSync, EvictingToTheHostTakesBlocksFromTheirDevices) {
   Region& r = device_region(2);
   supply_frames(r);
-  devices.moves = true;
+  devices.transitions = true;
   ASSERT_TRUE(gpus.use(0).ok());
   {
     BigLock lock(map.mutex());

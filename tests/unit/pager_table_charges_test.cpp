@@ -62,12 +62,12 @@ class PagerTableCharges : public ::testing::Test {
   FakeClock clock;
   vmem::core::Counters counters;
   Residents residents;
-  vmem::pager::MovePool moves;
+  vmem::pager::TransitionPool transitions;
   vmem::memory::HostBudget budget{64 * kMiB};
   vmem::memory::FramePool frames{trap, budget, {}};
   ShownCopies shown{trap, residents, clock, counters, true};
   HostReserve reserve{budget, frames, shown};
-  TableCharges tables{budget, reserve, residents, moves, trap};
+  TableCharges tables{budget, reserve, residents, transitions, trap};
   Region region{kBlocks, 4}, other{16, 4};
   uint64_t leased = 0, empty = 0;
 };

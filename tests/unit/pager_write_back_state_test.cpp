@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "pager/account/write_back_state.h"
-#include "pager/block/moves.h"
 #include "pager/block/region.h"
+#include "pager/block/transition.h"
 
 namespace {
 
@@ -15,8 +15,8 @@ using vmem::core::error;
 using vmem::core::Status;
 using vmem::pager::kHostPool;
 using vmem::pager::kStagingPools;
-using vmem::pager::Move;
 using vmem::pager::Region;
+using vmem::pager::Transition;
 using vmem::pager::WriteBackState;
 
 constexpr uint64_t kMs = 1000000, kNow = 3600000 * kMs;
@@ -28,24 +28,24 @@ class PagerWriteBackState : public ::testing::Test {
     large.block_size = 2 << 20;
   }
   // One more move under way.
-  Move& move(Region& r) {
-    moves.push_back(std::make_unique<Move>());
-    moves.back()->region = &r;
-    moves.back()->begun_ns = kNow;
-    return *moves.back();
+  Transition& move(Region& r) {
+    transitions.push_back(std::make_unique<Transition>());
+    transitions.back()->region = &r;
+    transitions.back()->begun_ns = kNow;
+    return *transitions.back();
   }
-  void leaves(Move& m, bool staging = false) {
+  void leaves(Transition& m, bool staging = false) {
     write_back.leaves(m.leaving, m.region->block_size, staging ? kStagingPools : kHostPool);
   }
-  std::string check(uint64_t now = kNow) { return write_back.check(moves, now); }
+  std::string check(uint64_t now = kNow) { return write_back.check(transitions, now); }
 
   WriteBackState write_back;
   Region small{16, 4}, large{16, 4};
-  std::vector<std::unique_ptr<Move>> moves;
+  std::vector<std::unique_ptr<Transition>> transitions;
 };
 
 TEST_F(PagerWriteBackState, WhatLeavesIsCountedByWhoseMemoryItIs) {
-  Move &a = move(small), &b = move(large), &c = move(large);
+  Transition &a = move(small), &b = move(large), &c = move(large);
   leaves(a);
   leaves(b);
   leaves(c, true);
@@ -60,7 +60,7 @@ TEST_F(PagerWriteBackState, WhatLeavesIsCountedByWhoseMemoryItIs) {
 }
 
 TEST_F(PagerWriteBackState, AMoveIsCountedOnceAndSettledOnce) {
-  Move& m = move(large);
+  Transition& m = move(large);
   write_back.settled(m.leaving);
   EXPECT_EQ(write_back.leaving(), 0u) << "a block that is synced or probed was never said to leave";
   leaves(m);
@@ -76,7 +76,7 @@ TEST_F(PagerWriteBackState, AMoveIsCountedOnceAndSettledOnce) {
 }
 
 TEST_F(PagerWriteBackState, TheCheckSeesAMoveThatEndedAndLeavesStill) {
-  Move& m = move(large);
+  Transition& m = move(large);
   leaves(m);
   EXPECT_EQ(check(), "");
   m.begun_ns = 0;
@@ -85,12 +85,12 @@ TEST_F(PagerWriteBackState, TheCheckSeesAMoveThatEndedAndLeavesStill) {
 
 TEST_F(PagerWriteBackState, TheCheckSeesAMoveThatWasForgotten) {
   leaves(move(large));
-  moves.clear();
+  transitions.clear();
   EXPECT_NE(check().find("said to leave, moves have 0"), std::string::npos) << check();
 }
 
 TEST_F(PagerWriteBackState, TheCheckSeesABlockOfAnotherSize) {
-  Move& m = move(large);
+  Transition& m = move(large);
   leaves(m);
   m.region = &small;
   EXPECT_NE(check().find("another size"), std::string::npos) << check();

@@ -15,7 +15,7 @@
 #include "device/device.h"
 #include "pager/block/block_map.h"
 #include "pager/block/config.h"
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 

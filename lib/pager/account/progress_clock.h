@@ -19,12 +19,14 @@ class ProgressClock final : public WaitClock {
   ProgressClock(BlockMap& map, const WriteBackState& writes, const Config& config)
       : map_(map), writes_(writes), config_(config) {}
 
-  uint64_t look(uint64_t now_ns) VMEM_LOCKED override { return map_.progress().look(now_ns, map_.moves().in_flight()); }
+  uint64_t look(uint64_t now_ns) VMEM_LOCKED override {
+    return map_.progress().look(now_ns, map_.transitions().in_flight());
+  }
   // A write that failed is tried once more before that.
   bool hopeless(uint64_t mark) VMEM_LOCKED override {
     const uint64_t now = now_ns();
     look(now);
-    if (map_.moves().in_flight()) return false;
+    if (map_.transitions().in_flight()) return false;
     return map_.progress().over(mark, writes_.pause(now) != 0 || writes_.files_pause(now)
                                           ? limit_ns() + WriteBackState::kLongestPause
                                           : limit_ns());

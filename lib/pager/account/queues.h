@@ -6,7 +6,7 @@
 #include <list>
 
 #include "core/pooled_list.h"
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 

@@ -129,7 +129,7 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
     return access.lent_ns >= around.lent_most_ns && !resident.refused && !resident.shown ? Next::refuse_lent
                                                                                          : Next::wait;
   }
-  if (!resident.refused) access.starved = false;  // a move took that back, and the wait goes on
+  if (!resident.refused) access.starved = false;  // a transition took that back, and the wait goes on
   if (!access.starved && (resident.refused || resident.apart) && (now < access.not_before || !unrefuse(r, b))) {
     if (now >= access.not_before) access.not_before = now + kTryAgain;
     return Next::wait;

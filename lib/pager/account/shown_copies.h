@@ -64,7 +64,7 @@ class ShownCopies {
   ShownCopies(trap::Trap& trap, Residents& residents, WaitClock& waits, core::Counters& counters, bool separate)
       : trap_(trap), residents_(residents), waits_(waits), counters_(counters), separate_(separate) {}
 
-  // A wait that goes on, as Move has it; since_ns 0: there is none.
+  // A wait that goes on, as Transition has it; since_ns 0: there is none.
   struct Since {
     uint64_t since_ns, mark;
   };

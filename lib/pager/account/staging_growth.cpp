@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 

@@ -1,4 +1,4 @@
-// What the host budget is charged with for what is known of regions and blocks: tables, leases, residents, moves,
+// What the host budget is charged with for what is known of regions and blocks: tables, leases, residents, transitions,
 // beyond what every process can spare; and the accesses that were refused because a table had no room to grow.
 //
 //   the charge = the regions' tables, each as large as it is or as it was granted, their leases, and the records
@@ -17,9 +17,9 @@
 #include "core/types.h"
 #include "memory/host_budget.h"
 #include "pager/account/host_reserve.h"
-#include "pager/block/move_pool.h"
 #include "pager/block/region.h"
 #include "pager/block/residents.h"
+#include "pager/block/transition_pool.h"
 #include "trap/trap.h"
 
 namespace vmem::pager {
@@ -30,11 +30,11 @@ class TableCharges {
   static constexpr size_t kMostRefused = 256;
 
   TableCharges(memory::HostBudget& budget, const HostReserve& reserve, const Residents& residents,
-               const MovePool& moves, trap::Trap& trap)
-      : budget_(budget), reserve_(reserve), residents_(residents), moves_(moves), trap_(trap) {}
+               const TransitionPool& transitions, trap::Trap& trap)
+      : budget_(budget), reserve_(reserve), residents_(residents), transitions_(transitions), trap_(trap) {}
 
   uint64_t bytes() const { return bytes_; }  // of regions' tables and leases
-  // There are more residents or moves than before.
+  // There are more residents or transitions than before.
   void count() { budget_.set_tables(counted(0)); }
   // Its table grows and shrinks as blocks change, and is charged from the start for what it was granted.
   void charge(Region& r);
@@ -69,7 +69,7 @@ class TableCharges {
   memory::HostBudget& budget_;
   const HostReserve& reserve_;
   const Residents& residents_;
-  const MovePool& moves_;
+  const TransitionPool& transitions_;
   trap::Trap& trap_;
   uint64_t bytes_ = 0;
   PooledList<std::pair<Region*, core::BlockIndex>> refused_;

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 
@@ -53,9 +53,9 @@ Status WriteBackState::take_error() {
   return std::exchange(error_, {});
 }
 
-std::string WriteBackState::check(std::span<const std::unique_ptr<Move>> moves, uint64_t now_ns) const {
+std::string WriteBackState::check(std::span<const std::unique_ptr<Transition>> transitions, uint64_t now_ns) const {
   std::array<uint64_t, kDevicePools> counted{};
-  for (const auto& m : moves) {
+  for (const auto& m : transitions) {
     const Leaving& part = m->leaving;
     if (m->begun_ns == 0 && part.counted()) return "a move is over, and its block is said to leave";
     if (part.counted() && part.bytes_ != m->region->block_size) return "a block leaves that has another size";

@@ -1,8 +1,8 @@
 // What is true of the way out of memory as a whole, whichever blocks are on it: how much memory will come free by it,
 // when a write may be tried again after one that failed, and the failure that nobody has been told of.
 //
-//   what will come free = the blocks of the moves that leave; each is counted once, and none whose move is over
-//   nobody is kept from writing for longer than kLongestPause
+//   what will come free = the blocks of the transitions that leave; each is counted once, and none whose transition is
+//   over nobody is kept from writing for longer than kLongestPause
 //
 // Not thread-safe: the pager's lock protects it. Needs no memory, but for the words of a failure.
 #pragma once
@@ -19,9 +19,9 @@
 
 namespace vmem::pager {
 
-struct Move;
+struct Transition;
 
-// A move's part of what will come free: nothing until WriteBackState counts it, and when it does so no more.
+// A transition's part of what will come free: nothing until WriteBackState counts it, and when it does so no more.
 class Leaving {
  public:
   bool counted() const { return bytes_ != 0; }
@@ -76,7 +76,7 @@ class WriteBackState {
   core::Status take_error();
 
   // Tests: recounts the pager's moves. What is wrong; empty: nothing.
-  std::string check(std::span<const std::unique_ptr<Move>> moves, uint64_t now_ns) const;
+  std::string check(std::span<const std::unique_ptr<Transition>> transitions, uint64_t now_ns) const;
 
  private:
   std::array<uint64_t, kDevicePools> leaving_{};  // bytes: of frames, of staging frames, by Resident::pool

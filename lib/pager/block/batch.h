@@ -4,17 +4,17 @@
 #include <algorithm>
 
 #include "core/inplace_vector.h"
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 
 // Neighbours together: they are made, or moved, as one range. At most so many bytes, or two blocks.
 template <size_t N>
-core::InplaceVector<Move*, N> take_batch(core::OwnVector<Move*>& from, uint64_t bytes) {
-  std::sort(from.begin(), from.end(), [](const Move* a, const Move* b) {
+core::InplaceVector<Transition*, N> take_batch(core::OwnVector<Transition*>& from, uint64_t bytes) {
+  std::sort(from.begin(), from.end(), [](const Transition* a, const Transition* b) {
     return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
   });
-  core::InplaceVector<Move*, N> batch;
+  core::InplaceVector<Transition*, N> batch;
   auto i = from.begin();
   for (; i != from.end() && batch.size() < N; ++i) {
     const size_t size = (*i)->region->block_size;

@@ -212,20 +212,20 @@ bool BlockMap::reserve_residents(size_t count) noexcept try {
   return false;
 }
 
-bool BlockMap::reserve_move(size_t free) noexcept try {
-  if (const size_t room = moves_.grows_to(free); room != 0) above_.reserve_queues(room);
-  return moves_.reserve(free);
+bool BlockMap::reserve_transition(size_t free) noexcept try {
+  if (const size_t room = transitions_.grows_to(free); room != 0) above_.reserve_queues(room);
+  return transitions_.reserve(free);
 } catch (const std::bad_alloc&) {
   return false;
 }
 
 bool BlockMap::reserve_block() {
-  return (residents_.free() != 0 || reserve_residents(residents_.size() + 1)) && reserve_move();
+  return (residents_.free() != 0 || reserve_residents(residents_.size() + 1)) && reserve_transition();
 }
 
-// After reserve_move(), or reserve_block().
-Move* BlockMap::new_move(Region& r, BlockIndex b) {
-  Move* m = moves_.take(r, b, now_ns());
+// After reserve_transition(), or reserve_block().
+Transition* BlockMap::new_transition(Region& r, BlockIndex b) {
+  Transition* m = transitions_.take(r, b, now_ns());
   ++r.in_flight;
   return m;
 }
@@ -237,7 +237,7 @@ void BlockMap::notify() {
 }
 
 // The transition is over: whoever waits for the block hears of it, and those who wait for more than one.
-void BlockMap::free_move(Move* m) {
+void BlockMap::free_transition(Transition* m) {
   --m->region->in_flight;
   const bool moved = m->device >= 0 ? m->image != nullptr || m->migrates : m->io.size != 0;
   if (m->way != core::Way::none && moved && m->status.ok())
@@ -248,7 +248,7 @@ void BlockMap::free_move(Move* m) {
     if (m->job->status.ok()) m->job->status = m->status;
   }
   if (m->background) dirty_.write_ends(m->region->block_size, now_ns());
-  moves_.give(m);
+  transitions_.give(m);
   const core::Block& block = m->region->table[m->block];
   if (core::in_memory(block.state) && std::exchange(residents_[block.aux].leaves, false))
     above_.leaves(*m->region, m->block);
@@ -303,7 +303,7 @@ std::string BlockMap::check() {
   if (std::string s = copies_.check(); !s.empty()) return s;
   if (std::string s = guests_.check(); !s.empty()) return s;
   if (std::string s = dirty_.check(); !s.empty()) return s;
-  return moves_.check();
+  return transitions_.check();
 }
 
 }  // namespace vmem::pager

@@ -2,11 +2,11 @@
 // it. Here is the lock. It protects every Region, all that is kept here, and the classes above that say so; it is never
 // held across I/O, a wait for another block, a hash or copy of a block, or an access of paged memory.
 //
-//   a block that is in memory or on a device has one resident, which names it; a move is one block's, and from
-//   new_move() to free_move() its region is in flight; what is leased the policy holds, once it has it
+//   a block that is in memory or on a device has one resident, which names it; a transition is one block's, and from
+//   new_transition() to free_transition() its region is in flight; what is leased the policy holds, once it has it
 //
-// Of what a move does it knows only how to count it: who makes one owns the transition of its block, and works on it
-// without the lock.
+// Of what a transition does it knows only how to count it: who makes one owns the transition of its block, and works on
+// it without the lock.
 #pragma once
 
 #include <condition_variable>
@@ -22,11 +22,11 @@
 #include "pager/block/eviction_clock.h"
 #include "pager/block/guests.h"
 #include "pager/block/host_copies.h"
-#include "pager/block/move_pool.h"
-#include "pager/block/moves.h"
 #include "pager/block/progress.h"
 #include "pager/block/region.h"
 #include "pager/block/residents.h"
+#include "pager/block/transition.h"
+#include "pager/block/transition_pool.h"
 #include "pager/block/waiters.h"
 
 namespace vmem::pager {
@@ -37,7 +37,7 @@ class BlockMap {
   class Above {
    public:
     virtual uint64_t pages(uint8_t pool) const VMEM_LOCKED = 0;  // of 4 KiB, that the blocks of a pool have at most
-    virtual void reserve_queues(size_t moves) VMEM_LOCKED = 0;   // room for so many. Throws bad_alloc
+    virtual void reserve_queues(size_t transitions) VMEM_LOCKED = 0;  // room for so many. Throws bad_alloc
     virtual void leaves(Region& r,
                         core::BlockIndex b) VMEM_LOCKED = 0;  // at rest in memory, and somebody asked it to the SSD
 
@@ -94,22 +94,23 @@ class BlockMap {
   void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void match_holds(Lock& lock, const SpanOf& span) VMEM_LOCKED;
 
-  // Memory for moves and residents. reserve_block(): for one of each. False: there is none.
+  // Memory for transitions and residents. reserve_block(): for one of each. False: there is none.
   bool reserve_residents(size_t count) noexcept VMEM_LOCKED;
-  bool reserve_move(size_t free = 1) noexcept VMEM_LOCKED;
+  bool reserve_transition(size_t free = 1) noexcept VMEM_LOCKED;
   bool reserve_block() VMEM_LOCKED;
 
-  // A block's way somewhere, after reserve_move() or reserve_block(). free_move(): it is over, and who waits hears it.
-  Move* new_move(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void free_move(Move* m) VMEM_LOCKED;
-  MovePool& moves() VMEM_LOCKED { return moves_; }
+  // A block's way somewhere, after reserve_transition() or reserve_block(). free_transition(): it is over, and who
+  // waits hears it.
+  Transition* new_transition(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void free_transition(Transition* m) VMEM_LOCKED;
+  TransitionPool& transitions() VMEM_LOCKED { return transitions_; }
   Progress& progress() VMEM_LOCKED { return progress_; }
 
   // Something happened that anybody may wait for, in changed().
   void notify() VMEM_LOCKED;
   std::condition_variable& changed() { return changed_; }
   Waiters& waiters() VMEM_LOCKED { return waiters_; }
-  // Until no move has the block. False: its region is being freed.
+  // Until no transition has the block. False: its region is being freed.
   bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr) VMEM_LOCKED;
   // A piece of a wait that the sweep is in. False: it is not to wait any longer.
   bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) VMEM_LOCKED;
@@ -130,7 +131,7 @@ class BlockMap {
   core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_ VMEM_GUARDED_BY(core::big_lock);  // by base
   std::vector<std::unique_ptr<policy::Evictor>> policies_;                                    // by Resident::pool
   Residents residents_ VMEM_GUARDED_BY(core::big_lock);
-  MovePool moves_ VMEM_GUARDED_BY(core::big_lock);
+  TransitionPool transitions_ VMEM_GUARDED_BY(core::big_lock);
   EvictionClock clock_ VMEM_GUARDED_BY(core::big_lock);
   Progress progress_ VMEM_GUARDED_BY(core::big_lock);
   HostCopies copies_ VMEM_GUARDED_BY(core::big_lock);

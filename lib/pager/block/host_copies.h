@@ -41,7 +41,7 @@ class HostCopies {
   // The block has changed, or may, or is gone. Nothing where it has no copy.
   void drop(core::ResidentId on_device);
 
-  // Its frame, for a move that reads it: nobody evicts it until unhold().
+  // Its frame, for a transition that reads it: nobody evicts it until unhold().
   std::byte* hold(core::ResidentId on_device);
   // Something else has been advised of the block.
   void follow_advice(core::ResidentId on_device);

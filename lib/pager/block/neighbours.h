@@ -7,7 +7,7 @@
 #include <span>
 
 #include "core/inplace_vector.h"
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 #include "trap/trap.h"
 
 namespace vmem::pager {
@@ -18,32 +18,32 @@ inline bool half_way(const core::Status& s) {
 }
 
 // The order of addresses within a region.
-inline bool lies_before(const Move* a, const Move* b) {
+inline bool lies_before(const Transition* a, const Transition* b) {
   return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
 }
 
 // `next` lies so many blocks behind, in its region and in memory.
-inline bool goes_on(const Move& m, const Move& next, size_t blocks = 1) {
+inline bool goes_on(const Transition& m, const Transition& next, size_t blocks = 1) {
   return next.region == m.region && next.block == m.block + blocks &&
          next.image == m.image + blocks * m.region->block_size;
 }
 
 // Unlocked; moves in the order of lies_before(). Stores to those whose pages stay where they are while they are written
 // wait from here on. What could not be protected has the reason in its status.
-void protect_in_place(trap::Trap& trap, std::span<Move* const> moves);
+void protect_in_place(trap::Trap& trap, std::span<Transition* const> transitions);
 
 // Reads that are begun, in the order of lies_before(): those at the head that are one transfer into one run of memory
 // are put in place together.
-void place_together(const MoveList& reads, std::span<Together> groups);
+void place_together(const TransitionList& reads, std::span<Together> groups);
 
 // Takes the first of `moves`, and those after it that the same call of the trap can put in place. Of what stores may
 // change meanwhile none: half of them could not be taken back.
-Batch take_run(MoveList& moves);
+Batch take_run(TransitionList& transitions);
 
-// Ranges to drop, of moves that are added in that order: neighbours are one.
+// Ranges to drop, of transitions that are added in that order: neighbours are one.
 class Drops {
  public:
-  void add(const Move& m) {
+  void add(const Transition& m) {
     const auto at = reinterpret_cast<uintptr_t>(m.region->address(m.block));
     if (m.region == last_ && ranges_.back().address + ranges_.back().size == at) {
       ranges_.back().size += m.region->block_size;

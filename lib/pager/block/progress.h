@@ -14,8 +14,8 @@ class Progress {
   static constexpr uint64_t kSlice = 100000000;  // ns; whoever waits looks more often
   static constexpr uint64_t kNone = UINT64_MAX;  // no mark: nobody waits yet
 
-  // in_flight: a move is under way, whose end may be the memory that is waited for. Returns the time so far, a wait's
-  // mark.
+  // in_flight: a transition is under way, whose end may be the memory that is waited for. Returns the time so far, a
+  // wait's mark.
   uint64_t look(uint64_t now_ns, bool in_flight) {
     if (now_ns > looked_ && !in_flight) lived_ += std::min(now_ns - looked_, kSlice);
     looked_ = std::max(looked_, now_ns);

@@ -288,7 +288,7 @@ Status Advisor::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       break;
     case State::on_device: {
       Job job{1, {}};
-      Move* m = demoter_.begin(r, b, Leave::drop);
+      Transition* m = demoter_.begin(r, b, Leave::drop);
       if (m == nullptr) return no_memory();
       m->job = &job;
       demoter_.run(lock, {&m, 1});

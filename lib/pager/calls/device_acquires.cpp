@@ -271,7 +271,7 @@ Status DeviceAcquires::cannot_come(const Region& r, int d) {
 struct DeviceAcquires::Coming {
   uint64_t failures;  // of the device, when last looked
   uint64_t mark = Progress::kNone;
-  std::chrono::milliseconds paused{0};  // for moves that failed
+  std::chrono::milliseconds paused{0};  // for transitions that failed
   bool refused = false;                 // the kernel had no memory to read it
 };
 

@@ -1,6 +1,6 @@
 // Memory of leased blocks handed out of the process.
 //
-//   a block is claimed while that is done, as for a move: it neither leaves nor changes hands meanwhile
+//   a block is claimed while that is done, as for a transition: it neither leaves nor changes hands meanwhile
 //
 // Afterwards it comes and goes as any other; that its memory is not another block's next is the device's business.
 #pragma once

@@ -170,7 +170,7 @@ bool Hints::serve_demotion(Lock& lock) {
          b = r.table.next_touched(b + 1)) {
       if (comes_to_device(map_.residents(), r.table[b])) break;  // not there yet
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
-      Move* m = demoter_.begin(r, b, it.to_ssd ? Leave::evict : Leave::host);
+      Transition* m = demoter_.begin(r, b, it.to_ssd ? Leave::evict : Leave::host);
       if (m == nullptr) break;
       batch.push_back(m);
     }

@@ -223,7 +223,7 @@ std::optional<Status> HostLeases::met_failed(Lock& lock, Region& r, BlockIndex b
 
 std::optional<Status> HostLeases::met_on_device(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
   Job job{1, {}};
-  Move* m = demoter_.begin(r, b, Leave::host);
+  Transition* m = demoter_.begin(r, b, Leave::host);
   if (m == nullptr) {  // no staging frame: one comes free when a held block has been written
     if (coming->starving == Progress::kNone) coming->starving = clock_.look(now_ns());
     if (clock_.hopeless(coming->starving)) return range_demoter_.cannot_leave(r, b);

@@ -23,7 +23,7 @@ class RangeDemoter::UnderWay {
 
   // One has to be ended before the next is claimed: signals may come in.
   bool full() const { return one_by_one_ && count_ == batch_; }
-  void add(Lock& lock, Move* m) VMEM_LOCKED {
+  void add(Lock& lock, Transition* m) VMEM_LOCKED {
     if (one_by_one_) return begin(lock, m);
     together_.push_back(m);
     if (together_.size() >= batch_) flush(lock);
@@ -47,10 +47,10 @@ class RangeDemoter::UnderWay {
 
  private:
   OutPart& oldest() { return parts_[first_ % parts_.size()]; }
-  void begin(Lock& lock, Move* m) VMEM_LOCKED {
+  void begin(Lock& lock, Transition* m) VMEM_LOCKED {
     const size_t i = (first_ + count_++) % parts_.size();
-    moves_[i] = m;
-    parts_[i] = {.moves = {&moves_[i], 1}, .device = m->device};
+    transitions_[i] = m;
+    parts_[i] = {.transitions = {&transitions_[i], 1}, .device = m->device};
     lock.unlock();
     all_.demoter_.begin_part(parts_[i]);
     lock.lock();
@@ -75,7 +75,7 @@ class RangeDemoter::UnderWay {
 
   RangeDemoter& all_;
   const bool one_by_one_;
-  std::array<Move*, kDeviceBatch> moves_ = {};
+  std::array<Transition*, kDeviceBatch> transitions_ = {};
   std::array<OutPart, kDeviceBatch> parts_;
   const size_t batch_;
   size_t first_ = 0, count_ = 0;  // of the parts
@@ -147,7 +147,7 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
       under_way.end_oldest(lock);
       continue;
     }
-    Move* m = demoter_.begin(r, b, goes_how(r, b, how));
+    Transition* m = demoter_.begin(r, b, goes_how(r, b, how));
     if (m == nullptr) {
       under_way.flush(lock);
       if (mark == Progress::kNone) mark = clock_.look(now_ns());

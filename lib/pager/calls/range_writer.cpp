@@ -81,7 +81,7 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
         (!r.writable() || stood_protected(trap_.caps().pins, block, map_.residents()[block.aux])))
       continue;
     if (!keep) map_.withdraw(block.aux);
-    Move* m = isolator_.begin_take(r, b, keep, false);
+    Transition* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {
       if (!lent) map_.admit(r, b, map_.clock().stamp());
       again = job.outstanding != 0;  // what these have is free when they have ended

@@ -17,7 +17,7 @@ bool RegionCharges::reserve_blocks(Lock& lock, Region& r) {
     if (!map_.reserve_residents(map_.residents().size() + 1)) return false;
     lock.give_way();
   }
-  if (!frames_.want_slots(r.block_size) || !map_.reserve_move(kMoves) || !waits_.queue().reserve(kWaiting) ||
+  if (!frames_.want_slots(r.block_size) || !map_.reserve_transition(kMoves) || !waits_.queue().reserve(kWaiting) ||
       !speculation_.reserve(kWaiting) || !failed_.reserve(kWaiting) || !tables_.reserve())
     return false;
   r.reserved_blocks = at_once;

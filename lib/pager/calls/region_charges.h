@@ -1,6 +1,6 @@
-// What a region needs of the host budget besides its blocks: tables, residents, moves and queues so that its blocks can
-// move without asking for memory, buffers, and its part of the reserve. All of it is had when the region is made, or
-// the region is not.
+// What a region needs of the host budget besides its blocks: tables, residents, transitions and queues so that its
+// blocks can move without asking for memory, buffers, and its part of the reserve. All of it is had when the region is
+// made, or the region is not.
 //
 //   what charge() took credit() gives back, and after a charge() that failed nothing is taken
 //

@@ -35,7 +35,7 @@ bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const
 }
 
 bool BackgroundWrites::take(Region& r, BlockIndex b, Batch* batch) {
-  Move* const m = isolator_.begin_take(r, b, true, false);
+  Transition* const m = isolator_.begin_take(r, b, true, false);
   if (m == nullptr) return false;
   m->background = true;
   map_.dirty().write_begins(r.block_size);

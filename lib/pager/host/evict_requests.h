@@ -11,8 +11,8 @@
 
 #include "core/pooled_list.h"
 #include "core/types.h"
-#include "pager/block/moves.h"
 #include "pager/block/region.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 

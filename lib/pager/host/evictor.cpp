@@ -67,7 +67,7 @@ void Evictor::loop() {
     pressure_.lift_cap(now);
     Short what;
     // Who starves while nothing moves needs what a held block has: a buffer.
-    what.stuck = !waits_.queue().empty() && !map_.moves().in_flight();
+    what.stuck = !waits_.queue().empty() && !map_.transitions().in_flight();
     // Or there is no memory to know one more block by.
     const bool too_many = !waits_.queue().empty() && map_.residents().free() == 0;
     what.host = waits_.must_evict() || what.stuck || too_many;
@@ -193,7 +193,7 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
     }
     // Leased, and the acquire has not come so far as to hold it: admitted again, it is.
     // core::broken("lease_hold"), in holds_for_lease(): for that this file is compiled again.
-    Move* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
+    Transition* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
     if (m != nullptr) {
       m->only_clean = must_be_clean;
       m->reclaims = true;
@@ -237,7 +237,7 @@ void Evictor::serve_request(Lock& lock) {
     }
     if (behind && resident.ahead) continue;
     map_.withdraw(r.table[b].aux);
-    if (Move* m = isolator_.begin_take(r, b, false, false)) {
+    if (Transition* m = isolator_.begin_take(r, b, false, false)) {
       batch.push_back(m);
     } else {
       map_.admit(r, b, map_.clock().stamp());

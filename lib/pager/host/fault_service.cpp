@@ -111,7 +111,7 @@ void FaultService::renew_loop() {
     const uint64_t until = now_ns() + std::max(ms, 30u) / 3 * uint64_t{1000000};
     for (uint64_t now = now_ns(); !stop_renewing_ && now < until && ms == deadline_ms_; now = now_ns())
       deadline_changed_.wait_for(lock, std::chrono::nanoseconds(until - now));
-    for (const auto& m : map_.moves().all())
+    for (const auto& m : map_.transitions().all())
       if (m->begun_ns != 0) renew(*m->region, m->block);
     for (const Starved& s : waits_.queue()) renew(*s.region, s.block);
     for (const CpuAccess& a : shown_) renew(*a.region, a.block);
@@ -120,7 +120,7 @@ void FaultService::renew_loop() {
 
 // An access of a region that is being freed gets SIGBUS. From here, where that can be, and not from detach() alone:
 // detach() waits for what is under way, and that may wait for a signal handler which makes this access. What is not
-// answered here is when the move of its block has ended, or by detach(). Begins no move, of no block.
+// answered here is when the transition of its block has ended, or by detach(). Begins no transition, of no block.
 void FaultService::access_of_dying(Region& r, BlockIndex b, const trap::Fault& fault) {
   if (r.lost || r.quiet) return;  // nothing of ours may be put there; the frames are taken out
   Block& block = r.table[b];

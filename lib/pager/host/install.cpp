@@ -11,7 +11,7 @@
 namespace vmem::pager {
 
 // Locked. From here install() owns the block; the policy must not name it.
-void Installer::start_installing(Move* m, State from, MoveList& install) {
+void Installer::start_installing(Transition* m, State from, TransitionList& install) {
   Region& r = *m->region;
   r.table.change(m->block, from, State::installing);
   map_.residents()[r.table[m->block].aux].holed = false;
@@ -22,8 +22,8 @@ void Installer::start_installing(Move* m, State from, MoveList& install) {
   install.push_back(m);
 }
 
-// The block is held: it goes in place, or waits for memory. The move finishes in install(). False: not even that can be
-// remembered, as starve_fault() has it.
+// The block is held: it goes in place, or waits for memory. The transition finishes in install(). False: not even that
+// can be remembered, as starve_fault() has it.
 bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
   if (r.lost) return true;  // there is no place any more
   if (start_install(r, b, after)) return true;
@@ -33,12 +33,12 @@ bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
 
 // False, and nothing changed, when there is no memory.
 bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, const Starved* waited) {
-  if (!map_.reserve_move()) return false;
+  if (!map_.reserve_transition()) return false;
   Block& block = r.table[b];
   const bool staged = in_staging(map_.residents()[block.aux].pool);
   // The bytes will be in two places for a moment.
   if (staged && !budget_.charge(r.block_size, 0)) return false;
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
   m->mark = waited != nullptr ? waited->mark : clock_.look(m->begun_ns);
   m->image = map_.residents()[block.aux].frame;
@@ -62,9 +62,9 @@ void Installer::give_frame(Region& r, std::byte* image) {
 }
 
 // Unlocked; owns the transitions (installing) of the first, and of others that the same call can put in place.
-void Installer::install(MoveList& moves, DeferredWork& after) {
-  const Batch run = take_run(moves);
-  const auto fill = [&](const Move& first, size_t blocks) {
+void Installer::install(TransitionList& transitions, DeferredWork& after) {
+  const Batch run = take_run(transitions);
+  const auto fill = [&](const Transition& first, size_t blocks) {
     const Region& r = *first.region;
     core::step("install.before");
     Status s = in_slot(first) ? trap_.put_back(r.address(first.block), r.block_size, first.image)
@@ -76,11 +76,11 @@ void Installer::install(MoveList& moves, DeferredWork& after) {
   const Status all = fill(*run[0], run.size());
   // One block's trouble is not the others'. Where all are left half way there is no telling which are whole.
   const bool alone = run.size() > 1 && !all.ok() && all.code() != -ENOTRECOVERABLE;
-  for (Move* m : run) installed(m, alone ? fill(*m, 1) : all, after);
+  for (Transition* m : run) installed(m, alone ? fill(*m, 1) : all, after);
 }
 
 // Locked; state installing. The trap would not have it: the block is held again.
-void Installer::refused(Move* m, const Status& s, DeferredWork& after) {
+void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   if (m->staged && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
@@ -91,7 +91,7 @@ void Installer::refused(Move* m, const Status& s, DeferredWork& after) {
     pressure_.hold_back_after_refusal(s);
     block.flags |= core::kWanted;
     waits_.starve_fault(r, m->block, m->since_ns, m->mark);
-    map_.free_move(m);
+    map_.free_transition(m);
     room_.came_free(after);
     return;
   }
@@ -102,11 +102,11 @@ void Installer::refused(Move* m, const Status& s, DeferredWork& after) {
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   m->status = s;
   failed_.answer_later(r, m->block, s);
-  map_.free_move(m);
+  map_.free_transition(m);
 }
 
 // Unlocked; the trap has said of the block, or of all that were put in place with it, how that went.
-void Installer::installed(Move* m, const Status& s, DeferredWork& after) {
+void Installer::installed(Transition* m, const Status& s, DeferredWork& after) {
   const Region& r = *m->region;
   if (s.ok()) {
     core::add(r.transfer == Transfer::copy ? counters_.copied_bytes : counters_.moved_bytes, r.block_size);
@@ -126,11 +126,11 @@ void Installer::installed(Move* m, const Status& s, DeferredWork& after) {
 
 // Locked on entry and on return.
 void Installer::retry_pinned(Lock& lock, DeferredWork& after) {
-  MoveList now, still;
+  TransitionList now, still;
   now.append(pinned_);
   lock.unlock();
   while (!now.empty()) {
-    Move* const m = now.pop();
+    Transition* const m = now.pop();
     if (!drop_one(trap_, *m->region, m->block)) {
       still.push_back(m);
       continue;
@@ -143,7 +143,7 @@ void Installer::retry_pinned(Lock& lock, DeferredWork& after) {
 }
 
 // Unlocked; the owner of the block's transition. Where it failed nothing of the block is in place any more.
-void Installer::settle_installed(Move* m, const Status& s, DeferredWork& after) {
+void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& after) {
   Region& r = *m->region;
   std::byte* const at = r.address(m->block);
   const bool torn = m->torn;
@@ -197,13 +197,13 @@ void Installer::settle_installed(Move* m, const Status& s, DeferredWork& after) 
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   map_.admit(r, m->block, resident.stamp);
   if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
-  map_.free_move(m);
+  map_.free_transition(m);
   room_.came_free(after);
 }
 
 // Unlocked; the owner of the block's transition, whose fill() stopped half way, or found a page in its way. False: the
 // frame has all of its bytes still. True: nobody has them.
-bool Installer::torn_by_fill(const Move* m, const Status& why) {
+bool Installer::torn_by_fill(const Transition* m, const Status& why) {
   const Region& r = *m->region;
   const core::Block& block = r.table[m->block];
   // Copied, and nothing that was stored meanwhile is to be kept: the frame has all of it still.
@@ -222,7 +222,7 @@ bool Installer::torn_by_fill(const Move* m, const Status& why) {
 }
 
 // Locked; state installing, after torn_by_fill().
-void Installer::lose_filled(Move* m, const Status& why) {
+void Installer::lose_filled(Transition* m, const Status& why) {
   Region& r = *m->region;
   map_.free_resident(m->block, r);
   if (m->staged) {
@@ -233,7 +233,7 @@ void Installer::lose_filled(Move* m, const Status& why) {
   }
   failed_.mark_lost(r, m->block, State::installing, why);
   m->status = r.reason(m->block);
-  map_.free_move(m);
+  map_.free_transition(m);
 }
 
 }  // namespace vmem::pager

@@ -1,6 +1,6 @@
 // Puts blocks in place: from a frame that has their bytes to where threads access them.
 //
-//   state installing: the Installer owns the block, and its move is in a MoveList until install() takes it
+//   state installing: the Installer owns the block, and its transition is in a TransitionList until install() takes it
 //   a fill that failed has left the block in its frame, or nowhere: then it is lost, and is said to be
 //
 // Called under the pager's lock, but for install().
@@ -22,10 +22,10 @@ class Installer : private Shared {
   bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
   // .. False, and nothing changed, when there is no memory. waited: the wait that this ends; null: it begins now.
   bool start_install(Region& r, core::BlockIndex b, DeferredWork& after, const Starved* waited = nullptr) VMEM_LOCKED;
-  // A move whose bytes are in its frame. From here on the policy does not name the block.
-  void start_installing(Move* m, core::State from, MoveList& install) VMEM_LOCKED;
+  // A transition whose bytes are in its frame. From here on the policy does not name the block.
+  void start_installing(Transition* m, core::State from, TransitionList& install) VMEM_LOCKED;
   // Unlocked; owns the transitions of the first, and of others that the same call can put in place.
-  void install(MoveList& moves, DeferredWork& after) VMEM_UNLOCKED;
+  void install(TransitionList& transitions, DeferredWork& after) VMEM_UNLOCKED;
 
   // Blocks of which something was put in place, and is to go, and that somebody has pinned: they wait, and nobody else.
   bool any_pinned() const VMEM_LOCKED { return !pinned_.empty(); }
@@ -36,17 +36,17 @@ class Installer : private Shared {
   void give_frame(Region& r, std::byte* image) VMEM_LOCKED;
 
  private:
-  void installed(Move* m, const core::Status& s, DeferredWork& after) VMEM_UNLOCKED;
-  void settle_installed(Move* m, const core::Status& s, DeferredWork& after) VMEM_UNLOCKED;
-  void refused(Move* m, const core::Status& why, DeferredWork& after) VMEM_LOCKED;
-  bool torn_by_fill(const Move* m, const core::Status& why) VMEM_UNLOCKED;
-  void lose_filled(Move* m, const core::Status& why) VMEM_LOCKED;
+  void installed(Transition* m, const core::Status& s, DeferredWork& after) VMEM_UNLOCKED;
+  void settle_installed(Transition* m, const core::Status& s, DeferredWork& after) VMEM_UNLOCKED;
+  void refused(Transition* m, const core::Status& why, DeferredWork& after) VMEM_LOCKED;
+  bool torn_by_fill(const Transition* m, const core::Status& why) VMEM_UNLOCKED;
+  void lose_filled(Transition* m, const core::Status& why) VMEM_LOCKED;
 
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   MemoryWaits& waits_;
   Room& room_;
-  MoveList pinned_ VMEM_GUARDED_BY(core::big_lock);
+  TransitionList pinned_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

@@ -18,7 +18,7 @@ namespace vmem::pager {
 
 // Claims a resident or held block for the way out, or one that is lent, which is kept. nullptr: no address space for
 // its image.
-Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
+Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];
   Resident& resident = map_.residents()[block.aux];
   const bool held = block.state == State::held || resident.lent;
@@ -32,12 +32,12 @@ Move* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
                      : r.transfer == Transfer::install ? resident.frame
                                                        : frames_.get_slot(r.block_size);
   if (image == nullptr) return nullptr;
-  if (!map_.reserve_move()) {
+  if (!map_.reserve_transition()) {
     if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
     return nullptr;
   }
   r.table.change(b, block.state, resident.lent ? State::writing : State::taking);
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   m->image = image;
   m->way = core::Way::host_to_ssd;
   m->keep = keep;
@@ -92,7 +92,7 @@ namespace {
 // Of a block that stays where it is. The program may take the right to read a page of it at any moment, or make it a
 // guard page. Where it has done so in the region once, no load of ours meets that; where it has not yet, it is looked
 // for again after each kLook bytes, so that the first time of all can fall into no more than 12 us.
-Status Isolator::digest_in_place(Move* m, Look* look) {
+Status Isolator::digest_in_place(Transition* m, Look* look) {
   constexpr size_t kLook = size_t{256} << 10;
   const Region& r = *m->region;
   store::Digester digester;
@@ -131,7 +131,7 @@ Status Isolator::digest_in_place(Move* m, Look* look) {
 }
 
 // On threads that answer for the trap, which must not meet it.
-bool Isolator::still_same(const Move* m) const {
+bool Isolator::still_same(const Transition* m) const {
   const Region& r = *m->region;
   if (trap_.caps().pins != trap::Pins::taken_away || m->aside != nullptr) return true;
   std::array<std::byte, size_t{16} << 10> room;
@@ -145,7 +145,7 @@ bool Isolator::still_same(const Move* m) const {
 }
 
 // Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
-void Isolator::take_one(Move* m, Look* look) {
+void Isolator::take_one(Transition* m, Look* look) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   std::byte* const at = r.address(m->block);
@@ -176,31 +176,33 @@ void Isolator::take_one(Move* m, Look* look) {
 // Unlocked; in the order of lies_before(). Blocks of copied ranges leave for their slots, neighbours by one call.
 // Blocks that are pinned are often many, of one buffer, and registered for long: the batch waits for the first of them.
 // A call that has asked for its blocks waits for each.
-void Isolator::take_to_slots(std::span<Move* const> batch) {
+void Isolator::take_to_slots(std::span<Transition* const> batch) {
   core::InplaceVector<std::byte*, Batch::capacity()> slots;
-  const auto goes = [](const Move& m) { return !m.in_place && !m.from_held && m.region->transfer == Transfer::copy; };
+  const auto goes = [](const Transition& m) {
+    return !m.in_place && !m.from_held && m.region->transfer == Transfer::copy;
+  };
   bool any_pinned = false;
   for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
     if (!goes(*batch[i])) continue;
     Region& r = *batch[i]->region;
     while (i + n < batch.size() && goes(*batch[i + n]) && batch[i + n]->region == &r) ++n;
-    const std::span<Move* const> moves = batch.subspan(i, n);
+    const std::span<Transition* const> transitions = batch.subspan(i, n);
     slots.clear();
-    for (const Move* m : moves) slots.push_back(m->image);
+    for (const Transition* m : transitions) slots.push_back(m->image);
     std::sort(slots.begin(), slots.end());
-    for (size_t k = 0; k < n; ++k) moves[k]->image = slots[k];
-    const auto take = [&](const Move& first, size_t blocks) {
+    for (size_t k = 0; k < n; ++k) transitions[k]->image = slots[k];
+    const auto take = [&](const Transition& first, size_t blocks) {
       const trap::PinWait wait = any_pinned && first.job == nullptr ? trap::PinWait::none : trap::PinWait::brief;
       Status s = trap_.take(r.address(first.block), blocks * r.block_size, first.image, Transfer::copy, wait);
       any_pinned |= s.code() == -EBUSY;
       return s;
     };
     for (size_t k = 0, run = 1; k < n; k += run, run = 1) {
-      while (k + run < n && goes_on(*moves[k], *moves[k + run], run)) ++run;
-      const Status all = take(*moves[k], run);
+      while (k + run < n && goes_on(*transitions[k], *transitions[k + run], run)) ++run;
+      const Status all = take(*transitions[k], run);
       // One block's pin is not the others'. Where all are left half way there is no telling which are whole.
       const bool alone = run > 1 && !all.ok() && !half_way(all);
-      for (Move* m : moves.subspan(k, run)) {
+      for (Transition* m : transitions.subspan(k, run)) {
         if (alone) m->clean = !r.writable();  // pages that went and came back are not protected any more
         m->status = alone ? take(*m, 1) : all;
       }
@@ -209,9 +211,9 @@ void Isolator::take_to_slots(std::span<Move* const> batch) {
 }
 
 // Unlocked. The slots of blocks that the store has.
-void Isolator::empty_clean(std::span<Move* const> batch) {
+void Isolator::empty_clean(std::span<Transition* const> batch) {
   core::InplaceVector<trap::Range, Batch::capacity()> ranges;
-  for (Move* m : batch) {
+  for (Transition* m : batch) {
     if (!m->status.ok() || m->probe || !m->clean || m->keep || !in_slot(*m)) continue;
     const auto at = reinterpret_cast<uintptr_t>(m->image);
     const size_t size = m->region->block_size;
@@ -226,13 +228,13 @@ void Isolator::empty_clean(std::span<Move* const> batch) {
 }
 
 // Unlocked. The pages of blocks that are in place, and that the store has.
-void Isolator::drop_clean(std::span<Move* const> batch) {
-  const auto goes = [](const Move& m) { return m.status.ok() && !m.probe && m.clean && m.in_place && !m.keep; };
+void Isolator::drop_clean(std::span<Transition* const> batch) {
+  const auto goes = [](const Transition& m) { return m.status.ok() && !m.probe && m.clean && m.in_place && !m.keep; };
   Drops drops;
   {
     // From here an absent page of these blocks is our doing: its touch must wait for the block to be read again.
     Lock lock(map_.mutex());
-    for (Move* m : batch) {
+    for (Transition* m : batch) {
       if (!goes(*m)) continue;
       Resident& resident = map_.residents()[m->region->table[m->block].aux];
       if (resident.holed) {  // there may have been stores since it was looked at
@@ -245,7 +247,7 @@ void Isolator::drop_clean(std::span<Move* const> batch) {
     }
   }
   if (drops.empty() || drop_pages(trap_, drops.all())) return;
-  for (Move* m : batch) {
+  for (Transition* m : batch) {
     if (goes(*m) && !drop_one(trap_, *m->region, m->block))
       m->status = core::error(EBUSY, "a page of the block is pinned");
   }
@@ -253,7 +255,7 @@ void Isolator::drop_clean(std::span<Move* const> batch) {
 
 // Unlocked; the owner of the block's transition, whose take() failed. What is left of the block where that was torn
 // goes, and the slot is empty again whatever was found in it.
-void Isolator::settle_torn_take(Move* m) {
+void Isolator::settle_torn_take(Transition* m) {
   Region& r = *m->region;
   if (m->in_place || r.transfer == Transfer::install || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
   if (half_way(m->status)) {
@@ -266,14 +268,14 @@ void Isolator::settle_torn_take(Move* m) {
   trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are the slot's next user's trouble
 }
 
-void Isolator::isolate(std::span<Move*> batch, Batch* writes) {
+void Isolator::isolate(std::span<Transition*> batch, Batch* writes) {
   bool drops = false;
   std::sort(batch.begin(), batch.end(), lies_before);
   protect_in_place(trap_, batch);
   take_to_slots(batch);
   Look look;
   const Region* last = nullptr;
-  for (Move* m : batch) {
+  for (Transition* m : batch) {
     if (std::exchange(last, m->region) != m->region) look = {};
     take_one(m, &look);
     if (!m->status.ok() || m->probe) continue;

@@ -5,8 +5,8 @@
 // what the store holds. The exceptions are blocks of read-only files, which are never written, and blocks that stood
 // write-protected since they were equal to the store.
 //
-//   after isolate() a move of the batch has a status, or an image that does not change; one that is clean, and not to
-//   stay, is not in place any more
+//   after isolate() a transition of the batch has a status, or an image that does not change; one that is clean, and
+//   not to stay, is not in place any more
 #pragma once
 
 #include <span>
@@ -22,14 +22,14 @@ class Isolator : private Shared {
 
   // Claims a resident or held block, which is in state taking from here on. keep: it stays in memory; probe: it is only
   // isolated, and its frame is kept. nullptr: no memory, or no address space for its image.
-  Move* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe) VMEM_LOCKED;
+  Transition* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe) VMEM_LOCKED;
   // It might turn out that the block need not be written.
   bool may_be_clean(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
   // Unlocked; what was written from its place has its digest still. A device may have stored to it meanwhile that had
   // pinned a page before: then nobody knows what was written.
-  bool still_same(const Move* m) const VMEM_UNLOCKED;
+  bool still_same(const Transition* m) const VMEM_UNLOCKED;
   // Those that are to be written are in `writes` afterwards. No more than a Batch holds.
-  void isolate(std::span<Move*> batch, Batch* writes) VMEM_UNLOCKED;
+  void isolate(std::span<Transition*> batch, Batch* writes) VMEM_UNLOCKED;
 
  private:
   // What was found when a region was last looked at: [first, last) may be loaded from, or not, for `left` bytes more.
@@ -38,12 +38,12 @@ class Isolator : private Shared {
     size_t left = 0;
     bool loads = false;
   };
-  void take_one(Move* m, Look* look) VMEM_UNLOCKED;
-  core::Status digest_in_place(Move* m, Look* look) VMEM_UNLOCKED;
-  void take_to_slots(std::span<Move* const> batch) VMEM_UNLOCKED;
-  void empty_clean(std::span<Move* const> batch) VMEM_UNLOCKED;
-  void drop_clean(std::span<Move* const> batch) VMEM_UNLOCKED;
-  void settle_torn_take(Move* m) VMEM_UNLOCKED;
+  void take_one(Transition* m, Look* look) VMEM_UNLOCKED;
+  core::Status digest_in_place(Transition* m, Look* look) VMEM_UNLOCKED;
+  void take_to_slots(std::span<Transition* const> batch) VMEM_UNLOCKED;
+  void empty_clean(std::span<Transition* const> batch) VMEM_UNLOCKED;
+  void drop_clean(std::span<Transition* const> batch) VMEM_UNLOCKED;
+  void settle_torn_take(Transition* m) VMEM_UNLOCKED;
 
   const core::MappingQuery mappings_;
 };

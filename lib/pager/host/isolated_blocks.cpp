@@ -9,7 +9,7 @@
 namespace vmem::pager {
 
 // Locked. It was only to be isolated: its frame is kept, and put in place again when somebody wants it.
-void IsolatedBlocks::keep_frame(Move* m, DeferredWork& after) {
+void IsolatedBlocks::keep_frame(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   const ResidentId id = r.table[b].aux;
@@ -20,10 +20,10 @@ void IsolatedBlocks::keep_frame(Move* m, DeferredWork& after) {
     map_.policy(id).touched(id);
     installer_.begin_install(r, b, after);
   }
-  map_.free_move(m);
+  map_.free_transition(m);
 }
 
-void IsolatedBlocks::give_buffers(Move* m) {
+void IsolatedBlocks::give_buffers(Transition* m) {
   const Region& r = *m->region;
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   if (m->aside != nullptr && !m->spare) {
@@ -37,7 +37,7 @@ void IsolatedBlocks::give_buffers(Move* m) {
 }
 
 // Locked. Ends an eviction: memory back, block absent.
-void IsolatedBlocks::let_go(Move* m, State from, DeferredWork& after) {
+void IsolatedBlocks::let_go(Transition* m, State from, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   core::add(counters_.evictions);
@@ -65,13 +65,13 @@ void IsolatedBlocks::let_go(Move* m, State from, DeferredWork& after) {
   r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
   tables_.charge(r);
   const BlockIndex b = m->block;
-  map_.free_move(m);
+  map_.free_transition(m);
   page_in_.settle(r, b, after);
 }
 
 // Locked. Its pages never left. After a failure the kernel's protection may be stronger than the flag: the next store
 // undoes it.
-void IsolatedBlocks::stay_in_place(Move* m, State from) {
+void IsolatedBlocks::stay_in_place(Transition* m, State from) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   if (!m->in_place && r.transfer != Transfer::install) frames_.put_slot(m->image, r.block_size);
@@ -97,12 +97,12 @@ void IsolatedBlocks::stay_in_place(Move* m, State from) {
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   map_.admit(r, m->block, map_.clock().stamp());
   const BlockIndex b = m->block;
-  map_.free_move(m);
+  map_.free_transition(m);
   map_.look_for_overdue(r, b);
 }
 
 // Locked. The block stays in memory: wanted, synced, pinned by somebody, or its write failed.
-void IsolatedBlocks::put_back(Move* m, DeferredWork& after) {
+void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   const State from = block.state;
@@ -121,7 +121,7 @@ void IsolatedBlocks::put_back(Move* m, DeferredWork& after) {
   if (resident.lent) {
     r.table.change(m->block, from, State::held);
     r.table.change(m->block, State::held, State::taking);
-    map_.free_move(m);
+    map_.free_transition(m);
     return;
   }
   const bool wanted = (block.flags & core::kWanted) != 0;
@@ -129,7 +129,7 @@ void IsolatedBlocks::put_back(Move* m, DeferredWork& after) {
     r.table.change(m->block, from, State::held);
     map_.admit(r, m->block, map_.clock().stamp());
     const BlockIndex b = m->block;
-    map_.free_move(m);
+    map_.free_transition(m);
     if (wanted) installer_.begin_install(r, b, after);
     return;
   }
@@ -141,7 +141,7 @@ void IsolatedBlocks::put_back(Move* m, DeferredWork& after) {
 }
 
 // Locked; state taking, torn.
-void IsolatedBlocks::lose_taken(Move* m) {
+void IsolatedBlocks::lose_taken(Transition* m) {
   Region& r = *m->region;
   const ResidentId id = r.table[m->block].aux;
   writes_.settled(m->leaving);
@@ -153,18 +153,18 @@ void IsolatedBlocks::lose_taken(Move* m) {
   failed_.mark_lost(r, m->block, State::taking, m->status);
   m->status = r.reason(m->block);
   if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
-  map_.free_move(m);
+  map_.free_transition(m);
 }
 
-Move* IsolatedBlocks::hold_for_drop(Region& r, BlockIndex b) {
+Transition* IsolatedBlocks::hold_for_drop(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   map_.withdraw(block.aux);
   r.table.change(b, block.state, State::taking);
-  return map_.new_move(r, b);
+  return map_.new_transition(r, b);
 }
 
 void IsolatedBlocks::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
-  Move* m = hold_for_drop(r, b);
+  Transition* m = hold_for_drop(r, b);
   const Resident& resident = map_.residents()[r.table[b].aux];
   m->image = resident.frame;
   m->from_held = true;
@@ -174,13 +174,13 @@ void IsolatedBlocks::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
 }
 
 Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWork& after) {
-  if (!map_.reserve_move()) return error(ENOMEM, "no memory for bookkeeping");
+  if (!map_.reserve_transition()) return error(ENOMEM, "no memory for bookkeeping");
   if (r.table[b].state == State::held) {
     failed_.forget_store_copy(r, b);
     drop_held(r, b, after);
     return {};
   }
-  Move* m = hold_for_drop(r, b);
+  Transition* m = hold_for_drop(r, b);
   Resident& resident = map_.residents()[r.table[b].aux];
   m->in_place = r.transfer != Transfer::install;
   resident.in_place = m->in_place;

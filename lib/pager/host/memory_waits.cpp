@@ -105,9 +105,9 @@ Status MemoryWaits::given_up(const Starved& s) {
 // one did, and who waits behind it may be served.
 bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
   clock_.look(now);
-  // While a move is under way the disk is merely slow: what it ends with may be the memory that is wanted. The same of
-  // a write that is to be tried again.
-  if (map_.moves().in_flight() || writes_.pause(now) != 0 || writes_.files_pause(now)) return false;
+  // While a transition is under way the disk is merely slow: what it ends with may be the memory that is wanted. The
+  // same of a write that is to be tried again.
+  if (map_.transitions().in_flight() || writes_.pause(now) != 0 || writes_.files_pause(now)) return false;
   while (!queue_.empty()) {
     const Starved s = queue_.front();
     if (s.urgency != Urgency::fault) return false;

@@ -16,7 +16,7 @@ namespace {
 constexpr uint8_t kStoresInRow = 4;  // first accesses that are stores: the next will be one too
 
 // Unlocked; the owner of a fill. What has no memory yet gets some that the kernel has cleared.
-void make_zeros(const Move& m, const FramePool& frames) {
+void make_zeros(const Transition& m, const FramePool& frames) {
   const size_t size = m.region->block_size;
   if (m.fresh || (m.io.unpopulated && frames.populate(m.image, size).ok())) return;
   memset(m.image, 0, size);
@@ -61,7 +61,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   map_.residents()[id].stamp = stamp;
   r.table.change(b, from, State::filling);
   tables_.charge(r);
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   m->image = frame;
   m->coded = scratch;
   m->staged = true;
@@ -111,7 +111,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   map_.residents()[id].stamp = stamp;
   r.table.change(b, from, State::filling);
   tables_.charge(r);
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   m->image = image;
   m->coded = scratch;
   if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
@@ -132,14 +132,14 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   return true;
 }
 
-void PageIn::io_ended(Move* m) {
+void PageIn::io_ended(Transition* m) {
   DeferredWork after;
   finish_read(m, after);
   run(after);
 }
 
 // Unlocked; state filling, and the block cannot be had. An access that the file's own pages will serve is no error.
-void PageIn::say_failed(const Move& m) {
+void PageIn::say_failed(const Transition& m) {
   const int length = static_cast<int>(m.status.text().size());
   const char* const text = m.status.text().data();
   const size_t there = m.cut ? core::round_up(bytes_there(*m.region, m.block), core::kPage) : 0;
@@ -157,7 +157,7 @@ void PageIn::say_failed(const Move& m) {
 // meets what it would meet in a mapping: bytes inside the file, zeros to the end of its last page, SIGBUS beyond, and
 // all of it again when the file has grown. Where the trap cannot have that, the block is zeros from the file's end on,
 // if it has any bytes: the status is cleared. True: mapped.
-bool PageIn::show_file(Move* m) {
+bool PageIn::show_file(Transition* m) {
   Region& r = *m->region;
   std::byte* const at = r.address(m->block);
   const size_t inside = core::round_up(r.file_bytes(m->block), core::kPage);
@@ -176,19 +176,19 @@ bool PageIn::show_file(Move* m) {
 }
 
 // Locked; nobody asked for the block. It is absent again.
-void PageIn::abandon_fill(Move* m, DeferredWork& after) {
+void PageIn::abandon_fill(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   installer_.give_frame(r, m->image);
   map_.free_resident(m->block, r);
   block.flags &= core::kForgetReadAhead;
   r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
-  map_.free_move(m);
+  map_.free_transition(m);
   room_.came_free(after);
 }
 
 // Locked. The kernel had no memory to read the block, and somebody wants it.
-void PageIn::put_off_fill(Move* m, DeferredWork& after) {
+void PageIn::put_off_fill(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   failed_.read_later(r, b, m->status);
@@ -197,7 +197,7 @@ void PageIn::put_off_fill(Move* m, DeferredWork& after) {
 }
 
 // Locked. The block could not be had, and somebody wants it.
-void PageIn::fail_fill(Move* m, bool shows_file, DeferredWork& after) {
+void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   installer_.give_frame(r, m->image);
@@ -212,12 +212,12 @@ void PageIn::fail_fill(Move* m, bool shows_file, DeferredWork& after) {
   }
   r.keep_reason(m->block, m->status);
   if (!shows_file) failed_.fail_accesses(r, m->block);
-  map_.free_move(m);
+  map_.free_transition(m);
   room_.came_free(after);
 }
 
 // Locked; the frame has the block's bytes. It goes in place, or is held.
-void PageIn::settle_read(Move* m, DeferredWork& after) {
+void PageIn::settle_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   Together* const together = m->together;
@@ -228,7 +228,7 @@ void PageIn::settle_read(Move* m, DeferredWork& after) {
     r.table.change(m->block, State::filling, State::held);
     map_.admit(r, m->block, map_.residents()[block.aux].stamp);
     const BlockIndex b = m->block;
-    map_.free_move(m);
+    map_.free_transition(m);
     settle(r, b, after);
     room_.came_free(after);
     return;
@@ -238,7 +238,7 @@ void PageIn::settle_read(Move* m, DeferredWork& after) {
   if (stay_held) {
     r.table.change(m->block, State::filling, State::held);
     map_.admit(r, m->block, map_.residents()[block.aux].stamp);
-    map_.free_move(m);
+    map_.free_transition(m);
     room_.came_free(after);
     return;
   }
@@ -252,14 +252,14 @@ void PageIn::settle_read(Move* m, DeferredWork& after) {
 }
 
 // Locked. The file has a hole where the block is, and behind it.
-void PageIn::note_hole(const Move& m) {
+void PageIn::note_hole(const Transition& m) {
   Region& r = *m.region;
   r.hole_first = m.block;
   r.hole_end = std::min<uint64_t>((m.hole_end - r.file_offset) / r.block_size, r.blocks);
 }
 
 // Locked on entry and on return, and not meanwhile; still filling.
-void PageIn::clear_hole(Lock& lock, Move* m) {
+void PageIn::clear_hole(Lock& lock, Transition* m) {
   Region& r = *m->region;
   lock.unlock();
   make_zeros(*m, frames_);
@@ -270,7 +270,7 @@ void PageIn::clear_hole(Lock& lock, Move* m) {
 }
 
 // Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it held.
-void PageIn::finish_read(Move* m, DeferredWork& after) {
+void PageIn::finish_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   const bool zero = m->io.op == store::Io::Op::read && m->io.size == 0;
@@ -345,9 +345,9 @@ void PageIn::run(DeferredWork& after) {
     std::swap(now, after);
     std::array<store::Io*, 64> batch;
     size_t size = 0;
-    MoveList holes;
+    TransitionList holes;
     while (!now.submit.empty()) {  // the disk first: it is the slowest
-      Move* m = now.submit.pop();
+      Transition* m = now.submit.pop();
       if (populate(m, after)) {
         if (m->then == this && reader_.find_hole(m)) {
           holes.push_back(m);
@@ -361,7 +361,7 @@ void PageIn::run(DeferredWork& after) {
     }
     while (!holes.empty()) finish_read(holes.pop(), after);
     while (!now.zero.empty()) {
-      Move* m = now.zero.pop();
+      Transition* m = now.zero.pop();
       if (!populate(m, after)) continue;
       make_zeros(*m, frames_);
       finish_read(m, after);
@@ -391,8 +391,8 @@ void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
 }
 
 // Unlocked; the owner of a fill. Gives its frame memory where it has none yet. False: there is none, the block is
-// absent again, whoever faulted on it waits for memory, and the move is over.
-bool PageIn::populate(Move* m, DeferredWork& after) {
+// absent again, whoever faulted on it waits for memory, and the transition is over.
+bool PageIn::populate(Transition* m, DeferredWork& after) {
   if (!m->fresh) return true;
   Region& r = *m->region;
   core::step("fill.populate");
@@ -410,7 +410,7 @@ bool PageIn::populate(Move* m, DeferredWork& after) {
   pressure_.hold_back_after_refusal(s);
   if ((block.flags & core::kWanted) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
   m->status = {};  // who waits for the block looks again
-  map_.free_move(m);
+  map_.free_transition(m);
   room_.came_free(after);
   return false;
 }

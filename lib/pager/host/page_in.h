@@ -1,7 +1,7 @@
 // The way in: memory for a block, its bytes read and verified, and on to the Installer; for a fault, an acquire, or
 // with less urgency for read-ahead and prefetch. And the sole place where deferred work is done.
 //
-//   state filling: the block's move is in DeferredWork, or at the engine, or on the thread that verifies it
+//   state filling: the block's transition is in DeferredWork, or at the engine, or on the thread that verifies it
 //   blocks of one Together are put in place when the last of them has been read
 //
 // Called under the pager's lock, but for what says otherwise.
@@ -43,17 +43,17 @@ class PageIn final : private Shared, private IoEnd {
   std::string check() const VMEM_LOCKED;
 
  private:
-  void io_ended(Move* m) VMEM_UNLOCKED override;
-  void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
-  static void note_hole(const Move& m) VMEM_LOCKED;
-  void clear_hole(Lock& lock, Move* m) VMEM_LOCKED;
-  void settle_read(Move* m, DeferredWork& after) VMEM_LOCKED;
-  void put_off_fill(Move* m, DeferredWork& after) VMEM_LOCKED;
-  static void say_failed(const Move& m) VMEM_UNLOCKED;
-  void fail_fill(Move* m, bool shows_file, DeferredWork& after) VMEM_LOCKED;
-  void abandon_fill(Move* m, DeferredWork& after) VMEM_LOCKED;
-  bool populate(Move* m, DeferredWork& after) VMEM_UNLOCKED;
-  bool show_file(Move* m) VMEM_UNLOCKED;
+  void io_ended(Transition* m) VMEM_UNLOCKED override;
+  void finish_read(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
+  static void note_hole(const Transition& m) VMEM_LOCKED;
+  void clear_hole(Lock& lock, Transition* m) VMEM_LOCKED;
+  void settle_read(Transition* m, DeferredWork& after) VMEM_LOCKED;
+  void put_off_fill(Transition* m, DeferredWork& after) VMEM_LOCKED;
+  static void say_failed(const Transition& m) VMEM_UNLOCKED;
+  void fail_fill(Transition* m, bool shows_file, DeferredWork& after) VMEM_LOCKED;
+  void abandon_fill(Transition* m, DeferredWork& after) VMEM_LOCKED;
+  bool populate(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
+  bool show_file(Transition* m) VMEM_UNLOCKED;
 
   MemoryPressure& pressure_;
   FailedBlocks& failed_;

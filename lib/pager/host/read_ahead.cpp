@@ -54,10 +54,10 @@ void ReadAhead::follow(Region& r, BlockIndex b, bool marker) {
   drop_behind(r);
 }
 
-// Block b is being read for a fault, `reads` has its move: with it what lies beside it, where that is how the region is
-// used. It stays the first, and the others follow in the order of their places, so that upwards all are one read, and
-// downwards the others are one that nobody waits for. A stream reads ahead in its own time.
-void ReadAhead::read_beside(Region& r, BlockIndex b, MoveList& reads) {
+// Block b is being read for a fault, `reads` has its transition: with it what lies beside it, where that is how the
+// region is used. It stays the first, and the others follow in the order of their places, so that upwards all are one
+// read, and downwards the others are one that nobody waits for. A stream reads ahead in its own time.
+void ReadAhead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
   if (r.access != policy::Access::normal || r.readahead.streams() || !waits_.queue().empty()) return;
   const BlockIndex first = r.neighbours.first(b);
   uint64_t present = 0;
@@ -71,7 +71,7 @@ void ReadAhead::read_beside(Region& r, BlockIndex b, MoveList& reads) {
   const bool stores = r.writable() && (before.flags & core::kProtected) == 0 &&
                       (before.state == State::resident || (before.flags & core::kWantedWrite) != 0);
   const uint64_t cap = speculative_limit(r, config_, budget_);
-  MoveList others;
+  TransitionList others;
   for (uint64_t i = 1; i < run.count; ++i) {
     const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
     Block& block = r.table[n];
@@ -84,7 +84,7 @@ void ReadAhead::read_beside(Region& r, BlockIndex b, MoveList& reads) {
       run.count = i;
       break;
     }
-    Move* m = fill.submit.pop();
+    Transition* m = fill.submit.pop();
     m->io.urgency = Urgency::fault;  // as b's: engines merge what is of one urgency
     m->stored_soon = stores;
     speculation_.started(*m);

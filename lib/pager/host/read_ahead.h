@@ -31,9 +31,9 @@ class ReadAhead : private Shared {
   void used(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // A block is missed, or the trigger of a window is met: what follows from that.
   void follow(Region& r, core::BlockIndex b, bool trigger) VMEM_LOCKED;
-  // Block b is being read for a fault, `reads` has its move: with it what lies beside it, where that is how the region
-  // is used.
-  void read_beside(Region& r, core::BlockIndex b, MoveList& reads) VMEM_LOCKED;
+  // Block b is being read for a fault, `reads` has its transition: with it what lies beside it, where that is how the
+  // region is used.
+  void read_beside(Region& r, core::BlockIndex b, TransitionList& reads) VMEM_LOCKED;
 
   // Blocks that are to be read; pump_speculative() begins as much of it as there is room for.
   void speculate(Region& r, const policy::Window& w, core::Urgency urgency) VMEM_LOCKED;

@@ -36,7 +36,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   const uint32_t stamp = block.aux;
   const ResidentId id = map_.new_resident(r, b, nullptr);
   r.table.change(b, State::failed, State::filling);
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   const bool hides = r.gpu && !gpus_.own_page_tables();
   bool shown = (block.flags & core::kUnanswered) == 0;
   lock.unlock();
@@ -51,7 +51,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
     r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
     tables_.charge(r);
     r.reasons.erase(b);
-    map_.free_move(m);
+    map_.free_transition(m);
     page_in_.settle(r, b, after);
   } else {
     if (!s.ok()) VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
@@ -59,7 +59,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
     if (!shown) block.flags |= core::kUnanswered;
     r.table.change(b, State::filling, State::failed);
     trap_.wake(r.address(b), r.block_size).ignore();
-    map_.free_move(m);
+    map_.free_transition(m);
   }
   room_.came_free(after);
   page_in_.run(lock, after);

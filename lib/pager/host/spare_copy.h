@@ -2,7 +2,7 @@
 // taken the right to read a page of it: where no frame is free. One such block at a time, beyond host_budget; others
 // wait for their turn. Else a budget full of such blocks would stay full.
 //
-//   a move has it from take() or pass() until it calls pass(); it is in no list meanwhile
+//   a transition has it from take() or pass() until it calls pass(); it is in no list meanwhile
 #pragma once
 
 #include <sys/mman.h>
@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <utility>
 
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 
@@ -22,7 +22,7 @@ class SpareCopy {
   SpareCopy& operator=(const SpareCopy&) = delete;
 
   // Locked. False: another move has it, and this one waits.
-  bool take(Move* m) VMEM_LOCKED {
+  bool take(Transition* m) VMEM_LOCKED {
     if (std::exchange(taken_, true)) {
       waiting_.push_back(m);
       return false;
@@ -44,17 +44,17 @@ class SpareCopy {
   }
   // Locked. Those that wait for it, and that `which` says need not: they are out of the list.
   template <typename Which>
-  MoveList give_up(const Which& which) VMEM_LOCKED {
-    MoveList all, out;
+  TransitionList give_up(const Which& which) VMEM_LOCKED {
+    TransitionList all, out;
     all.append(waiting_);
     while (!all.empty()) {
-      Move* const m = all.pop();
+      Transition* const m = all.pop();
       (which(*m) ? out : waiting_).push_back(m);
     }
     return out;
   }
   // Unlocked; whoever has it needs it no more. Who has it now; nullptr: nobody waits, and its memory is given back.
-  Move* pass(core::BigMutex& mutex) VMEM_UNLOCKED {
+  Transition* pass(core::BigMutex& mutex) VMEM_UNLOCKED {
     for (;;) {
       {
         const core::BigLock lock(mutex);
@@ -77,7 +77,7 @@ class SpareCopy {
   }
 
   bool taken_ VMEM_GUARDED_BY(core::big_lock) = false;
-  MoveList waiting_ VMEM_GUARDED_BY(core::big_lock);
+  TransitionList waiting_ VMEM_GUARDED_BY(core::big_lock);
   // Of who has it.
   std::byte* at_ = nullptr;
   size_t size_ = 0;

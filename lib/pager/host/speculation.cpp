@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 
@@ -22,19 +22,19 @@ void Speculation::forget(const Region& r) {
   queue_.erase_if([&](const Speculative& s) { return s.region == &r; });
 }
 
-void Speculation::started(Move& m) {
+void Speculation::started(Transition& m) {
   m.speculative = true;
   if (!std::exchange(m.reads_ahead, true)) in_flight_ += m.region->block_size;
 }
 
-void Speculation::ended(Move& m) {
+void Speculation::ended(Transition& m) {
   if (std::exchange(m.reads_ahead, false)) in_flight_ -= m.region->block_size;
 }
 
-std::string Speculation::check(std::span<const std::unique_ptr<Move>> moves) const {
+std::string Speculation::check(std::span<const std::unique_ptr<Transition>> transitions) const {
   if (queue_.size() > kMost) return "too many windows wait to be read ahead";
   uint64_t counted = 0;
-  for (const auto& m : moves) {
+  for (const auto& m : transitions) {
     if (!m->reads_ahead) continue;
     if (m->begun_ns == 0) return "a move is over, and its block is said to be read ahead";
     counted += m->region->block_size;

@@ -1,7 +1,7 @@
 // What is to be read before anybody accesses it: prefetches to host memory and read-ahead windows, taken block by
 // block; and how much of it is being read.
 //
-//   at most kMost wait; what is in flight = the blocks of the moves that are being read for it, each counted once
+//   at most kMost wait; what is in flight = the blocks of the transitions that are being read for it, each counted once
 //
 // Not thread-safe: the pager's lock protects it. Needs memory for an entry more than reserve() made room for.
 #pragma once
@@ -18,7 +18,7 @@
 
 namespace vmem::pager {
 
-struct Move;
+struct Transition;
 struct Region;
 
 struct Speculative {
@@ -54,13 +54,14 @@ class Speculation {
 
   // Whether so many bytes more may be read at once. One block may in any case.
   bool may_start(uint64_t bytes, uint64_t most) const { return in_flight_ == 0 || in_flight_ + bytes <= most; }
-  // The move reads a block ahead; it has been read, or there was no memory for it. Of any other move: nothing.
-  void started(Move& m);
-  void ended(Move& m);
+  // The transition reads a block ahead; it has been read, or there was no memory for it. Of any other transition:
+  // nothing.
+  void started(Transition& m);
+  void ended(Transition& m);
   uint64_t in_flight() const { return in_flight_; }
 
   // Tests: recounts the pager's moves. What is wrong; empty: nothing.
-  std::string check(std::span<const std::unique_ptr<Move>> moves) const;
+  std::string check(std::span<const std::unique_ptr<Transition>> transitions) const;
 
  private:
   PooledList<Speculative> queue_;

@@ -28,7 +28,7 @@ store::Digester* StoreReader::take_digester() {
   return d;
 }
 
-void StoreReader::give_back_digester(Move* m) {
+void StoreReader::give_back_digester(Transition* m) {
   if (m->digester == nullptr) return;
   free_digesters_.fetch_or(1u << (m->digester - digesters_.data()), std::memory_order_release);
   m->digester = nullptr;
@@ -37,7 +37,7 @@ void StoreReader::give_back_digester(Move* m) {
 
 // Unlocked; the first `bytes` of an image are there, and the rest is being read.
 void StoreReader::came(store::Io& io, size_t bytes) {
-  auto* const m = static_cast<Move*>(io.user);
+  auto* const m = static_cast<Transition*>(io.user);
   if (m->tells) m->then->io_came(m, bytes);
   if (!m->digests) return;
   if (m->digester == nullptr) m->digester = m->reader->take_digester();
@@ -48,7 +48,7 @@ void StoreReader::came(store::Io& io, size_t bytes) {
 }
 
 // Unlocked; the whole image is there.
-core::Digest StoreReader::digest(Move* m) {
+core::Digest StoreReader::digest(Transition* m) {
   const size_t size = m->region->block_size;
   if (m->digester == nullptr) return store::digest(m->image, size);
   m->digester->update(m->image + m->digested, size - m->digested);
@@ -60,8 +60,8 @@ bool StoreReader::verifies(const Region& r) const {
   return r.checksum == 0 ? verify_.load(std::memory_order_relaxed) : r.checksum > 0;
 }
 
-// Unlocked; the read of `m` is over. Decodes and verifies it; the status is the move's.
-void StoreReader::verify_read(Move* m) {
+// Unlocked; the read of `m` is over. Decodes and verifies it; the status is the transition's.
+void StoreReader::verify_read(Transition* m) {
   const core::ScopeGuard digester_is_free([&] { give_back_digester(m); });
   Region& r = *m->region;
   const Block& block = r.table[m->block];
@@ -94,7 +94,7 @@ void StoreReader::verify_read(Move* m) {
 }
 
 // Describes the read of block b to `m`, whose image (and coded) are set.
-void StoreReader::prepare_read(Move* m, Urgency urgency, IoEnd& end, bool wants_parts) {
+void StoreReader::prepare_read(Transition* m, Urgency urgency, IoEnd& end, bool wants_parts) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   m->then = &end;
@@ -122,7 +122,7 @@ void StoreReader::prepare_read(Move* m, Urgency urgency, IoEnd& end, bool wants_
 }
 
 // Unlocked; the owner of a fill. True: what it is to read is a hole of the file, so there is nothing to read.
-bool StoreReader::find_hole(Move* m) {
+bool StoreReader::find_hole(Transition* m) {
   const Region& r = *m->region;
   if (!r.sparse || !m->was_untouched) return false;
   if (!store::find_hole(r.file.file.fd, m->io.offset, r.file_bytes(m->block), &m->hole_end)) return false;

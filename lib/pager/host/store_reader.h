@@ -20,22 +20,22 @@ class StoreReader : private Shared {
  public:
   explicit StoreReader(const Shared& shared) : Shared(shared), verify_(config_.checksum) {}
 
-  // Describes the read of a move whose image (and coded) are set; `end` goes on with it, and is told what has come of
-  // the image where it `wants_parts` and that can be had.
-  void prepare_read(Move* m, core::Urgency urgency, IoEnd& end, bool wants_parts = false) VMEM_LOCKED;
-  // It is over: decodes and verifies it; the status is the move's.
-  void verify_read(Move* m) VMEM_UNLOCKED;
+  // Describes the read of a transition whose image (and coded) are set; `end` goes on with it, and is told what has
+  // come of the image where it `wants_parts` and that can be had.
+  void prepare_read(Transition* m, core::Urgency urgency, IoEnd& end, bool wants_parts = false) VMEM_LOCKED;
+  // It is over: decodes and verifies it; the status is the transition's.
+  void verify_read(Transition* m) VMEM_UNLOCKED;
   // What is to be read is a hole of the file, so there is nothing to read.
-  bool find_hole(Move* m) VMEM_UNLOCKED;
+  bool find_hole(Transition* m) VMEM_UNLOCKED;
 
   void set_verify(bool on) { verify_.store(on, std::memory_order_relaxed); }
 
  private:
   static void came(store::Io& io, size_t bytes) VMEM_UNLOCKED;
   bool verifies(const Region& r) const;
-  core::Digest digest(Move* m) VMEM_UNLOCKED;
+  core::Digest digest(Transition* m) VMEM_UNLOCKED;
   store::Digester* take_digester() VMEM_UNLOCKED;
-  void give_back_digester(Move* m) VMEM_UNLOCKED;
+  void give_back_digester(Transition* m) VMEM_UNLOCKED;
 
   std::atomic<bool> verify_;  // setting checksum
   // Of blocks of which a part has come: more are seldom under way. A block that finds none free has its digest taken

@@ -45,7 +45,7 @@ bool is_of_the_path(const Status& s) {
 }  // namespace
 
 // Unlocked. Room for small blocks, which are to be stored raw.
-void StoreWriter::allocate_cluster(std::span<Move*> cluster) {
+void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
   // Blocks of one region that leave together lie together, in the order of their addresses.
   std::sort(cluster.begin(), cluster.end(), lies_before);
   for (size_t i = 0; i < cluster.size();) {
@@ -56,13 +56,13 @@ void StoreWriter::allocate_cluster(std::span<Move*> cluster) {
       for (size_t k = 0; k < n; ++k) cluster[i + k]->extent = extents[k];
     } else {
       for (size_t k = 0; k < n; ++k) {
-        Move* const m = cluster[i + k];
+        Transition* const m = cluster[i + k];
         m->status = space_.allocate(m->stored, 0, {&m->extent, 1});
       }
     }
     // Over its old copy rather than not at all: until it is whole there, it is in memory.
     for (size_t k = i; k < i + n; ++k) {
-      Move* const m = cluster[k];
+      Transition* const m = cluster[k];
       const core::Extent old = m->region->table[m->block].extent;
       if (!old || old.codec() != 0 || old.length() != m->stored) continue;
       const bool full = m->status.ok() && !core::broken("full_disk") && space_.expected_to_fail(m->extent);
@@ -77,16 +77,16 @@ void StoreWriter::allocate_cluster(std::span<Move*> cluster) {
 }
 
 // Unlocked. Whether our own loads may read the image: the program may have changed rights of it meanwhile.
-bool StoreWriter::may_load(const Move& m) const {
+bool StoreWriter::may_load(const Transition& m) const {
   if (!m.in_place || m.aside != nullptr) return true;
   const Region& r = *m.region;
   return pager::may_load(mappings_, r, r.address(m.block), r.block_size);
 }
 
-// Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
-void StoreWriter::prepare_writes(std::span<Move* const> moves) {
+// Unlocked. Encodes and finds room; a transition that finds none carries the status. No more than a Batch holds.
+void StoreWriter::prepare_writes(std::span<Transition* const> transitions) {
   Batch cluster;
-  for (Move* m : moves) {
+  for (Transition* m : transitions) {
     Region& r = *m->region;
     if (r.backing == Backing::file_shared) continue;
     m->stored = r.block_size;
@@ -119,7 +119,7 @@ void StoreWriter::prepare_writes(std::span<Move* const> moves) {
 }
 
 // Locked; state writing.
-void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
+void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
   Region& r = *m->region;
   m->then = &end;
   const auto prepare = [&](store::Io& io, store::FileId file, uint64_t offset, std::byte* buffer, size_t size) {
@@ -152,7 +152,7 @@ void StoreWriter::to_store(Move* m, IoEnd& end, DeferredWork& after) {
   after.submit.push_back(m);
 }
 
-bool StoreWriter::find_elsewhere(Move* m) {
+bool StoreWriter::find_elsewhere(Transition* m) {
   if (m->status.ok() || m->stored == 0 || !is_of_the_path(m->status) || core::broken("one_path")) return false;
   if (m->region->backing == Backing::file_shared || m->tries + 1 >= space_.paths()) return false;
   const core::Extent failed = m->extent;
@@ -177,7 +177,7 @@ bool StoreWriter::find_elsewhere(Move* m) {
 }
 
 // Locked. The mark, words, back-off, and a status for whoever asks next.
-void StoreWriter::note_write_failure(Move* m) {
+void StoreWriter::note_write_failure(Transition* m) {
   Region& r = *m->region;
   const bool again = (r.table[m->block].flags & core::kUnknown) != 0;
   const bool shared = r.backing == Backing::file_shared;
@@ -205,7 +205,7 @@ void StoreWriter::store_has_room() {
 }
 
 // Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.
-void StoreWriter::give_back_extent(Move* m) {
+void StoreWriter::give_back_extent(Transition* m) {
   if (!m->new_extent || !m->extent) return;
   if (has_no_room(m->status)) {
     space_.refuse(m->extent);

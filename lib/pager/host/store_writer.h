@@ -21,22 +21,22 @@ class StoreWriter : private Shared {
   StoreWriter(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed)
       : Shared(shared), pressure_(pressure), failed_(failed) {}
 
-  // Unlocked. Encodes and finds room; a move that finds none carries the status. No more than a Batch holds.
-  void prepare_writes(std::span<Move* const> moves) VMEM_UNLOCKED;
+  // Unlocked. Encodes and finds room; a transition that finds none carries the status. No more than a Batch holds.
+  void prepare_writes(std::span<Transition* const> transitions) VMEM_UNLOCKED;
   // Locked. Its image is written when the lock has been dropped; `end` goes on with it.
-  void to_store(Move* m, IoEnd& end, DeferredWork& after) VMEM_LOCKED;
+  void to_store(Transition* m, IoEnd& end, DeferredWork& after) VMEM_LOCKED;
   // Unlocked; the write has failed. True: there is room on another path, and to_store() is to be called again.
-  bool find_elsewhere(Move* m) VMEM_UNLOCKED;
+  bool find_elsewhere(Transition* m) VMEM_UNLOCKED;
   // Locked. The mark, words, back-off, and a status for whoever asks next; and what had been allocated for it.
-  void note_write_failure(Move* m) VMEM_LOCKED;
-  void give_back_extent(Move* m) VMEM_LOCKED;
+  void note_write_failure(Transition* m) VMEM_LOCKED;
+  void give_back_extent(Transition* m) VMEM_LOCKED;
   // Unlocked. The store has room again, or may have: who waits to write tries at once.
   void store_has_room() VMEM_UNLOCKED;
   const core::MappingQuery& mappings() const { return mappings_; }
 
  private:
-  void allocate_cluster(std::span<Move*> cluster) VMEM_UNLOCKED;
-  bool may_load(const Move& m) const VMEM_UNLOCKED;
+  void allocate_cluster(std::span<Transition*> cluster) VMEM_UNLOCKED;
+  bool may_load(const Transition& m) const VMEM_UNLOCKED;
 
   MemoryPressure& pressure_;
   FailedBlocks& failed_;

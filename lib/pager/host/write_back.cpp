@@ -15,15 +15,15 @@
 namespace vmem::pager {
 
 // Locked on entry and on return, and not meanwhile.
-void WriteBack::evict_batch(Lock& lock, std::span<Move*> batch) {
+void WriteBack::evict_batch(Lock& lock, std::span<Transition*> batch) {
   if (batch.empty()) return lock.give_way();
   lock.unlock();
   evict_batch(batch);
   lock.lock();
 }
 
-// Unlocked; every move is in state taking. No more than a Batch holds.
-void WriteBack::evict_batch(std::span<Move*> batch) {
+// Unlocked; every transition is in state taking. No more than a Batch holds.
+void WriteBack::evict_batch(std::span<Transition*> batch) {
   Batch writes;
   isolator_.isolate(batch, &writes);
   writer_.prepare_writes(writes.all());
@@ -33,19 +33,19 @@ void WriteBack::evict_batch(std::span<Move*> batch) {
   {
     Lock lock(map_.mutex());
     // Evictors pause where they chose what they knew to be pinned, which they do when there is nothing else.
-    const auto pinned = [&](const Move* m) {
+    const auto pinned = [&](const Transition* m) {
       const Resident& resident = map_.residents()[m->region->table[m->block].aux];
       return m->status.code() == -EBUSY && m->reclaims && m->begun_ns < resident.pinned_until_ns;
     };
     if (std::all_of(batch.begin(), batch.end(), pinned)) writes_.pinned(now_ns());
-    for (Move* m : batch) settle_taken(m, after);
+    for (Transition* m : batch) settle_taken(m, after);
     room_.came_free(after);
   }
   page_in_.run(after);
 }
 
 // Locked; state taking, or writing (lent), and it is known what becomes of the block.
-void WriteBack::settle_taken(Move* m, DeferredWork& after) {
+void WriteBack::settle_taken(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   if (!m->keep)  // a block that stays in its place is not looked at
     found_pinned(map_.residents()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
@@ -82,7 +82,7 @@ void WriteBack::settle_taken(Move* m, DeferredWork& after) {
 
 // Locked; a write in the background failed, or could not begin. Nobody waits for it, and other writes do not wait for
 // its file: the file is left alone for a while that grows, a pinned block for one interval.
-void WriteBack::put_back_dirty(Move* m, DeferredWork& after) {
+void WriteBack::put_back_dirty(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const uint64_t now = now_ns();
   if (m->io.size != 0 && m->status.code() != -EFAULT) {
@@ -98,7 +98,7 @@ void WriteBack::put_back_dirty(Move* m, DeferredWork& after) {
 }
 
 // Locked. The store has these bytes: the memory may go, unless somebody wants the block back or it is to stay.
-void WriteBack::finish_clean(Move* m, DeferredWork& after) {
+void WriteBack::finish_clean(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   const bool gone = (m->in_place && !m->keep) || m->emptied;
@@ -115,7 +115,7 @@ void WriteBack::finish_clean(Move* m, DeferredWork& after) {
   isolated_.let_go(m, State::taking, after);
 }
 
-void WriteBack::io_ended(Move* m) {
+void WriteBack::io_ended(Transition* m) {
   if (m->io.result != 0) m->status = Status(m->io.result, "");
   DeferredWork after;
   finish_write(m, after);
@@ -124,7 +124,7 @@ void WriteBack::io_ended(Move* m) {
 
 // Unlocked; state writing. The program has taken the right to read a page of what was written from its place: a copy is
 // written, now or when its turn has come. False: there is no memory for one, or it cannot be had.
-bool WriteBack::write_aside(Move* m) {
+bool WriteBack::write_aside(Transition* m) {
   const Region& r = *m->region;
   std::byte* copy = nullptr;
   {
@@ -141,7 +141,7 @@ bool WriteBack::write_aside(Move* m) {
 }
 
 // Unlocked. False: nobody may read the block.
-bool WriteBack::write_copy(Move* m, std::byte* copy) {
+bool WriteBack::write_copy(Transition* m, std::byte* copy) {
   const Region& r = *m->region;
   if (core::read_guarded_at_once(copy, r.address(m->block), r.block_size, r.absent) != 0) return false;
   core::step("evict.aside");
@@ -157,19 +157,19 @@ bool WriteBack::write_copy(Move* m, std::byte* copy) {
   return true;
 }
 
-// Unlocked. A move that had the spare copy has ended; those that wait for it go on, one by one. What somebody wants
-// meanwhile stays, and is written another time, unless a call waits for that.
+// Unlocked. A transition that had the spare copy has ended; those that wait for it go on, one by one. What somebody
+// wants meanwhile stays, and is written another time, unless a call waits for that.
 void WriteBack::pass_spare(DeferredWork& after) {
   for (;;) {
-    MoveList wanted;
+    TransitionList wanted;
     {
       Lock lock(map_.mutex());
-      wanted = spare_.give_up([](const Move& m) VMEM_LOCKED {
+      wanted = spare_.give_up([](const Transition& m) VMEM_LOCKED {
         return m.job == nullptr && (m.region->table[m.block].flags & core::kWanted) != 0;
       });
     }
     while (!wanted.empty()) settle_write(wanted.pop(), after);
-    Move* const m = spare_.pass(map_.mutex());
+    Transition* const m = spare_.pass(map_.mutex());
     if (m == nullptr) return;
     m->aside = spare_.memory(m->region->block_size);
     if (m->aside != nullptr && write_copy(m, m->aside)) return;
@@ -178,7 +178,7 @@ void WriteBack::pass_spare(DeferredWork& after) {
 }
 
 // Unlocked; state writing.
-void WriteBack::finish_write(Move* m, DeferredWork& after) {
+void WriteBack::finish_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   core::step("evict.written");
   if (m->status.code() == -EFAULT && m->in_place && m->aside == nullptr && write_aside(m)) return;
@@ -202,14 +202,14 @@ void WriteBack::retry_pinned(Lock& lock) {
 }
 
 // Unlocked; state writing.
-void WriteBack::end_write(Move* m, DeferredWork& after) {
+void WriteBack::end_write(Transition* m, DeferredWork& after) {
   const bool spare = m->spare;
   settle_write(m, after);
   if (spare) pass_spare(after);
 }
 
 // Unlocked; state writing.
-void WriteBack::settle_write(Move* m, DeferredWork& after) {
+void WriteBack::settle_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const bool cut = m->cut;
   const bool dropped = m->status.ok() && (m->in_place || in_slot(*m)) && !m->keep && (cut || drop_written(m));
@@ -260,7 +260,7 @@ void WriteBack::settle_write(Move* m, DeferredWork& after) {
 }
 
 // Unlocked; state writing, and its pages are in place or in a slot. False: somebody wants the block, so that it stays.
-bool WriteBack::drop_written(Move* m) {
+bool WriteBack::drop_written(Transition* m) {
   Region& r = *m->region;
   {
     Lock lock(map_.mutex());
@@ -289,7 +289,7 @@ bool WriteBack::drop_written(Move* m) {
 // those bytes are gone: the block leaves memory, else they would reach the file with the next store to the block when
 // the file has grown again. It stays, and counts as changed, for a lease, a loan, a page that the program has dropped
 // and may have stored to, or a device that has pinned a page, and may have stored inside the file.
-void WriteBack::drop_cut_off(Move* m) {
+void WriteBack::drop_cut_off(Transition* m) {
   Region& r = *m->region;
   {
     Lock lock(map_.mutex());
@@ -317,7 +317,7 @@ void WriteBack::drop_cut_off(Move* m) {
                  m->stored - m->io.transferred, map_.place(r, m->block).c_str());
 }
 
-void WriteBack::stays_cut_off(Move* m) {
+void WriteBack::stays_cut_off(Transition* m) {
   if (!std::exchange(m->keep, true)) writes_.settled(m->leaving);
 }
 

@@ -31,29 +31,29 @@ class WriteBack final : private Shared, private IoEnd {
         writer_(writer),
         room_(room) {}
 
-  // Takes each move, in state taking, to its end, or to a write whose end comes later. No more than a Batch holds.
-  // Unlocked, or with a lock that is dropped meanwhile.
-  void evict_batch(std::span<Move*> batch) VMEM_UNLOCKED;
-  void evict_batch(Lock& lock, std::span<Move*> batch) VMEM_LOCKED;
+  // Takes each transition, in state taking, to its end, or to a write whose end comes later. No more than a Batch
+  // holds. Unlocked, or with a lock that is dropped meanwhile.
+  void evict_batch(std::span<Transition*> batch) VMEM_UNLOCKED;
+  void evict_batch(Lock& lock, std::span<Transition*> batch) VMEM_LOCKED;
 
   // Blocks that wait for the end of a pin as they are put in place; as Installer has it.
   bool any_pinned() const VMEM_LOCKED { return installer_.any_pinned(); }
   void retry_pinned(Lock& lock) VMEM_LOCKED;
 
  private:
-  void io_ended(Move* m) VMEM_UNLOCKED override;
-  void settle_taken(Move* m, DeferredWork& after) VMEM_LOCKED;
-  void put_back_dirty(Move* m, DeferredWork& after) VMEM_LOCKED;
-  void finish_clean(Move* m, DeferredWork& after) VMEM_LOCKED;
-  void finish_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
-  bool drop_written(Move* m) VMEM_UNLOCKED;
-  void drop_cut_off(Move* m) VMEM_UNLOCKED;
-  void stays_cut_off(Move* m) VMEM_LOCKED;
-  void end_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
-  bool write_aside(Move* m) VMEM_UNLOCKED;
-  bool write_copy(Move* m, std::byte* copy) VMEM_UNLOCKED;
+  void io_ended(Transition* m) VMEM_UNLOCKED override;
+  void settle_taken(Transition* m, DeferredWork& after) VMEM_LOCKED;
+  void put_back_dirty(Transition* m, DeferredWork& after) VMEM_LOCKED;
+  void finish_clean(Transition* m, DeferredWork& after) VMEM_LOCKED;
+  void finish_write(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
+  bool drop_written(Transition* m) VMEM_UNLOCKED;
+  void drop_cut_off(Transition* m) VMEM_UNLOCKED;
+  void stays_cut_off(Transition* m) VMEM_LOCKED;
+  void end_write(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
+  bool write_aside(Transition* m) VMEM_UNLOCKED;
+  bool write_copy(Transition* m, std::byte* copy) VMEM_UNLOCKED;
   void pass_spare(DeferredWork& after) VMEM_UNLOCKED;
-  void settle_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
+  void settle_write(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
 
   FailedBlocks& failed_;
   Installer& installer_;

@@ -16,7 +16,7 @@
 #include <span>
 #include <string>
 
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 

@@ -64,7 +64,7 @@ void DeviceWorkers::stop() {
   if (!gpus_.own_page_tables()) device::park::set_hook({}).ignore();
 }
 
-// On the park thread: a CPU touch that the block's access forbids and no move explains.
+// On the park thread: a CPU touch that the block's access forbids and no transition explains.
 bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
   Lock lock(map_.mutex());
   for (;;) {
@@ -196,7 +196,7 @@ void DeviceWorkers::reclaim_host_pages(Lock& lock) {
   for (const auto& [r, b] : with) {
     if (r->dying || r->lost || r->table[b].state != State::on_device || leased(*r, b) || batch.size() == kDeviceBatch)
       continue;
-    if (Move* m = demoter_.begin(*r, b, Leave::host)) batch.push_back(m);
+    if (Transition* m = demoter_.begin(*r, b, Leave::host)) batch.push_back(m);
   }
   for (const auto& [r, b] : found) --r->in_flight;
   map_.notify();

@@ -29,7 +29,7 @@ int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
 void Arrivals::run(Batch& batch, int d) {
   pull(batch, d);
   if (batch.empty()) return;
-  InBatch in{.moves = batch, .device = d};
+  InBatch in{.transitions = batch, .device = d};
   begin_in(in);
   if (in.status.ok()) {
     Lock lock(map_.mutex());
@@ -42,13 +42,13 @@ void Arrivals::run(Batch& batch, int d) {
 // and is out of the batch.
 void Arrivals::pull(Batch& batch, int d) {
   core::InplaceVector<trap::Range, Batch::capacity()> drops;
-  for (Move* m : batch) {
+  for (Transition* m : batch) {
     if (m->source != nullptr) copy_aside(m);
   }
   core::step("device.pulled");
   {
     Lock lock(map_.mutex());
-    for (Move* m : batch) {
+    for (Transition* m : batch) {
       if (m->source == nullptr || !m->status.ok() || m->out) continue;
       Resident& resident = map_.residents()[m->region->table[m->block].aux];
       if (resident.holed) {  // there may have been stores since it was copied
@@ -61,7 +61,7 @@ void Arrivals::pull(Batch& batch, int d) {
     }
   }
   if (!drops.empty() && !drop_pages(trap_, drops.all())) {
-    for (Move* m : batch) {
+    for (Transition* m : batch) {
       if (m->source == nullptr || !m->status.ok() || m->out || m->source != m->region->address(m->block)) continue;
       if (!drop_one(trap_, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
     }
@@ -69,13 +69,13 @@ void Arrivals::pull(Batch& batch, int d) {
   DeferredWork after;
   {
     Lock lock(map_.mutex());
-    for (Move* m : batch) {
+    for (Transition* m : batch) {
       if (m->source != nullptr) pulled(m, d);
     }
-    batch.erase_if([&](Move* m) {
+    batch.erase_if([&](Transition* m) {
       lock.hold();
       const bool failed = !m->status.ok();
-      if (failed) map_.free_move(m);
+      if (failed) map_.free_transition(m);
       return failed;
     });
     room_.came_free(after);
@@ -84,7 +84,7 @@ void Arrivals::pull(Batch& batch, int d) {
 }
 
 // Unlocked; state taking where it is in place. Its status says whether its frame has the bytes.
-void Arrivals::copy_aside(Move* m) {
+void Arrivals::copy_aside(Transition* m) {
   Region& r = *m->region;
   if (m->source == r.address(m->block)) {
     core::step("device.taking");
@@ -102,7 +102,7 @@ void Arrivals::copy_aside(Move* m) {
 
 // Unlocked; state taking. Whoever has pinned a page of it might store to it after it was copied, whatever protects it:
 // so its pages are taken away first. On error they are in place.
-Status Arrivals::take_aside(Move* m) {
+Status Arrivals::take_aside(Transition* m) {
   Region& r = *m->region;
   std::byte* slot = nullptr;
   {
@@ -126,7 +126,7 @@ Status Arrivals::take_aside(Move* m) {
 }
 
 // Locked; state taking. A part of its pages could not go back to where they were.
-void Arrivals::lose_taken(Move* m) {
+void Arrivals::lose_taken(Transition* m) {
   Region& r = *m->region;
   map_.free_resident(m->block, r);
   budget_.credit(r.block_size);
@@ -134,7 +134,7 @@ void Arrivals::lose_taken(Move* m) {
 }
 
 // Locked. The frame has its bytes alone, or it stays where it is.
-void Arrivals::pulled(Move* m, int d) {
+void Arrivals::pulled(Transition* m, int d) {
   Region& r = *m->region;
   Gpu& g = gpus_[static_cast<size_t>(d)];
   Block& block = r.table[m->block];
@@ -170,12 +170,12 @@ void Arrivals::pulled(Move* m, int d) {
 
 // Unlocked. Makes the blocks on their device and begins to fill them.
 void Arrivals::begin_in(InBatch& in) {
-  const Batch& batch = in.moves;
+  const Batch& batch = in.transitions;
   const int d = in.device;
   core::InplaceVector<device::Range, Batch::capacity()> all, to_make;
   core::InplaceVector<device::Copy, Batch::capacity()> frames;
   size_t smallest = SIZE_MAX;
-  for (const Move* m : batch) {
+  for (const Transition* m : batch) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
     const size_t size = m->region->block_size, copied = m->parts.copied;
     all.push_back({at, size});
@@ -196,7 +196,7 @@ void Arrivals::begin_in(InBatch& in) {
                 s.text().data());
   in.made = s.ok();
   if (!in.made) {
-    for (Move* m : batch)
+    for (Transition* m : batch)
       if (m->parts.made) part_copies_.give_back(m);
     return;
   }
@@ -208,7 +208,7 @@ void Arrivals::begin_in(InBatch& in) {
   if (ahead) s = devices_->map_ahead(ranges);
   if (s.ok() && !copies.empty()) s = devices_->copy_in(d, copies, &in.ticket);
   if (s.ok() && !ahead) s = devices_->map(ranges);
-  for (Move* m : batch) {
+  for (Transition* m : batch) {
     // Else the copies stand for it.
     if (m->parts.ticket != nullptr && in.ticket == nullptr) wait_for_copy(*devices_, d, m->parts.ticket).ignore();
     m->parts.ticket.reset();
@@ -218,7 +218,7 @@ void Arrivals::begin_in(InBatch& in) {
 // Locked. An acquire may go on: its stream waits for the copies.
 void Arrivals::note_issued(const InBatch& in) {
   uint64_t copied = 0;
-  for (Move* m : in.moves) {
+  for (Transition* m : in.transitions) {
     Resident& resident = map_.residents()[m->region->table[m->block].aux];
     resident.issued = true;
     ++m->region->issued;
@@ -244,13 +244,13 @@ void Arrivals::end_in(InBatch& in) {
   Lock lock(map_.mutex());
   if (!s.ok()) gpus_.saw_loss(d, health);  // the books still say how it was
   if (!over_trap) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
-  for (Move* m : in.moves) {
+  for (Transition* m : in.transitions) {
     if (!s.ok()) {
       undo(m, s, !over_trap || !in.made || in.torn, after);
       continue;
     }
     arrived(m);
-    map_.free_move(m);
+    map_.free_transition(m);
   }
   if (full) gpus_.follow_down(d, kept);
   if (!demotion_requests_.empty()) gpus_.work().notify_one();
@@ -264,7 +264,7 @@ void Arrivals::open(InBatch& in) {
   const int d = in.device;
   Status& s = in.status;
   core::InplaceVector<device::Range, Batch::capacity()> made_of;
-  for (const Move* m : in.moves)
+  for (const Transition* m : in.transitions)
     made_of.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   const std::span<const device::Range> ranges = made_of.all();
   if (s.ok()) core::step("device.issued");
@@ -291,7 +291,7 @@ void Arrivals::open(InBatch& in) {
 }
 
 // Locked; state entering.
-void Arrivals::arrived(Move* m) {
+void Arrivals::arrived(Transition* m) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   Resident& resident = map_.residents()[block.aux];
@@ -312,7 +312,7 @@ void Arrivals::arrived(Move* m) {
 
 // Locked; state entering. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
 // kernel may have changed them since.
-void Arrivals::undo(Move* m, const Status& why, bool trapped, DeferredWork& after) {
+void Arrivals::undo(Transition* m, const Status& why, bool trapped, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   Block& block = r.table[b];
@@ -331,7 +331,7 @@ void Arrivals::undo(Move* m, const Status& why, bool trapped, DeferredWork& afte
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     map_.free_resident(b, r);
     failed_.mark_lost(r, b, State::entering, why);
-    map_.free_move(m);
+    map_.free_transition(m);
     return;
   }
   if (m->image == nullptr) {
@@ -344,15 +344,15 @@ void Arrivals::undo(Move* m, const Status& why, bool trapped, DeferredWork& afte
     if (!proven_clean(block)) map_.note_dirty(r, b);
     map_.admit(r, b, map_.clock().stamp());
   }
-  map_.free_move(m);
+  map_.free_transition(m);
   if (!r.lost) page_in_.settle(r, b, after);
 }
 
 Batch Arrivals::take_ready(std::span<const SpanOf> spans, int d) {
   Batch mine;
   uint64_t bytes = 0;
-  core::OwnVector<Move*>& ready = gpus_[static_cast<size_t>(d)].ready;
-  const auto rest = std::remove_if(ready.begin(), ready.end(), [&](Move* m) {
+  core::OwnVector<Transition*>& ready = gpus_[static_cast<size_t>(d)].ready;
+  const auto rest = std::remove_if(ready.begin(), ready.end(), [&](Transition* m) {
     const size_t size = m->region->block_size;
     const bool is_mine = m->source == nullptr && !mine.full() && (mine.size() < 2 || bytes + size <= kBatchBytes) &&
                          std::any_of(spans.begin(), spans.end(), [&](const SpanOf& s) {
@@ -368,24 +368,25 @@ Batch Arrivals::take_ready(std::span<const SpanOf> spans, int d) {
 }
 
 void Arrivals::begin(const Batch& batch, int d) {
-  InBatch in{.moves = batch, .device = d};
+  InBatch in{.transitions = batch, .device = d};
   begin_in(in);
   if (!in.status.ok()) return end_in(in);
   Lock lock(map_.mutex());
   note_issued(in);
-  for (Move* m : in.moves) gpus_[static_cast<size_t>(d)].issued.push_back(m);
+  for (Transition* m : in.transitions) gpus_[static_cast<size_t>(d)].issued.push_back(m);
   gpus_.work().notify_one();
 }
 
 bool Arrivals::end_issued(Lock& lock, int d) {
-  MoveList& issued = gpus_[static_cast<size_t>(d)].issued;
+  TransitionList& issued = gpus_[static_cast<size_t>(d)].issued;
   if (issued.empty()) return false;
-  const auto ticket_of = [&](const Move* m) VMEM_LOCKED -> const device::Ticket& {
+  const auto ticket_of = [&](const Transition* m) VMEM_LOCKED -> const device::Ticket& {
     return map_.residents()[m->region->table[m->block].aux].ticket;
   };
   {
     InBatch in{.device = d, .ticket = ticket_of(issued.head), .made = true};
-    while (!issued.empty() && !in.moves.full() && ticket_of(issued.head) == in.ticket) in.moves.push_back(issued.pop());
+    while (!issued.empty() && !in.transitions.full() && ticket_of(issued.head) == in.ticket)
+      in.transitions.push_back(issued.pop());
     lock.unlock();
     end_in(in);
   }

@@ -54,16 +54,16 @@ class Arrivals : private Shared {
 
  private:
   void pull(Batch& batch, int d) VMEM_UNLOCKED;
-  core::Status take_aside(Move* m) VMEM_UNLOCKED;
-  void lose_taken(Move* m) VMEM_LOCKED;
-  void copy_aside(Move* m) VMEM_UNLOCKED;
-  void pulled(Move* m, int d) VMEM_LOCKED;
+  core::Status take_aside(Transition* m) VMEM_UNLOCKED;
+  void lose_taken(Transition* m) VMEM_LOCKED;
+  void copy_aside(Transition* m) VMEM_UNLOCKED;
+  void pulled(Transition* m, int d) VMEM_LOCKED;
   void begin_in(InBatch& in) VMEM_UNLOCKED;
   void note_issued(const InBatch& in) VMEM_LOCKED;
   void end_in(InBatch& in) VMEM_UNLOCKED;
   void open(InBatch& in) VMEM_UNLOCKED;
-  void arrived(Move* m) VMEM_LOCKED;
-  void undo(Move* m, const core::Status& why, bool trapped, DeferredWork& after) VMEM_LOCKED;
+  void arrived(Transition* m) VMEM_LOCKED;
+  void undo(Transition* m, const core::Status& why, bool trapped, DeferredWork& after) VMEM_LOCKED;
 
   device::Devices* const devices_;
   const PooledList<DemotionRequest>& demotion_requests_;

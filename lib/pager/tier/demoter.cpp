@@ -19,7 +19,7 @@ namespace {
 // Of those that do not stay, all of one device.
 core::InplaceVector<device::Range, Batch::capacity()> gone_of(const OutPart& part) {
   core::InplaceVector<device::Range, Batch::capacity()> gone;
-  for (const Move* m : part.moves) {
+  for (const Transition* m : part.transitions) {
     if (m->leave != Leave::sync)
       gone.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   }
@@ -28,8 +28,8 @@ core::InplaceVector<device::Range, Batch::capacity()> gone_of(const OutPart& par
 
 }  // namespace
 
-Move* Demoter::begin(Region& r, BlockIndex b, Leave how) {
-  if (!map_.reserve_move() || !shown_.unrefuse(r, b)) return nullptr;
+Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
+  if (!map_.reserve_transition() || !shown_.unrefuse(r, b)) return nullptr;
   Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
   const bool shown = map_.residents()[block.aux].shown && how != Leave::sync;
@@ -44,7 +44,7 @@ Move* Demoter::begin(Region& r, BlockIndex b, Leave how) {
     frame = supply_.frame(r, 0);
     if (frame == nullptr) return nullptr;
   }
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   m->image = frame;
   m->shown = shown;
   if (from_cpu) m->source = r.address(b);
@@ -75,7 +75,7 @@ void Demoter::begin_part(OutPart& part) {
   core::InplaceVector<device::Range, Batch::capacity()> all;
   core::InplaceVector<device::Copy, Batch::capacity()> copies;
   const auto gone = gone_of(part);
-  for (const Move* m : part.moves) {
+  for (const Transition* m : part.transitions) {
     const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
     all.push_back(range);
     if (m->image != nullptr && !m->kept && m->source == nullptr)
@@ -96,7 +96,7 @@ void Demoter::begin_part(OutPart& part) {
 }
 
 // Unlocked; state leaving. The bytes that the CPU is shown, to be written.
-Status Demoter::copy_shown(Move* m) {
+Status Demoter::copy_shown(Transition* m) {
   Region& r = *m->region;
   Status s = trap_.protect(m->source, r.block_size);
   core::step("device.copying_shown");
@@ -136,7 +136,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
     if (s.ok()) s = holes_.punch(gone.all());
   }
   core::InplaceVector<trap::Range, Batch::capacity()> dropped;
-  for (Move* m : part.moves) {
+  for (Transition* m : part.transitions) {
     if (m->source != nullptr) m->status = copy_shown(m);
     if (s.ok() && m->shown && m->leave == Leave::drop)
       dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
@@ -156,7 +156,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
     gpus_[static_cast<size_t>(d)].out_bytes += part.bytes;
     core::add(counters_.device_to_host_bytes, part.bytes);
   }
-  for (Move* m : part.moves) {
+  for (Transition* m : part.transitions) {
     if (m->leave == Leave::sync) {
       if (m->source == nullptr) m->status = m->kept ? s : copied;
       writes.push_back(m);
@@ -175,7 +175,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
 // Unlocked; state leaving, their status says why they stay. A lease that they get, or have, is worth nothing to a
 // kernel that does not find them.
 void Demoter::keep_mapped(Batch& unmapped, DeferredWork& after) {
-  for (Move* m : unmapped) {
+  for (Transition* m : unmapped) {
     const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
     insist(*devices_, m->device, "mapping a block that stays", [&] { return devices_->map({&range, 1}); }).ignore();
     Lock lock(map_.mutex());
@@ -185,14 +185,14 @@ void Demoter::keep_mapped(Batch& unmapped, DeferredWork& after) {
   unmapped.clear();
 }
 
-void Demoter::run(Lock& lock, std::span<Move*> batch) {
+void Demoter::run(Lock& lock, std::span<Transition*> batch) {
   lock.unlock();
   run(batch);
   lock.lock();
 }
 
-void Demoter::run(std::span<Move*> batch) {
-  std::sort(batch.begin(), batch.end(), [](const Move* a, const Move* b) {
+void Demoter::run(std::span<Transition*> batch) {
+  std::sort(batch.begin(), batch.end(), [](const Transition* a, const Transition* b) {
     return a->device != b->device   ? a->device < b->device
            : a->region != b->region ? a->region->id < b->region->id
                                     : a->block < b->block;
@@ -206,7 +206,7 @@ void Demoter::run(std::span<Move*> batch) {
     // wait.
     size_t n = 1;
     while (!gpus_.own_page_tables() && i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
-    parts.push_back({.moves = batch.subspan(i, n), .device = batch[i]->device});
+    parts.push_back({.transitions = batch.subspan(i, n), .device = batch[i]->device});
     begin_part(parts.back());
     i += n;
   }
@@ -225,7 +225,7 @@ void Demoter::run(std::span<Move*> batch) {
 }
 
 // Locked; state leaving. `lost`: the addresses are nobody's any more.
-void Demoter::settle_left(Move* m, const Status& copied, bool lost, DeferredWork& after) {
+void Demoter::settle_left(Transition* m, const Status& copied, bool lost, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   Block& block = r.table[b];
@@ -244,16 +244,16 @@ void Demoter::settle_left(Move* m, const Status& copied, bool lost, DeferredWork
   if (lost) r.lost = true;
   if (dirty && !m->kept && !copied.ok()) {
     lose_left(m, copied);
-    map_.free_move(m);
+    map_.free_transition(m);
     return;
   }
   rest_in_host(m, copied.ok());
-  map_.free_move(m);
+  map_.free_transition(m);
   if (!r.lost) page_in_.settle(r, b, after);
 }
 
 // The only copy of the block was on a device that is lost.
-void Demoter::lose_left(Move* m, const Status& why) {
+void Demoter::lose_left(Transition* m, const Status& why) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   map_.free_resident(b, r);
@@ -267,7 +267,7 @@ void Demoter::lose_left(Move* m, const Status& why) {
 }
 
 // What was in place, or is in a frame, is the block now; else the store has it, or nobody wants it.
-void Demoter::rest_in_host(Move* m, bool copied) {
+void Demoter::rest_in_host(Transition* m, bool copied) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   Block& block = r.table[b];
@@ -315,7 +315,7 @@ void Demoter::rest_in_host(Move* m, bool copied) {
 }
 
 // Locked; state leaving. The device would not let go of it, and nothing has changed: it stays there.
-void Demoter::undo_leaving(Move* m, const Status& why) {
+void Demoter::undo_leaving(Transition* m, const Status& why) {
   Region& r = *m->region;
   Gpu& g = gpus_[static_cast<size_t>(m->device)];
   g.budget.stays(r.block_size);
@@ -326,7 +326,7 @@ void Demoter::undo_leaving(Move* m, const Status& why) {
                           why.text().data(), map_.where(r, m->block).c_str());
   blocks_.stays(r, m->block, m);
   blocks_.know_again(*m);
-  map_.free_move(m);
+  map_.free_transition(m);
 }
 
 }  // namespace vmem::pager

@@ -41,11 +41,11 @@ class Demoter : private Shared {
 
   // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync.
   // nullptr: no staging frame for its bytes, or its accesses get SIGBUS and the trap does not take that back.
-  Move* begin(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
+  Transition* begin(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
   // Takes each move to its end, or to a write whose end comes later. Of one device each or several; no more than a
   // Batch holds. Unlocked, or with a lock that is dropped meanwhile.
-  void run(std::span<Move*> batch) VMEM_UNLOCKED;
-  void run(Lock& lock, std::span<Move*> batch) VMEM_LOCKED;
+  void run(std::span<Transition*> batch) VMEM_UNLOCKED;
+  void run(Lock& lock, std::span<Transition*> batch) VMEM_LOCKED;
 
   // The steps of that, unlocked. begin_part(): nobody stores to them or sees them there any more, and their bytes are
   // on the way. end_part(): those are in host memory, and the device's memory is nobody's. `unmapped`: those that stay,
@@ -55,11 +55,11 @@ class Demoter : private Shared {
   void keep_mapped(Batch& unmapped, DeferredWork& after) VMEM_UNLOCKED;
 
  private:
-  core::Status copy_shown(Move* m) VMEM_UNLOCKED;
-  void settle_left(Move* m, const core::Status& copied, bool lost, DeferredWork& after) VMEM_LOCKED;
-  void lose_left(Move* m, const core::Status& why) VMEM_LOCKED;
-  void rest_in_host(Move* m, bool copied) VMEM_LOCKED;
-  void undo_leaving(Move* m, const core::Status& why) VMEM_LOCKED;
+  core::Status copy_shown(Transition* m) VMEM_UNLOCKED;
+  void settle_left(Transition* m, const core::Status& copied, bool lost, DeferredWork& after) VMEM_LOCKED;
+  void lose_left(Transition* m, const core::Status& why) VMEM_LOCKED;
+  void rest_in_host(Transition* m, bool copied) VMEM_LOCKED;
+  void undo_leaving(Transition* m, const core::Status& why) VMEM_LOCKED;
 
   device::Devices* const devices_;
   Gpus& gpus_;

@@ -46,12 +46,12 @@ void DeviceBlocks::unclaim(Region& r, BlockIndex b) {
   stays(r, b);
 }
 
-void DeviceBlocks::stays(Region& r, BlockIndex b, const Move* failed) {
+void DeviceBlocks::stays(Region& r, BlockIndex b, const Transition* failed) {
   r.table.change(b, State::leaving, State::on_device);
   answer(r, b, failed);
 }
 
-void DeviceBlocks::answer(Region& r, BlockIndex b, const Move* failed) {
+void DeviceBlocks::answer(Region& r, BlockIndex b, const Transition* failed) {
   Gpu& g = gpus_[r.table[b].device];
   if (g.lost) {
     g.rescue = true;
@@ -68,7 +68,7 @@ void DeviceBlocks::adopt(Region& r, BlockIndex b) {
   if (map_.guests().remove(r.table[b].aux)) map_.admit(r, b, map_.clock().stamp());
 }
 
-void DeviceBlocks::know_again(const Move& m) {
+void DeviceBlocks::know_again(const Transition& m) {
   Region& r = *m.region;
   const Block& block = r.table[m.block];
   if (map_.guests().is(block.aux)) return;

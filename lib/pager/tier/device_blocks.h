@@ -29,15 +29,15 @@ class DeviceBlocks : private Shared {
   // stays.
   void claim(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void unclaim(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // It was leaving, and is on a device still, or on another one. failed: the move that could not show it.
-  void stays(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
+  // It was leaving, and is on a device still, or on another one. failed: the transition that could not show it.
+  void stays(Region& r, core::BlockIndex b, const Transition* failed = nullptr) VMEM_LOCKED;
   // It has come to rest on a device. Who met the trap meanwhile has not been answered.
-  void answer(Region& r, core::BlockIndex b, const Move* failed = nullptr) VMEM_LOCKED;
+  void answer(Region& r, core::BlockIndex b, const Transition* failed = nullptr) VMEM_LOCKED;
 
   // Somebody uses the block where it is: it is no guest any more.
   void adopt(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // A move has ended and the block is on a device: as a guest that has come, or as what it was.
-  void know_again(const Move& m) VMEM_LOCKED;
+  // A transition has ended and the block is on a device: as a guest that has come, or as what it was.
+  void know_again(const Transition& m) VMEM_LOCKED;
   // It is on device d, or its copy there has been issued.
   bool has_come(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
 
@@ -47,7 +47,7 @@ class DeviceBlocks : private Shared {
 };
 
 // The wait of a try that failed.
-inline ShownCopies::Since since(const Move* failed) {
+inline ShownCopies::Since since(const Transition* failed) {
   if (failed == nullptr) return {};
   return {failed->since_ns, failed->mark};
 }

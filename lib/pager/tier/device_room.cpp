@@ -87,7 +87,7 @@ void DeviceRoom::evict_guests(int d, Batch& leaving) {
     Region& r = *map_.residents()[id].region;
     const BlockIndex b = map_.residents()[id].block;
     if (r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b)) continue;
-    Move* m = demoter_.begin(r, b, Leave::evict);
+    Transition* m = demoter_.begin(r, b, Leave::evict);
     if (m == nullptr) return;  // no frame: what is dropped without one may be among the device's own
     leaving.push_back(m);
     bytes -= std::min<uint64_t>(bytes, r.block_size);
@@ -97,14 +97,14 @@ void DeviceRoom::evict_guests(int d, Batch& leaving) {
 // Locked; on a device, and chosen to leave it. To the device where it is said to be best, as its own, or to a
 // neighbour, as a guest; those that go together go to the same one. False: not now, or there is no room.
 bool DeviceRoom::spill(Region& r, BlockIndex b, Batch& spilling, int* neighbour) {
-  if (!worth_keeping_near(r, b) || !map_.reserve_move()) return false;
+  if (!worth_keeping_near(r, b) || !map_.reserve_transition()) return false;
   const int d = r.table[b].device, home = home_with_room(r, b);
   int to = home;
   if (to < 0) to = spilling.empty() ? neighbour_of(d, r.block_size) : *neighbour;
   if (!spilling.empty() && to != *neighbour) return false;
   if (to < 0 || !has_room_for(d, to, r.block_size, now_ns())) return false;
   *neighbour = to;
-  Move* m = migrator_.begin(r, b, to);
+  Transition* m = migrator_.begin(r, b, to);
   m->spills = true;
   if (to != home) map_.guests().add(r.table[b].aux, static_cast<size_t>(to));
   spilling.push_back(m);
@@ -138,7 +138,7 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
     bool leaves = !stays && spill(r, b, spilling, neighbour);
     // With those that go to another device it cannot go to its own: next time.
     const bool waits = !spilling.empty() && home_with_room(r, b) >= 0;
-    if (Move* m = leaves || stays || waits ? nullptr : demoter_.begin(r, b, Leave::evict)) {
+    if (Transition* m = leaves || stays || waits ? nullptr : demoter_.begin(r, b, Leave::evict)) {
       leaving.push_back(m);
       leaves = true;
     } else if (!leaves && !r.dying) {
@@ -150,7 +150,7 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
 
 // Locked. A block of device d that an acquire elsewhere waits for, and nobody leases here, makes room by going to host
 // memory first: two devices may each have what the other one waits for, and no room. nullptr: there is none.
-Move* DeviceRoom::begin_leave_for_others(int d) {
+Transition* DeviceRoom::begin_leave_for_others(int d) {
   size_t looked = 0;
   for (const PromotionRequest& w : requests_) {
     if (w.device == d || w.owner == nullptr || w.region->dying) continue;
@@ -186,7 +186,7 @@ bool DeviceRoom::make(Lock& lock, int d) {
   if (!leaving.empty()) need.since_ns = now_ns();
   evict_own(d, leaving, spilling, &neighbour);
   if (leaving.empty() && spilling.empty() && budget.missing() != 0) {
-    if (Move* m = begin_leave_for_others(d)) leaving.push_back(m);
+    if (Transition* m = begin_leave_for_others(d)) leaving.push_back(m);
   }
   if (leaving.empty() && spilling.empty()) return false;
   lock.unlock();

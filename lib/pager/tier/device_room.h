@@ -59,7 +59,7 @@ class DeviceRoom : private Shared {
   void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
   bool spill(Region& r, core::BlockIndex b, Batch& spilling, int* neighbour) VMEM_LOCKED;
   void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
-  Move* begin_leave_for_others(int d) VMEM_LOCKED;
+  Transition* begin_leave_for_others(int d) VMEM_LOCKED;
 
   device::Devices* const devices_;
   const PooledList<PromotionRequest>& requests_;

@@ -24,8 +24,8 @@ constexpr size_t kPiece = size_t{64} << 10, kLargestPiece = size_t{2} << 20;
 
 // Locked; on a device, and not under leases for writing. nullptr: there is no memory for a copy that leaves so much of
 // the budget free.
-Move* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
-  if (!shown_.unrefuse(r, b) || !map_.reserve_move() || !shown_.expect()) return nullptr;
+Transition* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
+  if (!shown_.unrefuse(r, b) || !map_.reserve_transition() || !shown_.expect()) return nullptr;
   if (!budget_.charge(r.block_size, left_free)) {
     shown_.not_shown();
     if (left_free == 0) pressure_.call_evictors();
@@ -39,7 +39,7 @@ Move* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
     budget_.credit(r.block_size);
     return nullptr;
   }
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   m->image = frame;
   m->kept = kept;
   m->staged = true;
@@ -51,7 +51,7 @@ Move* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
 
 // Unlocked; state leaving. Puts bytes of the block in place, write-protected, which its device has, or its host copy.
 // A trap that reports blocks, and not pages, takes blocks. *placed: some may be there.
-Status DeviceViews::show_part(const Move& m, size_t from, size_t to, bool* placed) {
+Status DeviceViews::show_part(const Transition& m, size_t from, size_t to, bool* placed) {
   Region& r = *m.region;
   Status s;
   if (!m.kept && from != to) {
@@ -73,7 +73,7 @@ Status DeviceViews::show_part(const Move& m, size_t from, size_t to, bool* place
 
 // Unlocked; state leaving. First the piece that somebody waits for, then what is behind it, where he is likely to go
 // on.
-Status DeviceViews::show_all(const Move& m, uintptr_t load_at, bool* placed) {
+Status DeviceViews::show_all(const Transition& m, uintptr_t load_at, bool* placed) {
   const size_t size = m.region->block_size;
   const auto base = reinterpret_cast<uintptr_t>(m.region->address(m.block));
   if (trap_.caps().one_report) return show_part(m, 0, size, placed);
@@ -86,7 +86,7 @@ Status DeviceViews::show_all(const Move& m, uintptr_t load_at, bool* placed) {
 }
 
 // Unlocked; state leaving.
-void DeviceViews::show(Move* m, uintptr_t load_at) {
+void DeviceViews::show(Transition* m, uintptr_t load_at) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   core::step("device.showing");
@@ -126,7 +126,7 @@ void DeviceViews::show(Move* m, uintptr_t load_at) {
   if (resident.admitted) map_.policy(block.aux).unhold(block.aux);
   if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
   if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
-  map_.free_move(m);
+  map_.free_transition(m);
   room_.came_free(after);
   lock.unlock();
   page_in_.run(after);
@@ -167,7 +167,7 @@ bool DeviceViews::rescue(Lock& lock) {
         const core::Block& block = r->table[b];
         if (block.state != State::on_device || block.device != d) continue;
         if (!map_.residents()[block.aux].shown && !map_.copies().has(block.aux)) continue;
-        if (Move* m = demoter_.begin(*r, b, Leave::host)) {
+        if (Transition* m = demoter_.begin(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {
           gpus_[d].rescue = true;  // no memory: later
@@ -256,11 +256,11 @@ bool DeviceViews::hide_oldest(Lock& lock) {
 
 // Locked. What was decided about an access; what nobody leases moves where no copy can be made. nullptr: it does not
 // move, or there is no memory.
-Move* DeviceViews::begin(const CpuAccess& access, bool leased, ShownCopies::Next* next) {
+Transition* DeviceViews::begin(const CpuAccess& access, bool leased, ShownCopies::Next* next) {
   using Next = ShownCopies::Next;
   Region& r = *access.region;
   const BlockIndex b = access.block;
-  Move* m = nullptr;
+  Transition* m = nullptr;
   if (*next == Next::show && (leased || room_beside(r))) m = begin_show(r, b, leased ? 0 : reserve_.low_watermark());
   if (*next == Next::show && m == nullptr && !leased) *next = Next::move;
   if (*next == Next::move) m = demoter_.begin(r, b, Leave::host);
@@ -277,7 +277,7 @@ bool DeviceViews::serve(Lock& lock) {
   if (hide_oldest(lock)) return true;
   const uint64_t now = now_ns();
   Batch batch;
-  Move* to_show = nullptr;
+  Transition* to_show = nullptr;
   uintptr_t load_at = 0;
   for (auto it = shown_.begin(); it != shown_.end() && batch.size() < kDeviceBatch && to_show == nullptr;) {
     Region& r = *it->region;
@@ -287,7 +287,7 @@ bool DeviceViews::serve(Lock& lock) {
     const bool lacks_room = next == Next::show && !facts.leased && !it->made_room && !room_beside(r);
     const Shown* const older = lacks_room ? oldest() : nullptr;  // it goes first
     if (older != nullptr) next = facts.may_hide ? Next::hide : Next::wait;
-    if (Move* const m = begin(*it, facts.leased, &next)) {
+    if (Transition* const m = begin(*it, facts.leased, &next)) {
       load_at = it->load_at;
       it = shown_.begun(it);
       if (next == Next::show) {

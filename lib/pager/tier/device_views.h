@@ -62,12 +62,12 @@ class DeviceViews : private Shared {
   void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
   bool may_show(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   bool room_beside(const Region& r) VMEM_LOCKED;
-  Move* begin(const CpuAccess& access, bool leased, ShownCopies::Next* next) VMEM_LOCKED;
-  Move* begin_show(Region& r, core::BlockIndex b, uint64_t left_free) VMEM_LOCKED;
+  Transition* begin(const CpuAccess& access, bool leased, ShownCopies::Next* next) VMEM_LOCKED;
+  Transition* begin_show(Region& r, core::BlockIndex b, uint64_t left_free) VMEM_LOCKED;
   // load_at: the page that somebody waits for first, if it is known.
-  void show(Move* m, uintptr_t load_at) VMEM_UNLOCKED;
-  core::Status show_all(const Move& m, uintptr_t load_at, bool* placed) VMEM_UNLOCKED;
-  core::Status show_part(const Move& m, size_t from, size_t to, bool* placed) VMEM_UNLOCKED;
+  void show(Transition* m, uintptr_t load_at) VMEM_UNLOCKED;
+  core::Status show_all(const Transition& m, uintptr_t load_at, bool* placed) VMEM_UNLOCKED;
+  core::Status show_part(const Transition& m, size_t from, size_t to, bool* placed) VMEM_UNLOCKED;
   bool hide_oldest(Lock& lock) VMEM_LOCKED;
   const Shown* oldest() VMEM_LOCKED;
 

@@ -5,16 +5,16 @@
 
 namespace vmem::pager {
 
-void DeviceWriteBack::write(std::span<Move* const> moves, DeferredWork& after) {
+void DeviceWriteBack::write(std::span<Transition* const> transitions, DeferredWork& after) {
   Batch changed;
-  for (Move* m : moves) {
+  for (Transition* m : transitions) {
     if (!m->status.ok()) continue;
     m->digest = store::digest(m->image, m->region->block_size);
     m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
     if (!m->clean) changed.push_back(m);
   }
   writer_.prepare_writes(changed.all());
-  for (Move* m : moves) {
+  for (Transition* m : transitions) {
     if (!m->status.ok() || m->clean) {
       finish_write(m, after);
       continue;
@@ -24,14 +24,14 @@ void DeviceWriteBack::write(std::span<Move* const> moves, DeferredWork& after) {
   }
 }
 
-void DeviceWriteBack::io_ended(Move* m) {
+void DeviceWriteBack::io_ended(Transition* m) {
   DeferredWork after;
   if (m->io.result != 0) m->status = Status(m->io.result, "");
   finish_write(m, after);
   page_in_.run(after);
 }
 
-void DeviceWriteBack::give_back_frame(Move* m) {
+void DeviceWriteBack::give_back_frame(Transition* m) {
   Region& r = *m->region;
   if (m->kept) {
     map_.copies().unhold(r.table[m->block].aux);
@@ -41,7 +41,7 @@ void DeviceWriteBack::give_back_frame(Move* m) {
 }
 
 // Locked. cut: not all of it is there.
-void DeviceWriteBack::note_written(Move* m, bool cut) {
+void DeviceWriteBack::note_written(Transition* m, bool cut) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   if (!m->clean) {
@@ -64,7 +64,7 @@ void DeviceWriteBack::note_written(Move* m, bool cut) {
 }
 
 // Unlocked; state leaving, held on its device, and now written, or not.
-void DeviceWriteBack::finish_write(Move* m, DeferredWork& after) {
+void DeviceWriteBack::finish_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const device::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
   core::step("device.written");
@@ -101,7 +101,7 @@ void DeviceWriteBack::finish_write(Move* m, DeferredWork& after) {
   blocks_.stays(r, m->block);
   const core::ResidentId id = block.aux;
   if (map_.residents()[id].admitted) map_.policy(id).unhold(id);
-  map_.free_move(m);
+  map_.free_transition(m);
   room_.came_free(after);
 }
 

@@ -2,7 +2,7 @@
 //
 //   the device may not store to a block until it has been written, or has not; where that failed, or the file has
 //   become shorter, the block stays dirty, and the mark of a failed write stands
-//   a staging frame that a move has is given back once
+//   a staging frame that a transition has is given back once
 #pragma once
 
 #include <span>
@@ -28,14 +28,14 @@ class DeviceWriteBack final : private Shared, private IoEnd {
 
   // Blocks in state leaving, held on their devices, each with its bytes in a frame; or a status that says why not. They
   // are on their devices again when it is done, which may be later.
-  void write(std::span<Move* const> moves, DeferredWork& after) VMEM_UNLOCKED;
+  void write(std::span<Transition* const> transitions, DeferredWork& after) VMEM_UNLOCKED;
   // Of a block that stays on its device.
-  void give_back_frame(Move* m) VMEM_LOCKED;
+  void give_back_frame(Transition* m) VMEM_LOCKED;
 
  private:
-  void io_ended(Move* m) VMEM_UNLOCKED override;
-  void finish_write(Move* m, DeferredWork& after) VMEM_UNLOCKED;
-  void note_written(Move* m, bool cut) VMEM_LOCKED;
+  void io_ended(Transition* m) VMEM_UNLOCKED override;
+  void finish_write(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
+  void note_written(Transition* m, bool cut) VMEM_LOCKED;
 
   device::Devices* const devices_;
   DeviceBlocks& blocks_;

@@ -34,7 +34,7 @@ void Loans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std
     const Block& block = r.table[b];
     const bool idle = block.state == State::on_device && block.device == d && !leased(r, b);
     if (!idle || map_.residents()[block.aux].shown || !map_.copies().has(block.aux)) continue;
-    if (Move* m = demoter_.begin(r, b, Leave::evict)) batch.push_back(m);
+    if (Transition* m = demoter_.begin(r, b, Leave::evict)) batch.push_back(m);
   }
   if (batch.empty()) return;
   ++r.in_flight;

@@ -1,15 +1,15 @@
 // Loans: staging frames that kernels load from where they are, for as long as the service of an open range says. A
-// block that is lent is in state taking, without a move: to everybody else it is on its way, and who wants it waits, as
-// for any other. So nothing changes its bytes, and its frame is nobody else's.
+// block that is lent is in state taking, without a transition: to everybody else it is on its way, and who wants it
+// waits, as for any other. So nothing changes its bytes, and its frame is nobody else's.
 //
 //   held ──lend──> taking, lent ──end──> held
 //   on_device, with a host copy, nobody leases it ──leaves──> held
 //
-//   StagingPool::lent counts them, and leaves some frames of each size for moves
+//   StagingPool::lent counts them, and leaves some frames of each size for transitions
 //
 // Whoever waits is seen by wanted(), which the service asks often. A region that is freed by force takes its loans with
-// it, after the kernels. At exit kernels may keep what is lent for ever: it is written in state writing, with a move,
-// and goes back to where it was.
+// it, after the kernels. At exit kernels may keep what is lent for ever: it is written in state writing, with a
+// transition, and goes back to where it was.
 #pragma once
 
 #include <span>

@@ -20,10 +20,10 @@ constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; no guest tries a device 
 
 }  // namespace
 
-Move* Migrator::begin(Region& r, BlockIndex b, int d) {
+Transition* Migrator::begin(Region& r, BlockIndex b, int d) {
   Block& block = r.table[b];
   Resident& resident = map_.residents()[block.aux];
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   m->device = block.device;
   m->migrates = true;
   m->way = core::Way::between_devices;
@@ -38,8 +38,8 @@ Move* Migrator::begin(Region& r, BlockIndex b, int d) {
   return m;
 }
 
-// Each move has its status. Only where the driver keeps the page tables: it moves neighbours together.
-void Migrator::copy(std::span<Move* const> batch, int d, int by) {
+// Each transition has its status. Only where the driver keeps the page tables: it moves neighbours together.
+void Migrator::copy(std::span<Transition* const> batch, int d, int by) {
   core::step("device.migrating");
   for (size_t i = 0; i < batch.size();) {
     core::InplaceVector<device::Range, device::kMostRanges> ranges;
@@ -62,7 +62,7 @@ void Migrator::copy(std::span<Move* const> batch, int d, int by) {
 }
 
 // Locked. Where its status says so it has not gone.
-void Migrator::settle(Move* m, int d) {
+void Migrator::settle(Transition* m, int d) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   Region& r = *m->region;
   Gpu& from = gpus_[static_cast<size_t>(m->device)];
@@ -91,13 +91,13 @@ void Migrator::settle(Move* m, int d) {
   }
   blocks_.stays(r, m->block);
   blocks_.know_again(*m);
-  map_.free_move(m);
+  map_.free_transition(m);
 }
 
 // Unlocked. Each has its status.
-void Migrator::settle_all(std::span<Move* const> moved, int d) {
+void Migrator::settle_all(std::span<Transition* const> moved, int d) {
   bool full = false;
-  for (const Move* m : moved) {
+  for (const Transition* m : moved) {
     if (m->status.ok()) continue;
     full |= m->status.code() == -ENOMEM;
     for (const int end : {m->device, d}) {
@@ -110,7 +110,7 @@ void Migrator::settle_all(std::span<Move* const> moved, int d) {
   DeferredWork after;
   Lock lock(map_.mutex());
   if (gpus_.own_page_tables()) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
-  for (Move* m : moved) settle(m, d);
+  for (Transition* m : moved) settle(m, d);
   if (full) gpus_.follow_down(d, kept);
   room_.came_free(after);
   lock.unlock();
@@ -121,7 +121,7 @@ void Migrator::settle_all(std::span<Move* const> moved, int d) {
 class Migrator::Line final : public device::Migration {
  public:
   // Those, or as many of what waits as a turn has.
-  Line(Migrator& migrator, int d, std::span<Move* const> batch) : migrator_(migrator), d_(d), batch_(batch) {}
+  Line(Migrator& migrator, int d, std::span<Transition* const> batch) : migrator_(migrator), d_(d), batch_(batch) {}
   Line(Migrator& migrator, int d, uint64_t turn) : migrator_(migrator), d_(d), turn_(turn) {}
 
   std::optional<device::Range> next() override {
@@ -132,13 +132,13 @@ class Migrator::Line final : public device::Migration {
       rest();
       return std::nullopt;
     }
-    Move* m = batch_[next_++];
+    Transition* m = batch_[next_++];
     under_way_.push_back(m);
     ++under_way_count_;
     return device::Range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
   }
   void ended(device::Range range, Status status) override {
-    Move* m = under_way_.pop();
+    Transition* m = under_way_.pop();
     --under_way_count_;
     m->status = std::move(status);
     ended_.push_back(m);
@@ -161,7 +161,7 @@ class Migrator::Line final : public device::Migration {
     const Lock lock(migrator_.map_.mutex());
     taken_ =
         take_batch<kPeerBatch>(migrator_.gpus_[static_cast<size_t>(d_)].from_peers, std::min(turn_, kPeerBatchBytes));
-    for (const Move* m : taken_) turn_ -= std::min<uint64_t>(turn_, m->region->block_size);
+    for (const Transition* m : taken_) turn_ -= std::min<uint64_t>(turn_, m->region->block_size);
     batch_ = taken_.all();
     next_ = 0;
     return !taken_.empty();
@@ -170,16 +170,16 @@ class Migrator::Line final : public device::Migration {
   Migrator& migrator_;
   const int d_;
   uint64_t turn_ = 0;  // bytes that may be taken yet
-  core::InplaceVector<Move*, kPeerBatch> taken_;
-  std::span<Move* const> batch_;
+  core::InplaceVector<Transition*, kPeerBatch> taken_;
+  std::span<Transition* const> batch_;
   size_t next_ = 0;
-  MoveList under_way_;
+  TransitionList under_way_;
   size_t under_way_count_ = 0;
-  core::InplaceVector<Move*, kDeviceBatch> ended_;
+  core::InplaceVector<Transition*, kDeviceBatch> ended_;
   uint64_t ended_bytes_ = 0;
 };
 
-void Migrator::run(std::span<Move* const> batch, int d, int by) {
+void Migrator::run(std::span<Transition* const> batch, int d, int by) {
   if (gpus_.own_page_tables()) {
     core::step("device.migrating");
     Line line(*this, d, batch);
@@ -195,7 +195,7 @@ void Migrator::run_waiting(int d) {
     Line line(*this, d, kPeerTurnBytes);
     return devices_->migrate_all(line, d, d);
   }
-  core::InplaceVector<Move*, kPeerBatch> batch;
+  core::InplaceVector<Transition*, kPeerBatch> batch;
   {
     const Lock lock(map_.mutex());
     batch = take_batch<kPeerBatch>(gpus_[static_cast<size_t>(d)].from_peers, kPeerBatchBytes);

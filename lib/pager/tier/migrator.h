@@ -21,19 +21,20 @@ class Migrator : private Shared {
            Room& room)
       : Shared(shared), devices_(devices), gpus_(gpus), blocks_(blocks), page_in_(page_in), room_(room) {}
 
-  // Locked; after reserve_move(), and there is room on device d. A block at rest on another device is on its way there.
-  Move* begin(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
+  // Locked; after reserve_transition(), and there is room on device d. A block at rest on another device is on its way
+  // there.
+  Transition* begin(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
   // Unlocked. Copies them to device d, and brings each to rest; all from one device where that one copies them (`by`).
   // In order of address.
-  void run(std::span<Move* const> batch, int d, int by) VMEM_UNLOCKED;
+  void run(std::span<Transition* const> batch, int d, int by) VMEM_UNLOCKED;
   // .. those that wait in Gpu::from_peers, and that come meanwhile, for a turn.
   void run_waiting(int d) VMEM_UNLOCKED;
 
  private:
   class Line;
-  void copy(std::span<Move* const> batch, int d, int by) VMEM_UNLOCKED;
-  void settle_all(std::span<Move* const> moved, int d) VMEM_UNLOCKED;
-  void settle(Move* m, int d) VMEM_LOCKED;
+  void copy(std::span<Transition* const> batch, int d, int by) VMEM_UNLOCKED;
+  void settle_all(std::span<Transition* const> moved, int d) VMEM_UNLOCKED;
+  void settle(Transition* m, int d) VMEM_LOCKED;
 
   device::Devices* const devices_;
   Gpus& gpus_;

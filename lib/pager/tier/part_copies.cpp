@@ -7,7 +7,7 @@ namespace vmem::pager {
 
 namespace {
 
-device::Range range_of(const Move& m) {
+device::Range range_of(const Transition& m) {
   return {reinterpret_cast<uintptr_t>(m.region->address(m.block)), m.region->block_size};
 }
 
@@ -18,7 +18,7 @@ bool PartCopies::wants(const Region& r) const {
 }
 
 // Each time half of what was left: of a block of 32 MiB the last copy is of 2, and four came before it.
-void PartCopies::came(Move* m, size_t bytes) {
+void PartCopies::came(Transition* m, size_t bytes) {
   CopiedParts& parts = m->parts;
   const size_t left = m->region->block_size - parts.told;
   if (2 * (bytes - parts.told) < left) return;
@@ -30,13 +30,13 @@ void PartCopies::came(Move* m, size_t bytes) {
   if (!parts.refused && parts.come > parts.copied) wait(m);
 }
 
-void PartCopies::wait(Move* m) {
+void PartCopies::wait(Transition* m) {
   m->parts.waits = true;
   waiting_.push_back(m);
   gpus_.work().notify_one();
 }
 
-bool PartCopies::is_left(Move* m) {
+bool PartCopies::is_left(Transition* m) {
   CopiedParts& parts = m->parts;
   // What it has on the device is given back by a worker: this is an I/O thread.
   if (!parts.busy && (!parts.made || m->status.ok())) {
@@ -51,7 +51,7 @@ bool PartCopies::is_left(Move* m) {
 
 bool PartCopies::serve(Lock& lock) {
   if (waiting_.empty()) return false;
-  Move* const m = waiting_.pop();
+  Transition* const m = waiting_.pop();
   CopiedParts& parts = m->parts;
   parts.waits = false;
   parts.busy = true;
@@ -81,7 +81,7 @@ bool PartCopies::serve(Lock& lock) {
 }
 
 // Unlocked; the worker that is at it. What is refused now is copied, or refused, when all has come.
-void PartCopies::copy(Move* m, size_t come) {
+void PartCopies::copy(Transition* m, size_t come) {
   CopiedParts& parts = m->parts;
   const device::Range range = range_of(*m);
   bool torn = false;
@@ -97,7 +97,7 @@ void PartCopies::copy(Move* m, size_t come) {
   parts.copied = come;
 }
 
-void PartCopies::give_back(Move* m) {
+void PartCopies::give_back(Transition* m) {
   CopiedParts& parts = m->parts;
   const device::Range range = range_of(*m);
   if (parts.ticket != nullptr) wait_for_copy(*devices_, m->device, parts.ticket).ignore();  // or the device is lost

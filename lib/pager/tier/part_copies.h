@@ -23,7 +23,7 @@ class PartCopies : private Shared {
   class Above {
    public:
     // All of the block has come, or could not be read, as its status says.
-    virtual void read_over(Move* m, DeferredWork& after) VMEM_LOCKED = 0;
+    virtual void read_over(Transition* m, DeferredWork& after) VMEM_LOCKED = 0;
 
    protected:
     ~Above() = default;
@@ -36,17 +36,17 @@ class PartCopies : private Shared {
   // Whether to be told by came() of a read to a block of the region.
   bool wants(const Region& r) const;
   // On an I/O thread: the first `bytes` of the image of a block that is being read are there.
-  void came(Move* m, size_t bytes) VMEM_UNLOCKED;
+  void came(Transition* m, size_t bytes) VMEM_UNLOCKED;
   // The read is over, as its status says. False: whoever is at the block goes on with it.
-  bool is_left(Move* m) VMEM_LOCKED;
+  bool is_left(Transition* m) VMEM_LOCKED;
   // Locked on entry and on return, and not meanwhile. False: there is nothing to be done.
   bool serve(Lock& lock) VMEM_LOCKED;
   // What was copied of a block that does not come after all; nobody else is at it.
-  void give_back(Move* m) VMEM_UNLOCKED;
+  void give_back(Transition* m) VMEM_UNLOCKED;
 
  private:
-  void wait(Move* m) VMEM_LOCKED;
-  void copy(Move* m, size_t come) VMEM_UNLOCKED;
+  void wait(Transition* m) VMEM_LOCKED;
+  void copy(Transition* m, size_t come) VMEM_UNLOCKED;
 
   device::Devices* const devices_;
   Gpus& gpus_;
@@ -54,7 +54,7 @@ class PartCopies : private Shared {
   PageIn& page_in_;
   Above& above_;
 
-  MoveList waiting_ VMEM_GUARDED_BY(core::big_lock);
+  TransitionList waiting_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

@@ -191,7 +191,7 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
   resident.changed = resident.undecided = false;
   resident.hinted = hinted;
   if ((block.flags & core::kReadAhead) != 0) read_ahead_.used(r, b);
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   m->device = d;
   m->way = core::Way::to_device;
   if (frame == nullptr) {
@@ -229,7 +229,7 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   r.table.change(b, from, State::entering);
   block.device = static_cast<uint8_t>(d);
   tables_.charge(r);
-  Move* m = map_.new_move(r, b);
+  Transition* m = map_.new_transition(r, b);
   m->device = d;
   m->way = core::Way::to_device;
   m->image = frame;
@@ -248,7 +248,7 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   after.submit.push_back(m);
 }
 
-void Promoter::io_ended(Move* m) {
+void Promoter::io_ended(Transition* m) {
   DeferredWork after;
   finish_read(m, after);
   page_in_.run(after);
@@ -256,7 +256,7 @@ void Promoter::io_ended(Move* m) {
 
 // Locked; the block could not be read. The acquire that waits for it learns why, or, where the kernel had no memory for
 // the read, asks again after a while; a CPU touch reads again.
-void Promoter::keep_failure(Move* m) {
+void Promoter::keep_failure(Transition* m) {
   Region& r = *m->region;
   if (m->refused) {
     const bool wanted = !m->speculative || (r.table[m->block].flags & core::kWanted) != 0 || leased(r, m->block);
@@ -269,14 +269,14 @@ void Promoter::keep_failure(Move* m) {
 }
 
 // Unlocked; state entering, the trap still in place.
-void Promoter::finish_read(Move* m, DeferredWork& after) {
+void Promoter::finish_read(Transition* m, DeferredWork& after) {
   core::step("device.read");
   reader_.verify_read(m);
   const Lock lock(map_.mutex());
   if (part_copies_.is_left(m)) read_over(m, after);
 }
 
-void Promoter::read_over(Move* m, DeferredWork& after) {
+void Promoter::read_over(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
@@ -303,7 +303,7 @@ void Promoter::read_over(Move* m, DeferredWork& after) {
   map_.free_resident(m->block, r);
   r.table.change(m->block, State::entering, block.extent ? State::stored : State::untouched);
   const BlockIndex b = m->block;
-  map_.free_move(m);
+  map_.free_transition(m);
   page_in_.settle(r, b, after);
   room_.came_free(after);
 }

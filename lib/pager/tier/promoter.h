@@ -49,11 +49,11 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
   void wake_for_ready() VMEM_LOCKED;
 
  private:
-  void io_ended(Move* m) VMEM_UNLOCKED override;
-  void io_came(Move* m, size_t bytes) VMEM_UNLOCKED override { part_copies_.came(m, bytes); }
-  void read_over(Move* m, DeferredWork& after) VMEM_LOCKED override;
-  void finish_read(Move* m, DeferredWork& after) VMEM_UNLOCKED;
-  void keep_failure(Move* m) VMEM_LOCKED;
+  void io_ended(Transition* m) VMEM_UNLOCKED override;
+  void io_came(Transition* m, size_t bytes) VMEM_UNLOCKED override { part_copies_.came(m, bytes); }
+  void read_over(Transition* m, DeferredWork& after) VMEM_LOCKED override;
+  void finish_read(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
+  void keep_failure(Transition* m) VMEM_LOCKED;
   Start serve(PooledList<PromotionRequest>::iterator request, DeferredWork& after) VMEM_LOCKED;
   void read_meanwhile(PromotionRequest& request, DeferredWork& after) VMEM_LOCKED;
   bool start_without_frames(const PromotionRequest& request, core::BlockIndex looks, DeferredWork& after) VMEM_LOCKED;

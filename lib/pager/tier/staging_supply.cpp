@@ -34,7 +34,7 @@ std::byte* StagingSupply::frame(const Region& r, size_t keep) {
         map_.admit(other, b, map_.clock().stamp());
         break;
       }
-      if (!map_.reserve_move()) {
+      if (!map_.reserve_transition()) {
         map_.admit(other, b, map_.clock().stamp());
         break;
       }

@@ -1,9 +1,9 @@
-// The moves there are: each is free, or some block's.
+// The transitions there are: each is free, or some block's.
 //
-//   a move has begun (begun_ns) if and only if it is not free
+//   a transition has begun (begun_ns) if and only if it is not free
 //
-// Not thread-safe: the pager's lock protects it. reserve() needs memory; nothing else does, and moves stay where they
-// are.
+// Not thread-safe: the pager's lock protects it. reserve() needs memory; nothing else does, and transitions stay where
+// they are.
 #pragma once
 
 #include <algorithm>
@@ -14,16 +14,16 @@
 #include <string>
 
 #include "core/os_allocator.h"
-#include "pager/block/moves.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
 
-class MovePool {
+class TransitionPool {
  public:
   size_t size() const { return all_.size(); }
   size_t free() const { return free_.size(); }
   bool in_flight() const { return free_.size() != all_.size(); }
-  std::span<const std::unique_ptr<Move>> all() const { return {all_.data(), all_.size()}; }
+  std::span<const std::unique_ptr<Transition>> all() const { return {all_.data(), all_.size()}; }
 
   // How many there may be before anything that has room for all has to grow, once reserve(free) is done. 0: it does
   // not grow.
@@ -36,15 +36,15 @@ class MovePool {
   bool reserve(size_t free) noexcept;
 
   // One must be free.
-  Move* take(Region& r, core::BlockIndex b, uint64_t now_ns);
-  void give(Move* m);
+  Transition* take(Region& r, core::BlockIndex b, uint64_t now_ns);
+  void give(Transition* m);
 
   // Tests: recounts all. What is wrong; empty: nothing.
   std::string check() const;
 
  private:
-  core::OwnVector<std::unique_ptr<Move>> all_;
-  core::OwnVector<Move*> free_;  // room for all: giving one back needs no memory
+  core::OwnVector<std::unique_ptr<Transition>> all_;
+  core::OwnVector<Transition*> free_;  // room for all: giving one back needs no memory
 };
 
 }  // namespace vmem::pager

@@ -1,14 +1,14 @@
-#include "pager/block/move_pool.h"
+#include "pager/block/transition_pool.h"
 
 namespace vmem::pager {
 
-bool MovePool::reserve(size_t free) noexcept try {
+bool TransitionPool::reserve(size_t free) noexcept try {
   if (const size_t room = grows_to(free); room != 0) {
     all_.reserve(room);
     free_.reserve(room);
   }
   while (free_.size() < free) {
-    all_.push_back(std::make_unique<Move>());
+    all_.push_back(std::make_unique<Transition>());
     free_.push_back(all_.back().get());
   }
   return true;
@@ -16,26 +16,26 @@ bool MovePool::reserve(size_t free) noexcept try {
   return false;
 }
 
-Move* MovePool::take(Region& r, core::BlockIndex b, uint64_t now_ns) {
-  Move* m = free_.back();
+Transition* TransitionPool::take(Region& r, core::BlockIndex b, uint64_t now_ns) {
+  Transition* m = free_.back();
   free_.pop_back();
-  *m = Move{};
+  *m = Transition{};
   m->region = &r;
   m->block = b;
   m->begun_ns = now_ns;
   return m;
 }
 
-void MovePool::give(Move* m) {
+void TransitionPool::give(Transition* m) {
   m->status = {};
   m->begun_ns = 0;
   free_.push_back(m);
 }
 
-std::string MovePool::check() const {
+std::string TransitionPool::check() const {
   size_t begun = 0;
   for (const auto& m : all_) begun += m->begun_ns != 0 ? 1 : 0;
-  for (const Move* m : free_)
+  for (const Transition* m : free_)
     if (m->begun_ns != 0) return "a move that is free has begun";
   if (begun + free_.size() != all_.size()) {
     return core::strprintf("%zu moves have begun, %zu are free, of %zu", begun, free_.size(), all_.size());

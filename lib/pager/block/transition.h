@@ -1,5 +1,5 @@
 // What the pager keeps of blocks on their way, and of those who wait for them. Plain data under the pager's lock; a
-// Move is its owner's alone.
+// Transition is its owner's alone.
 #pragma once
 
 #include <pthread.h>
@@ -28,7 +28,7 @@ namespace vmem::pager {
 
 struct Census;
 class StoreReader;
-struct Move;
+struct Transition;
 struct Together;
 
 // Of a block that stands in a region: what the kernel's write protection keeps from changing meanwhile. 0, or -EFAULT:
@@ -43,7 +43,7 @@ inline constexpr size_t kPeerBatch = 128;       // .. between devices
 inline constexpr uint64_t kBatchBytes = uint64_t{32} << 20, kPeerBatchBytes = uint64_t{256} << 20;
 // A worker's turn at what comes from other devices: 3 ms over NVLink, after which it looks what else there is to do.
 inline constexpr uint64_t kPeerTurnBytes = uint64_t{1} << 30;
-// Someone who waits for several moves; lives on the waiter's stack.
+// Someone who waits for several transitions; lives on the waiter's stack.
 struct Job {
   uint64_t outstanding = 0;
   core::Status status;  // the first failure
@@ -76,13 +76,13 @@ enum class Leave : uint8_t {
   sync,   // copied and written, and stays
   drop,   // contents of no interest
 };
-// Who goes on with a move when its read or write has ended: on an I/O thread, with no lock held.
+// Who goes on with a transition when its read or write has ended: on an I/O thread, with no lock held.
 class IoEnd {
  public:
-  virtual void io_ended(Move* m) VMEM_UNLOCKED = 0;
+  virtual void io_ended(Transition* m) VMEM_UNLOCKED = 0;
   // Of a long read, where StoreReader::prepare_read() was asked for it: the first `bytes` of the image are there.
-  virtual void io_came(Move* m, size_t bytes) VMEM_UNLOCKED { (void)m, (void)bytes; }
-  static void ended(store::Io& io);  // for store::Io::done, of a move's io
+  virtual void io_came(Transition* m, size_t bytes) VMEM_UNLOCKED { (void)m, (void)bytes; }
+  static void ended(store::Io& io);  // for store::Io::done, of a transition's io
 
  protected:
   ~IoEnd() = default;
@@ -100,9 +100,9 @@ struct CopiedParts {
   bool over = false;      // all has come, or will not
 };
 // One block's way in or out. Owned by whoever owns the block's transition.
-struct Move : core::OwnNew {
+struct Transition : core::OwnNew {
   store::Io io;
-  Move* next = nullptr;                 // in a MoveList
+  Transition* next = nullptr;           // in a TransitionList
   Leaving leaving;                      // as WriteBackState counts it
   IoEnd* then = nullptr;                // of io
   StoreReader* reader = nullptr;        // .. a read's
@@ -113,7 +113,7 @@ struct Move : core::OwnNew {
   std::byte* image = nullptr;  // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
   std::byte* coded = nullptr;  // compressed image, a bounce buffer
   std::byte* aside = nullptr;  // in_place: a copy of it, which is the image then
-  bool spare = false;          // .. in SpareCopy, which the move has
+  bool spare = false;          // .. in SpareCopy, which the transition has
   size_t stored = 0;
   store::Codec codec = store::Codec::raw;
   core::Extent extent;  // written to; the block's own when it is overwritten in place
@@ -169,59 +169,59 @@ struct Move : core::OwnNew {
   core::Status status;
 };
 inline void IoEnd::ended(store::Io& io) {
-  Move* const m = static_cast<Move*>(io.user);
+  Transition* const m = static_cast<Transition*>(io.user);
   m->then->io_ended(m);
 }
 // Whose memory comes free when it has left, as Resident::pool has it.
-inline uint8_t leaves_pool(const Move& m) {
+inline uint8_t leaves_pool(const Transition& m) {
   return m.staged ? staging_pool(*m.region) : kHostPool;
 }
 // Its pages are in a slot that goes back without them.
-inline bool in_slot(const Move& m) {
+inline bool in_slot(const Transition& m) {
   return m.out && !m.from_held && m.region->transfer == trap::Transfer::copy;
 }
-using Batch = core::InplaceVector<Move*, 64>;  // of those that are evicted, or leave their devices, together
-struct InBatch {                               // blocks that come to a device together
-  Batch moves = {};
+using Batch = core::InplaceVector<Transition*, 64>;  // of those that are evicted, or leave their devices, together
+struct InBatch {                                     // blocks that come to a device together
+  Batch transitions = {};
   int device = -1;
   device::Ticket ticket = {};  // of their copies; empty: there are none
   core::Status status = {};
   bool made = false, torn = false;  // on the device; punched holes now
 };
 struct OutPart {  // of a batch: those that leave one device, each step for all of them
-  std::span<Move*> moves = {};
+  std::span<Transition*> transitions = {};
   int device = -1;
   device::Ticket ticket = {};             // of their copies; empty: there are none
   uint64_t bytes = 0;                     // .. that they copy
   bool hidden = false;                    // not mapped any more, where that is the device's own business
   core::Status status = {}, copied = {};  // of the device's part, and of the copies
 };
-struct MoveList {  // first in, first out; a move is in one at most. Needs no memory
-  Move* head = nullptr;
-  Move* tail = nullptr;
+struct TransitionList {  // first in, first out; a transition is in one at most. Needs no memory
+  Transition* head = nullptr;
+  Transition* tail = nullptr;
   bool empty() const { return head == nullptr; }
-  void push_back(Move* m) {
+  void push_back(Transition* m) {
     m->next = nullptr;
     (head == nullptr ? head : tail->next) = m;
     tail = m;
   }
-  void push_front(Move* m) {
+  void push_front(Transition* m) {
     m->next = head;
     if (head == nullptr) tail = m;
     head = m;
   }
-  void append(MoveList& more) {
+  void append(TransitionList& more) {
     while (!more.empty()) push_back(more.pop());
   }
-  Move* pop() {
-    Move* m = head;
+  Transition* pop() {
+    Transition* m = head;
     head = m->next;
     return m;
   }
-  void remove(const Move* m) {
-    MoveList others;
+  void remove(const Transition* m) {
+    TransitionList others;
     while (!empty()) {
-      Move* const one = pop();
+      Transition* const one = pop();
       if (one != m) others.push_back(one);
     }
     *this = others;
@@ -229,23 +229,24 @@ struct MoveList {  // first in, first out; a move is in one at most. Needs no me
 };
 // Neighbours that are read by one transfer, and wait for each other to be put in place by one call.
 struct Together {
-  MoveList ready;     // state installing
-  uint32_t left = 0;  // that are being read; 0: nobody's, and nothing is ready
+  TransitionList ready;  // state installing
+  uint32_t left = 0;     // that are being read; 0: nobody's, and nothing is ready
 };
-struct DeferredWork {  // what is done when the lock has been dropped (PageIn::run)
-  MoveList submit;     // their `io`
-  MoveList zero;       // frames to clear, then as if read
-  MoveList install;    // state installing
+struct DeferredWork {      // what is done when the lock has been dropped (PageIn::run)
+  TransitionList submit;   // their `io`
+  TransitionList zero;     // frames to clear, then as if read
+  TransitionList install;  // state installing
   bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
 };
 struct Gpu {  // one device, from its first use on
   DeviceBudget budget;
-  core::OwnVector<Move*> ready;  // entering: to be prepared and copied
-  MoveList issued;               // .. begun by those who wait for them, to be ended
-  unsigned ending = 0;           // .. by so many workers
-  unsigned sleepers = 0;         // acquires that wait for blocks and begin with those that are ready, as they wake up
-  core::OwnVector<Move*> from_peers;  // to be moved here from other devices, by one worker at a time: the more together
-  bool migrating = false;             // .. it is at work
+  core::OwnVector<Transition*> ready;  // entering: to be prepared and copied
+  TransitionList issued;               // .. begun by those who wait for them, to be ended
+  unsigned ending = 0;                 // .. by so many workers
+  unsigned sleepers = 0;  // acquires that wait for blocks and begin with those that are ready, as they wake up
+  core::OwnVector<Transition*>
+      from_peers;          // to be moved here from other devices, by one worker at a time: the more together
+  bool migrating = false;  // .. it is at work
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
   uint64_t to_neighbours = 0, from_neighbours = 0;  // bytes: as guests elsewhere, and back from there
   bool lost = false;                                // .. and has been said

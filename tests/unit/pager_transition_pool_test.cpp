@@ -3,27 +3,27 @@
 
 #include <set>
 
-#include "pager/block/move_pool.h"
+#include "pager/block/transition_pool.h"
 
 namespace {
 
-using vmem::pager::Move;
-using vmem::pager::MovePool;
 using vmem::pager::Region;
+using vmem::pager::Transition;
+using vmem::pager::TransitionPool;
 
-class PagerMovePool : public ::testing::Test {
+class PagerTransitionPool : public ::testing::Test {
  protected:
   void TearDown() override { EXPECT_EQ(pool.check(), ""); }
-  MovePool pool;
+  TransitionPool pool;
   Region region{8, 4};
 };
 
-TEST_F(PagerMovePool, AMoveIsOneBlocksUntilItIsGivenBack) {
+TEST_F(PagerTransitionPool, AMoveIsOneBlocksUntilItIsGivenBack) {
   EXPECT_FALSE(pool.in_flight());
   ASSERT_TRUE(pool.reserve(2));
   EXPECT_EQ(pool.size(), 2u);
-  Move* const a = pool.take(region, 3, 7);
-  Move* const b = pool.take(region, 4, 8);
+  Transition* const a = pool.take(region, 3, 7);
+  Transition* const b = pool.take(region, 4, 8);
   EXPECT_NE(a, b);
   EXPECT_EQ(a->region, &region);
   EXPECT_EQ(a->block, 3u);
@@ -44,7 +44,7 @@ TEST_F(PagerMovePool, AMoveIsOneBlocksUntilItIsGivenBack) {
   EXPECT_FALSE(pool.in_flight());
 }
 
-TEST_F(PagerMovePool, OnesThatAreFreeNeedNoMoreMemory) {
+TEST_F(PagerTransitionPool, OnesThatAreFreeNeedNoMoreMemory) {
   ASSERT_TRUE(pool.reserve(3));
   EXPECT_EQ(pool.grows_to(3), 0u);
   EXPECT_TRUE(pool.reserve(1));
@@ -55,7 +55,7 @@ TEST_F(PagerMovePool, OnesThatAreFreeNeedNoMoreMemory) {
   EXPECT_EQ(pool.free(), 3u);
 }
 
-TEST_F(PagerMovePool, WhatHasRoomForAllHearsHowManyThereMayBe) {
+TEST_F(PagerTransitionPool, WhatHasRoomForAllHearsHowManyThereMayBe) {
   const size_t room = pool.grows_to(1);
   ASSERT_GE(room, 1u);
   ASSERT_TRUE(pool.reserve(room));
@@ -63,8 +63,8 @@ TEST_F(PagerMovePool, WhatHasRoomForAllHearsHowManyThereMayBe) {
   EXPECT_GT(pool.grows_to(room + 1), room);
 }
 
-TEST_F(PagerMovePool, MovesStayWhereTheyAre) {
-  std::set<const Move*> before;
+TEST_F(PagerTransitionPool, MovesStayWhereTheyAre) {
+  std::set<const Transition*> before;
   ASSERT_TRUE(pool.reserve(4));
   for (const auto& m : pool.all()) before.insert(m.get());
   ASSERT_TRUE(pool.reserve(400));
@@ -74,9 +74,9 @@ TEST_F(PagerMovePool, MovesStayWhereTheyAre) {
   EXPECT_EQ(pool.size(), 400u);
 }
 
-TEST_F(PagerMovePool, TheCheckFindsAMoveThatIsOverAndNotFree) {
+TEST_F(PagerTransitionPool, TheCheckFindsAMoveThatIsOverAndNotFree) {
   ASSERT_TRUE(pool.reserve(1));
-  Move* const m = pool.take(region, 1, 1);
+  Transition* const m = pool.take(region, 1, 1);
   m->begun_ns = 0;
   EXPECT_NE(pool.check(), "");
   m->begun_ns = 1;
