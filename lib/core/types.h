@@ -28,8 +28,8 @@ constexpr bool is_power_of_two(size_t n) {
 using BlockIndex = uint64_t;
 
 // Dense number of something that occupies host memory; an index into arrays, reused after it is given back.
-using ResidentId = uint32_t;
-inline constexpr ResidentId kNoResident = UINT32_MAX;
+using FrameId = uint32_t;
+inline constexpr FrameId kNoFrame = UINT32_MAX;
 
 // Who is waiting for an I/O, most urgent first. Order is the order of service.
 enum class Urgency : uint8_t { fault, acquire, prefetch, readahead, writeback };

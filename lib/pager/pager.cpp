@@ -28,9 +28,9 @@ Pager::Pager(Parts parts, Config config)
            devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0, *this),
       gpus_(devices_.get(), map_, config_),
       progress_clock_(map_, writes_, config_),
-      shown_(*trap_, map_.residents(), progress_clock_, counters_, devices_ != nullptr && gpus_.own_page_tables()),
+      shown_(*trap_, map_.frame_table(), progress_clock_, counters_, devices_ != nullptr && gpus_.own_page_tables()),
       reserve_(budget_, frames_, shown_),
-      tables_(budget_, reserve_, map_.residents(), map_.transitions(), *trap_),
+      tables_(budget_, reserve_, map_.frame_table(), map_.transitions(), *trap_),
       shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
               staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
       grants_(shared_, gpus_),
@@ -220,9 +220,9 @@ std::string Pager::check() {
       if (StarvedQueue::marked(r->table[b]) && !waits_.queue().accounts_for(*r, b))
         return "a block is marked as one that waits for memory, and does not: " + std::string(map_.where(*r, b));
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
-        const Resident& resident = map_.residents()[r->table[b].aux];
-        if (in_staging(resident.pool) && resident.frame != nullptr) ++staged[resident.pool - kStagingPools];
-        if (resident.pool == kHostPool || resident.shown) charged += r->block_size;
+        const Frame& frame = map_.frame_table()[r->table[b].aux];
+        if (in_staging(frame.pool) && frame.bytes != nullptr) ++staged[frame.pool - kStagingPools];
+        if (frame.pool == kHostPool || frame.shown) charged += r->block_size;
       }
     }
   }

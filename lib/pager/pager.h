@@ -117,7 +117,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.leaves(r, b); }
   void host_is_short() VMEM_LOCKED override;
   std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED override { return supply_.is_short(first); }
-  bool evict_copy(core::ResidentId copy) VMEM_LOCKED override { return supply_.evict_copy(copy); }
+  bool evict_copy(core::FrameId copy) VMEM_LOCKED override { return supply_.evict_copy(copy); }
   std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override { return supply_.frame(r, keep); }
 
   void came_free(DeferredWork& after) VMEM_LOCKED override;

@@ -4,8 +4,8 @@
 
 namespace vmem::policy {
 
-using core::kNoResident;
-using core::ResidentId;
+using core::FrameId;
+using core::kNoFrame;
 
 namespace {
 constexpr int kMostSteps = 16;  // of any loop inside one call
@@ -25,12 +25,12 @@ uint64_t AdaptiveEvictor::window_target(const Class& c, uint64_t total) const {
   return total / kWindowShare + std::min(std::min(c.most_ahead, total / 4) + c.most_hinted, total / 4 * 3);
 }
 
-ResidentId AdaptiveEvictor::oldest(unsigned cls, unsigned part) const {
-  const ResidentId out = lists_.tail(list(cls, part + 1));
-  return out != kNoResident ? out : lists_.tail(list(cls, part));
+FrameId AdaptiveEvictor::oldest(unsigned cls, unsigned part) const {
+  const FrameId out = lists_.tail(list(cls, part + 1));
+  return out != kNoFrame ? out : lists_.tail(list(cls, part));
 }
 
-void AdaptiveEvictor::put(unsigned cls, ResidentId id, bool proven) {
+void AdaptiveEvictor::put(unsigned cls, FrameId id, bool proven) {
   lists_[id].proven = proven;
   lists_[id].stamp = stamp_now();
   lists_.move_to_head(list(cls, proven ? kMain : kWindow), id);
@@ -43,8 +43,8 @@ void AdaptiveEvictor::fill_main(unsigned cls) {
   const uint64_t total = c.full == 0 ? class_pages(cls) : c.full;
   const uint64_t target = window_target(c, total);
   for (int i = 0; i < 2; ++i) {
-    const ResidentId id = oldest(cls, kWindow);
-    if (id == kNoResident || window_pages(cls) <= target + lists_[id].weight()) return;
+    const FrameId id = oldest(cls, kWindow);
+    if (id == kNoFrame || window_pages(cls) <= target + lists_[id].weight()) return;
     if (c.full != 0 && main_pages(cls) + lists_[id].weight() + target > total) return;
     if (lists_[id].used) return;  // of a one-time scan: it stays first in line
     lists_[id].proven = 1;
@@ -67,23 +67,23 @@ uint64_t AdaptiveEvictor::idle_when_left(const Class& c, uint64_t age) const {
   return e.number == number ? e.idle / e.pages : 0;
 }
 
-// Of the main part: what was idle longest, as far as is known. kNoResident: nothing is known.
-ResidentId AdaptiveEvictor::worst(unsigned cls, uint64_t* idle) const {
-  const ResidentId out = lists_.tail(list(cls, kMainOut)), weak = lists_.tail(list(cls, kWeak));
-  *idle = out == kNoResident ? 0 : since(lists_[out].stamp);
-  if (weak == kNoResident || (out != kNoResident && lists_[weak].stamp <= *idle)) return out;
+// Of the main part: what was idle longest, as far as is known. kNoFrame: nothing is known.
+FrameId AdaptiveEvictor::worst(unsigned cls, uint64_t* idle) const {
+  const FrameId out = lists_.tail(list(cls, kMainOut)), weak = lists_.tail(list(cls, kWeak));
+  *idle = out == kNoFrame ? 0 : since(lists_[out].stamp);
+  if (weak == kNoFrame || (out != kNoFrame && lists_[weak].stamp <= *idle)) return out;
   *idle = lists_[weak].stamp;
   return weak;
 }
 
 // A block of the main part in no order that a load could be in step with: the oldest of a queue is what a loop wants
 // next, so that one eviction would draw all the others after it.
-ResidentId AdaptiveEvictor::any_of_main(unsigned cls) {
+FrameId AdaptiveEvictor::any_of_main(unsigned cls) {
   for (int i = 0; i < kMostSteps; ++i) {
     dice_ ^= dice_ << 13;
     dice_ ^= dice_ >> 7;
     dice_ ^= dice_ << 17;
-    const auto id = static_cast<ResidentId>(dice_ % lists_.residents());
+    const auto id = static_cast<FrameId>(dice_ % lists_.frames());
     if (lists_[id].list == list(cls, kMain) || lists_[id].list == list(cls, kMainOut)) return id;
   }
   return oldest(cls, kMain);
@@ -101,8 +101,8 @@ bool AdaptiveEvictor::main_alive(const Class& c, uint64_t total) const {
 bool AdaptiveEvictor::wins(unsigned cls, uint64_t idle, uint64_t weight) {
   Class& c = classes_[cls];
   uint64_t its = 0;
-  const ResidentId rival = worst(cls, &its);
-  if (rival != kNoResident && its >= idle + (main_alive(c, class_pages(cls)) ? idle : idle / 4)) return true;
+  const FrameId rival = worst(cls, &its);
+  if (rival != kNoFrame && its >= idle + (main_alive(c, class_pages(cls)) ? idle : idle / 4)) return true;
   if (idle < c.mean_wait) c.pro += weight;  // it might have, had more of the main part been probed
   return false;
 }
@@ -151,7 +151,7 @@ void AdaptiveEvictor::meet(Class& c, std::optional<uint64_t> age, uint64_t weigh
   if (c.strangers > total / 2) c.renew = total;
 }
 
-void AdaptiveEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t age, bool sequential) {
+void AdaptiveEvictor::insert(unsigned cls, FrameId id, Entry entry, uint64_t age, bool sequential) {
   Class& c = classes_[cls];
   Node& n = lists_[id];
   const uint64_t total = class_pages(cls);
@@ -185,12 +185,12 @@ void AdaptiveEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t 
   fill_main(cls);
 }
 
-void AdaptiveEvictor::leaving(unsigned cls, ResidentId id) {
+void AdaptiveEvictor::leaving(unsigned cls, FrameId id) {
   const Node& n = lists_[id];
   if (n.ahead) (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight();
 }
 
-void AdaptiveEvictor::first_used(unsigned cls, ResidentId id) {
+void AdaptiveEvictor::first_used(unsigned cls, FrameId id) {
   Node& n = lists_[id];
   (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight();
   n.ahead = 0;
@@ -222,7 +222,7 @@ void AdaptiveEvictor::found_alive(Class& c, uint64_t wait, uint64_t weight, uint
   judge(c, total);
 }
 
-void AdaptiveEvictor::reused(unsigned cls, ResidentId id, bool probed) {
+void AdaptiveEvictor::reused(unsigned cls, FrameId id, bool probed) {
   Class& c = classes_[cls];
   Node& n = lists_[id];
   n.used = 0;
@@ -246,9 +246,9 @@ void AdaptiveEvictor::probe_main(unsigned cls) {
   c.credit = std::min(c.credit, class_pages(cls) * 64 / 8);
   c.credit_at = now();
   for (int i = 0; i < kMostSteps; ++i) {
-    ResidentId id = lists_.tail(list(cls, c.weak_turn ? kWeak : kMain));
-    if (id == kNoResident) id = lists_.tail(list(cls, c.weak_turn ? kMain : kWeak));
-    if (id == kNoResident || c.credit < lists_[id].weight() * uint64_t{64} || !probe(id)) return;
+    FrameId id = lists_.tail(list(cls, c.weak_turn ? kWeak : kMain));
+    if (id == kNoFrame) id = lists_.tail(list(cls, c.weak_turn ? kMain : kWeak));
+    if (id == kNoFrame || c.credit < lists_[id].weight() * uint64_t{64} || !probe(id)) return;
     c.weak_turn = !c.weak_turn;
     c.credit -= lists_[id].weight() * uint64_t{64};
     lists_[id].stamp = stamp_now();
@@ -260,8 +260,8 @@ void AdaptiveEvictor::probe_main(unsigned cls) {
 void AdaptiveEvictor::probe_window(unsigned cls) {
   Class& c = classes_[cls];
   for (int i = 0; i < kMostSteps && lists_.pages(list(cls, kWindowOut)) * 2 < window_pages(cls); ++i) {
-    const ResidentId id = lists_.tail(list(cls, kWindow));
-    if (id == kNoResident) return;
+    const FrameId id = lists_.tail(list(cls, kWindow));
+    if (id == kNoFrame) return;
     if (!c.window_rare || c.window_turn % 8 == 0) {
       if (!probe(id)) return;
       c.window_probed += lists_[id].weight();
@@ -279,14 +279,14 @@ void AdaptiveEvictor::look_ahead(unsigned cls) {
   probe_window(cls);
 }
 
-ResidentId AdaptiveEvictor::pick(unsigned cls) {
+FrameId AdaptiveEvictor::pick(unsigned cls) {
   Class& c = classes_[cls];
   c.full = class_pages(cls);
   uint64_t idle = 0;
-  const ResidentId window = oldest(cls, kWindow);
-  ResidentId main = worst(cls, &idle);
-  if (main == kNoResident) main = lists_.tail(list(cls, kMain));
-  if (main == kNoResident || (window != kNoResident && main_pages(cls) + window_target(c, c.full) <= c.full)) {
+  const FrameId window = oldest(cls, kWindow);
+  FrameId main = worst(cls, &idle);
+  if (main == kNoFrame) main = lists_.tail(list(cls, kMain));
+  if (main == kNoFrame || (window != kNoFrame && main_pages(cls) + window_target(c, c.full) <= c.full)) {
     note_idle(c, since(lists_[window].stamp), lists_[window].weight());
     return window;
   }

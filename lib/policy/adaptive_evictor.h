@@ -59,11 +59,11 @@ class AdaptiveEvictor final : public EvictorBase {
     uint64_t renew = 0;    // pages still to be let in whatever their age
   };
 
-  void insert(unsigned cls, core::ResidentId id, Entry entry, uint64_t age, bool sequential) override;
-  void reused(unsigned cls, core::ResidentId id, bool probed) override;
-  void first_used(unsigned cls, core::ResidentId id) override;
-  void leaving(unsigned cls, core::ResidentId id) override;
-  core::ResidentId pick(unsigned cls) override;
+  void insert(unsigned cls, core::FrameId id, Entry entry, uint64_t age, bool sequential) override;
+  void reused(unsigned cls, core::FrameId id, bool probed) override;
+  void first_used(unsigned cls, core::FrameId id) override;
+  void leaving(unsigned cls, core::FrameId id) override;
+  core::FrameId pick(unsigned cls) override;
   void look_ahead(unsigned cls) override;
 
   uint32_t stamp_now() const { return static_cast<uint32_t>(now()); }
@@ -74,12 +74,12 @@ class AdaptiveEvictor final : public EvictorBase {
   uint64_t main_pages(unsigned cls) const { return class_pages(cls) - window_pages(cls); }
   uint64_t window_target(const Class& c, uint64_t total) const;
   uint64_t epoch_length() const { return capacity() / kEpochsPerFill + 1; }
-  core::ResidentId oldest(unsigned cls, unsigned part) const;
+  core::FrameId oldest(unsigned cls, unsigned part) const;
 
-  void put(unsigned cls, core::ResidentId id, bool proven);
+  void put(unsigned cls, core::FrameId id, bool proven);
   void fill_main(unsigned cls);
-  core::ResidentId worst(unsigned cls, uint64_t* idle) const;
-  core::ResidentId any_of_main(unsigned cls);
+  core::FrameId worst(unsigned cls, uint64_t* idle) const;
+  core::FrameId any_of_main(unsigned cls);
   void note_idle(Class& c, uint64_t idle, uint64_t weight);
   uint64_t idle_when_left(const Class& c, uint64_t age) const;
   bool main_alive(const Class& c, uint64_t total) const;

@@ -20,8 +20,8 @@ enum class Priority : uint8_t { low, normal, high };
 enum class Temperature : uint8_t { cold, normal, hot };  // cold: evict first; hot: keep while anything else is left
 
 struct Admission {
-  core::ResidentId id = core::kNoResident;  // dense, below the capacity given by resize(); unique while resident
-  uint32_t weight = 0;                      // size in units of 4 KiB
+  core::FrameId id = core::kNoFrame;  // dense, below the capacity given by resize(); unique while resident
+  uint32_t weight = 0;                // size in units of 4 KiB
   Priority priority = Priority::normal;
   Temperature temperature = Temperature::normal;
   bool pinned = false;      // evict only when nothing else is left
@@ -34,7 +34,7 @@ struct Admission {
 };
 
 struct Victim {
-  core::ResidentId id;
+  core::FrameId id;
   bool probe;  // true: take out of sight, keep the frame, tell touched() or come again; false: give the memory back
 };
 
@@ -46,21 +46,21 @@ class Evictor {
  public:
   virtual ~Evictor() = default;
   virtual const char* name() const = 0;
-  virtual void resize(size_t residents, uint64_t capacity_pages) = 0;  // most ids; budget in 4 KiB units; may change
+  virtual void resize(size_t frames, uint64_t capacity_pages) = 0;  // most ids; budget in 4 KiB units; may change
   virtual void admit(const Admission& what) = 0;
   // A probed block was wanted; or the block was used in another way that could be seen, as by a lease. Not for the use
   // that a block was brought in for, except where it was read ahead.
-  virtual void touched(core::ResidentId id) = 0;
-  virtual void remove(core::ResidentId id) = 0;  // it left for a reason of the pager's (freed, evicted by call, ..)
-  virtual void advise(core::ResidentId id, Temperature temperature, Priority priority, bool pinned) = 0;
+  virtual void touched(core::FrameId id) = 0;
+  virtual void remove(core::FrameId id) = 0;  // it left for a reason of the pager's (freed, evicted by call, ..)
+  virtual void advise(core::FrameId id, Temperature temperature, Priority priority, bool pinned) = 0;
   // Up to out.size() victims, best first, worth at least `pages` if there are that many; but when there are cold ones
   // that were used, no others: they are asked for if that was not enough. Probe victims do not count toward `pages`. A
   // real victim is forgotten (as if removed) when it is returned; the pager may admit() it again when it could not
   // evict it (with age 0). Ids in `held` state (see hold) are never returned.
   virtual size_t victims(uint64_t pages, std::span<Victim> out) = 0;
   // A held block (leased, I/O in flight) stays known but is never a victim. Holds count.
-  virtual void hold(core::ResidentId id) = 0;
-  virtual void unhold(core::ResidentId id) = 0;
+  virtual void hold(core::FrameId id) = 0;
+  virtual void unhold(core::FrameId id) = 0;
   virtual EvictorStats stats() const = 0;
 };
 

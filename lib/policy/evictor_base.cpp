@@ -4,15 +4,15 @@
 
 namespace vmem::policy {
 
-using core::kNoResident;
-using core::ResidentId;
+using core::FrameId;
+using core::kNoFrame;
 
-void EvictorBase::resize(size_t residents, uint64_t capacity_pages) {
-  lists_.resize(residents);
+void EvictorBase::resize(size_t frames, uint64_t capacity_pages) {
+  lists_.resize(frames);
   capacity_ = capacity_pages;
 }
 
-void EvictorBase::place(ResidentId id, Entry entry, uint64_t age, bool sequential) {
+void EvictorBase::place(FrameId id, Entry entry, uint64_t age, bool sequential) {
   const Node& n = lists_[id];
   if (n.temperature == kPinnedTemperature) {
     lists_.push_head(kPinned, id);
@@ -26,7 +26,7 @@ void EvictorBase::place(ResidentId id, Entry entry, uint64_t age, bool sequentia
   }
 }
 
-void EvictorBase::take_out(ResidentId id) {
+void EvictorBase::take_out(FrameId id) {
   const Node& n = lists_[id];
   if (in_class(n)) {
     leaving(n.priority, id);
@@ -36,7 +36,7 @@ void EvictorBase::take_out(ResidentId id) {
 }
 
 void EvictorBase::admit(const Admission& what) {
-  if (what.id >= lists_.residents() || lists_[what.id].known) return;
+  if (what.id >= lists_.frames() || lists_[what.id].known) return;
   Node& n = lists_[what.id];
   n = Node{};
   n.known = 1;
@@ -51,8 +51,8 @@ void EvictorBase::admit(const Admission& what) {
   place(what.id, what.age ? Entry::refault : Entry::fresh, what.age.value_or(0), what.sequential);
 }
 
-void EvictorBase::touched(ResidentId id) {
-  if (id >= lists_.residents() || !lists_[id].known) return;
+void EvictorBase::touched(FrameId id) {
+  if (id >= lists_.frames() || !lists_[id].known) return;
   Node& n = lists_[id];
   if (n.probed) ++stats_.touched;
   const bool probed = n.probed;
@@ -70,14 +70,14 @@ void EvictorBase::touched(ResidentId id) {
   }
 }
 
-void EvictorBase::remove(ResidentId id) {
-  if (id >= lists_.residents() || !lists_[id].known) return;
+void EvictorBase::remove(FrameId id) {
+  if (id >= lists_.frames() || !lists_[id].known) return;
   if (!lists_[id].parked) take_out(id);
   lists_[id] = Node{};
 }
 
-void EvictorBase::advise(ResidentId id, Temperature temperature, Priority priority, bool pinned) {
-  if (id >= lists_.residents() || !lists_[id].known) return;
+void EvictorBase::advise(FrameId id, Temperature temperature, Priority priority, bool pinned) {
+  if (id >= lists_.frames() || !lists_[id].known) return;
   Node& n = lists_[id];
   const unsigned t = pinned ? kPinnedTemperature : static_cast<unsigned>(temperature) & 3;
   const unsigned p = static_cast<unsigned>(priority) & 3;
@@ -88,8 +88,8 @@ void EvictorBase::advise(ResidentId id, Temperature temperature, Priority priori
   if (!n.parked) place(id, Entry::advised, 0, false);
 }
 
-void EvictorBase::hold(ResidentId id) {
-  if (id >= lists_.residents() || !lists_[id].known) return;
+void EvictorBase::hold(FrameId id) {
+  if (id >= lists_.frames() || !lists_[id].known) return;
   Node& n = lists_[id];
   if (!n.parked) {
     take_out(id);
@@ -100,16 +100,16 @@ void EvictorBase::hold(ResidentId id) {
   ++n.older;
 }
 
-void EvictorBase::unhold(ResidentId id) {
-  if (id >= lists_.residents() || !lists_[id].parked) return;
+void EvictorBase::unhold(FrameId id) {
+  if (id >= lists_.frames() || !lists_[id].parked) return;
   Node& n = lists_[id];
   if (--n.older != 0) return;
   n.parked = 0;
-  n.older = kNoResident;
+  n.older = kNoFrame;
   place(id, Entry::unheld, 0, false);
 }
 
-bool EvictorBase::probe(ResidentId id) {
+bool EvictorBase::probe(FrameId id) {
   Node& n = lists_[id];
   if (!n.probes || n.probed) return true;
   if (probe_room_ == 0 || out_used_ + 1 >= out_.size()) return false;
@@ -132,7 +132,7 @@ unsigned EvictorBase::class_to_shrink() const {
   return kClasses;  // not reached: three shares of at most 1/16 do not make a whole
 }
 
-ResidentId EvictorBase::next_victim() {
+FrameId EvictorBase::next_victim() {
   if (!lists_.empty(kCold)) return lists_.tail(kCold);
   if (!lists_.empty(kColdAhead)) return lists_.tail(kColdAhead);
   const unsigned cls = class_to_shrink();
@@ -151,8 +151,8 @@ size_t EvictorBase::victims(uint64_t pages, std::span<Victim> out) {
   for (uint64_t freed = 0; freed < pages && out_used_ < out.size();) {
     if (freed != 0 && used_up && lists_.empty(kCold)) break;
     used_up = !lists_.empty(kCold);
-    const ResidentId id = next_victim();
-    if (id == kNoResident) break;
+    const FrameId id = next_victim();
+    if (id == kNoFrame) break;
     const uint64_t weight = lists_[id].weight();
     const bool listed = lists_[id].just_probed;
     take_out(id);

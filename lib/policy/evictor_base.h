@@ -10,20 +10,20 @@
 
 #include <array>
 
-#include "policy/resident_lists.h"
+#include "policy/frame_lists.h"
 
 namespace vmem::policy {
 
 class EvictorBase : public Evictor {
  public:
-  void resize(size_t residents, uint64_t capacity_pages) override;
+  void resize(size_t frames, uint64_t capacity_pages) override;
   void admit(const Admission& what) override;
-  void touched(core::ResidentId id) override;
-  void remove(core::ResidentId id) override;
-  void advise(core::ResidentId id, Temperature temperature, Priority priority, bool pinned) override;
+  void touched(core::FrameId id) override;
+  void remove(core::FrameId id) override;
+  void advise(core::FrameId id, Temperature temperature, Priority priority, bool pinned) override;
   size_t victims(uint64_t pages, std::span<Victim> out) override;
-  void hold(core::ResidentId id) override;
-  void unhold(core::ResidentId id) override;
+  void hold(core::FrameId id) override;
+  void unhold(core::FrameId id) override;
   EvictorStats stats() const override { return stats_; }
 
  protected:
@@ -39,16 +39,16 @@ class EvictorBase : public Evictor {
     advised,  // advice changed: it was here all the time
     unheld,   // the last hold ended: node.used tells whether a use was seen, node.proven which part it was in
   };
-  virtual void insert(unsigned cls, core::ResidentId id, Entry entry, uint64_t age, bool sequential) = 0;
+  virtual void insert(unsigned cls, core::FrameId id, Entry entry, uint64_t age, bool sequential) = 0;
   // A block of the class was wanted. It is in one of the class's lists; `probed`: a probe
   // found out; else the use was seen another way.
-  virtual void reused(unsigned cls, core::ResidentId id, bool probed) = 0;
+  virtual void reused(unsigned cls, core::FrameId id, bool probed) = 0;
   // The first use of a block that was read ahead: node.ahead is to be cleared.
-  virtual void first_used(unsigned, core::ResidentId id) { lists_[id].ahead = 0; }
+  virtual void first_used(unsigned, core::FrameId id) { lists_[id].ahead = 0; }
   // It is about to leave the class's lists, for whatever reason.
-  virtual void leaving(unsigned cls, core::ResidentId id) = 0;
-  // The next to go, still in its list; kNoResident only when the class's lists are empty. Bounded work.
-  virtual core::ResidentId pick(unsigned cls) = 0;
+  virtual void leaving(unsigned cls, core::FrameId id) = 0;
+  // The next to go, still in its list; kNoFrame only when the class's lists are empty. Bounded work.
+  virtual core::FrameId pick(unsigned cls) = 0;
   // Takes blocks out of sight before their turn comes, by calling probe(). Called before each pick. Bounded work.
   virtual void look_ahead(unsigned cls) = 0;
 
@@ -61,18 +61,18 @@ class EvictorBase : public Evictor {
   uint64_t now() const { return evicted_pages_; }
   // Puts the block into the victims as a probe, when it may be probed and is not. False: no room in this call, try
   // later.
-  bool probe(core::ResidentId id);
+  bool probe(core::FrameId id);
 
-  ResidentLists lists_;
+  FrameLists lists_;
 
  private:
   static constexpr ListId kCold = 1, kColdAhead = 2, kHot = 3, kPinned = 4, kFirstPolicyList = 5;
   static constexpr unsigned kFloorShare = 16;
 
   bool in_class(const Node& n) const { return n.list >= kFirstPolicyList; }
-  void place(core::ResidentId id, Entry entry, uint64_t age, bool sequential);
-  void take_out(core::ResidentId id);
-  core::ResidentId next_victim();
+  void place(core::FrameId id, Entry entry, uint64_t age, bool sequential);
+  void take_out(core::FrameId id);
+  core::FrameId next_victim();
   unsigned class_to_shrink() const;
 
   uint64_t capacity_ = 0, evicted_pages_ = 0;

@@ -4,30 +4,30 @@
 
 namespace vmem::policy {
 
-using core::kNoResident;
-using core::ResidentId;
+using core::FrameId;
+using core::kNoFrame;
 
 namespace {
 constexpr int kMostSteps = 64;  // of any loop inside one pick or look ahead
 }
 
-void FifoEvictor::insert(unsigned cls, ResidentId id, Entry, uint64_t, bool) {
+void FifoEvictor::insert(unsigned cls, FrameId id, Entry, uint64_t, bool) {
   lists_.push_head(list(cls, 0), id);
 }
 
-void SieveEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t, bool) {
+void SieveEvictor::insert(unsigned cls, FrameId id, Entry entry, uint64_t, bool) {
   Node& n = lists_[id];
   n.stamp = 0;
   if (entry != Entry::unheld) n.used = 0;
   lists_.push_head(list(cls, 0), id);
 }
 
-void SieveEvictor::reused(unsigned, ResidentId id, bool) {
+void SieveEvictor::reused(unsigned, FrameId id, bool) {
   lists_[id].used = 1;
 }
 
 // The hand goes past the block, or it leaves.
-void SieveEvictor::pass(Sweep& s, ResidentId id) {
+void SieveEvictor::pass(Sweep& s, FrameId id) {
   Node& n = lists_[id];
   if (s.scout == id) s.scout = n.newer;
   if (s.hand == id) s.hand = n.newer;
@@ -35,7 +35,7 @@ void SieveEvictor::pass(Sweep& s, ResidentId id) {
   n.stamp = 0;
 }
 
-void SieveEvictor::leaving(unsigned cls, ResidentId id) {
+void SieveEvictor::leaving(unsigned cls, FrameId id) {
   pass(sweeps_[cls], id);
 }
 
@@ -43,7 +43,7 @@ void SieveEvictor::look_ahead(unsigned cls) {
   Sweep& s = sweeps_[cls];
   const ListId l = list(cls, 0);
   for (int i = 0; i < kMostSteps / 4 && s.gap < class_pages(cls) / 8; ++i) {
-    if (s.scout == kNoResident) s.scout = s.gap == 0 && s.hand != kNoResident ? s.hand : lists_.tail(l);
+    if (s.scout == kNoFrame) s.scout = s.gap == 0 && s.hand != kNoFrame ? s.hand : lists_.tail(l);
     Node& n = lists_[s.scout];
     if (n.stamp == 1 || !probe(s.scout)) return;
     n.stamp = 1;
@@ -52,13 +52,13 @@ void SieveEvictor::look_ahead(unsigned cls) {
   }
 }
 
-ResidentId SieveEvictor::pick(unsigned cls) {
+FrameId SieveEvictor::pick(unsigned cls) {
   Sweep& s = sweeps_[cls];
   const ListId l = list(cls, 0);
   for (int i = 0;; ++i) {
-    if (s.hand == kNoResident) s.hand = lists_.tail(l);
-    const ResidentId id = s.hand;
-    if (id == kNoResident || lists_[id].used == 0 || i == kMostSteps) return id;
+    if (s.hand == kNoFrame) s.hand = lists_.tail(l);
+    const FrameId id = s.hand;
+    if (id == kNoFrame || lists_[id].used == 0 || i == kMostSteps) return id;
     lists_[id].used = 0;
     pass(s, id);
     s.hand = lists_[id].newer;
@@ -71,7 +71,7 @@ bool TwoQueueEvictor::evict_small(unsigned cls) const {
   return main == 0 || (small != 0 && small * 64 >= class_pages(cls) * small_share());
 }
 
-void TwoQueueEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t age, bool) {
+void TwoQueueEvictor::insert(unsigned cls, FrameId id, Entry entry, uint64_t age, bool) {
   Node& n = lists_[id];
   const bool was_main = entry == Entry::unheld && (n.proven || n.used);
   n.proven = was_main || (entry == Entry::refault && age <= ghost_pages(cls));
@@ -79,7 +79,7 @@ void TwoQueueEvictor::insert(unsigned cls, ResidentId id, Entry entry, uint64_t 
   lists_.push_head(list(cls, n.proven ? kMain : kSmall), id);
 }
 
-void TwoQueueEvictor::reused(unsigned cls, ResidentId id, bool) {
+void TwoQueueEvictor::reused(unsigned cls, FrameId id, bool) {
   Node& n = lists_[id];
   if (!n.proven && !probe_small()) return;
   n.proven = 1;
@@ -89,8 +89,8 @@ void TwoQueueEvictor::reused(unsigned cls, ResidentId id, bool) {
 // The oldest of `from` go out of sight until `want` pages of the part are.
 void TwoQueueEvictor::move_out(unsigned cls, unsigned from, unsigned to, uint64_t want) {
   for (int i = 0; i < kMostSteps / 4 && lists_.pages(list(cls, to)) < want; ++i) {
-    const ResidentId id = lists_.tail(list(cls, from));
-    if (id == kNoResident || !probe(id)) return;
+    const FrameId id = lists_.tail(list(cls, from));
+    if (id == kNoFrame || !probe(id)) return;
     lists_.move_to_head(list(cls, to), id);
   }
 }
@@ -107,10 +107,10 @@ void TwoQueueEvictor::look_ahead(unsigned cls) {
   }
 }
 
-ResidentId TwoQueueEvictor::pick(unsigned cls) {
+FrameId TwoQueueEvictor::pick(unsigned cls) {
   const unsigned first = evict_small(cls) ? kSmall : kMain;
-  const ResidentId out = lists_.tail(list(cls, first + 1));
-  return out != kNoResident ? out : lists_.tail(list(cls, first));
+  const FrameId out = lists_.tail(list(cls, first + 1));
+  return out != kNoFrame ? out : lists_.tail(list(cls, first));
 }
 
 }  // namespace vmem::policy

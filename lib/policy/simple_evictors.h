@@ -12,10 +12,10 @@ class FifoEvictor final : public EvictorBase {
   const char* name() const override { return "fifo"; }
 
  private:
-  void insert(unsigned cls, core::ResidentId id, Entry entry, uint64_t age, bool sequential) override;
-  void reused(unsigned, core::ResidentId, bool) override {}
-  void leaving(unsigned, core::ResidentId) override {}
-  core::ResidentId pick(unsigned cls) override { return lists_.tail(list(cls, 0)); }
+  void insert(unsigned cls, core::FrameId id, Entry entry, uint64_t age, bool sequential) override;
+  void reused(unsigned, core::FrameId, bool) override {}
+  void leaving(unsigned, core::FrameId) override {}
+  core::FrameId pick(unsigned cls) override { return lists_.tail(list(cls, 0)); }
   void look_ahead(unsigned) override {}
 };
 
@@ -27,15 +27,15 @@ class SieveEvictor final : public EvictorBase {
 
  private:
   struct Sweep {
-    core::ResidentId hand = core::kNoResident, scout = core::kNoResident;
+    core::FrameId hand = core::kNoFrame, scout = core::kNoFrame;
     uint64_t gap = 0;  // pages the scout has passed and the hand has not: their stamp is 1
   };
-  void insert(unsigned cls, core::ResidentId id, Entry entry, uint64_t age, bool sequential) override;
-  void reused(unsigned cls, core::ResidentId id, bool probed) override;
-  void leaving(unsigned cls, core::ResidentId id) override;
-  core::ResidentId pick(unsigned cls) override;
+  void insert(unsigned cls, core::FrameId id, Entry entry, uint64_t age, bool sequential) override;
+  void reused(unsigned cls, core::FrameId id, bool probed) override;
+  void leaving(unsigned cls, core::FrameId id) override;
+  core::FrameId pick(unsigned cls) override;
   void look_ahead(unsigned cls) override;
-  void pass(Sweep& s, core::ResidentId id);
+  void pass(Sweep& s, core::FrameId id);
   std::array<Sweep, kClasses> sweeps_;
 };
 
@@ -43,10 +43,10 @@ class SieveEvictor final : public EvictorBase {
 class TwoQueueEvictor : public EvictorBase {
  protected:
   enum Part : unsigned { kSmall, kSmallOut, kMain, kMainOut };
-  void insert(unsigned cls, core::ResidentId id, Entry entry, uint64_t age, bool sequential) override;
-  void reused(unsigned cls, core::ResidentId id, bool probed) override;
-  void leaving(unsigned, core::ResidentId) override {}
-  core::ResidentId pick(unsigned cls) override;
+  void insert(unsigned cls, core::FrameId id, Entry entry, uint64_t age, bool sequential) override;
+  void reused(unsigned cls, core::FrameId id, bool probed) override;
+  void leaving(unsigned, core::FrameId) override {}
+  core::FrameId pick(unsigned cls) override;
   void look_ahead(unsigned cls) override;
   // Shares of the class in 1/64.
   virtual unsigned small_share() const = 0;

@@ -108,9 +108,9 @@ TEST_F(PagerAdvisor, ThePolicyHearsOfBlocksThatItHas) {
   BigLock lock(map.mutex());
   std::array<vmem::policy::Victim, 1> victims;
   ASSERT_EQ(map.policy_of(vmem::pager::kHostPool).victims(1, victims), 1u);
-  EXPECT_EQ(map.residents()[victims[0].id].block, 1u) << "the other one is pinned";
+  EXPECT_EQ(map.frame_table()[victims[0].id].block, 1u) << "the other one is pinned";
   if (victims[0].probe) return;
-  map.residents()[victims[0].id].admitted = false;  // and it does not leave
+  map.frame_table()[victims[0].id].admitted = false;  // and it does not leave
   map.admit(r, 1, map.clock().stamp());
 }
 

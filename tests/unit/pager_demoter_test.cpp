@@ -87,7 +87,7 @@ TEST_F(PagerDemoter, ADirtyBlockComesToAStagingFrame) {
   EXPECT_EQ(used_frames(r), 1u);
   {
     BigLock lock(map.mutex());
-    EXPECT_EQ(std::to_integer<uint8_t>(map.residents()[r.table[0].aux].frame[kUnit - 1]), FakeDevices::kByte);
+    EXPECT_EQ(std::to_integer<uint8_t>(map.frame_table()[r.table[0].aux].bytes[kUnit - 1]), FakeDevices::kByte);
   }
   drop_held(r);
   EXPECT_EQ(used_frames(r), 0u);

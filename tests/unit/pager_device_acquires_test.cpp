@@ -102,14 +102,14 @@ TEST_F(PagerDeviceAcquires, OfWhatTheCpuIsShownAReadLeaseKeepsTheCopyAndAWriteLe
     ASSERT_TRUE(budget.charge(kUnit, 0));
     ASSERT_TRUE(shown.expect());
     shown.show(r, 0, 1);
-    map.residents()[r.table[0].aux].displaced = true;
+    map.frame_table()[r.table[0].aux].displaced = true;
   }
   for (const unsigned access : {unsigned{VMEM_READ}, unsigned{VMEM_READ | VMEM_WRITE}}) {
     EXPECT_TRUE(acquire(r, 0, 0, access).ok());
     {
       BigLock lock(map.mutex());
-      EXPECT_EQ(map.residents()[r.table[0].aux].shown, access == VMEM_READ);
-      EXPECT_FALSE(map.residents()[r.table[0].aux].displaced) << "the device has used it since";
+      EXPECT_EQ(map.frame_table()[r.table[0].aux].shown, access == VMEM_READ);
+      EXPECT_FALSE(map.frame_table()[r.table[0].aux].displaced) << "the device has used it since";
     }
     end(r, 0, 0, access);
   }
@@ -127,7 +127,7 @@ TEST_F(PagerDeviceAcquires, WhatIsLeasedForWritingCountsAsChangedUnlessThatIsTol
   ASSERT_TRUE(acquire(r, 1, 1, VMEM_WRITE, &ask).ok());
   {
     BigLock lock(map.mutex());
-    EXPECT_TRUE(map.residents()[r.table[1].aux].undecided);
+    EXPECT_TRUE(map.frame_table()[r.table[1].aux].undecided);
     while (arrivals.end_issued(lock, 0)) {
     }
     blocks.not_changed({&r, 1, 1}, 0);

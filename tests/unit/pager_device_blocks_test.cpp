@@ -37,7 +37,7 @@ TEST_F(PagerDeviceBlocks, WhatMayHaveChangedIsDirtyAndHasNoCopyUntilNobodyHasSto
   blocks.may_change(r, 0);
   blocks.not_changed({&r, 0, 0}, 0);
   EXPECT_TRUE(dirty(r)) << "one of two leases knows nothing of the other";
-  EXPECT_EQ(map.residents()[r.table[0].aux].copy, core::kNoResident);
+  EXPECT_EQ(map.frame_table()[r.table[0].aux].copy, core::kNoFrame);
   r.table[0].flags = 0;
   remove(r, 0);
 }
@@ -66,7 +66,7 @@ TEST_F(PagerDeviceBlocks, AClaimedBlockIsNotChosenToLeave) {
   EXPECT_EQ(r.table[0].state, State::on_device);
   EXPECT_FALSE(shown.waits()) << "nobody met it";
   EXPECT_EQ(map.policy(r.table[0].aux).victims(1, {&victim, 1}), 1u);
-  map.residents()[r.table[0].aux].admitted = false;  // the policy has forgotten it
+  map.frame_table()[r.table[0].aux].admitted = false;  // the policy has forgotten it
   remove(r, 0);
 }
 
@@ -111,10 +111,10 @@ TEST_F(PagerDeviceBlocks, AGuestThatIsUsedIsTheDevicesOwnAndOneThatCouldNotLeave
   move.was_guest = true;
   blocks.know_again(move);
   EXPECT_TRUE(map.guests().is(r.table[0].aux));
-  EXPECT_FALSE(map.residents()[r.table[0].aux].admitted);
+  EXPECT_FALSE(map.frame_table()[r.table[0].aux].admitted);
   blocks.adopt(r, 0);
   EXPECT_FALSE(map.guests().is(r.table[0].aux));
-  EXPECT_TRUE(map.residents()[r.table[0].aux].admitted);
+  EXPECT_TRUE(map.frame_table()[r.table[0].aux].admitted);
   remove(r, 0);
 }
 

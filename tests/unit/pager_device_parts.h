@@ -183,7 +183,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
   void place(Region& r, core::BlockIndex b, int d) VMEM_LOCKED {
     const auto pool = static_cast<uint8_t>(kDevicePools + d);
     ASSERT_TRUE(map.reserve_block());
-    map.new_resident(r, b, nullptr, pool);
+    map.new_entry(r, b, nullptr, pool);
     r.table.change(b, core::State::untouched, core::State::entering);
     r.table[b].device = static_cast<uint8_t>(d);
     tables.charge(r);
@@ -194,7 +194,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
   void remove(Region& r, core::BlockIndex b) VMEM_LOCKED {
     gpus[r.table[b].device].budget.credit(r.block_size);
     r.table.change(b, core::State::on_device, core::State::leaving);
-    map.free_resident(b, r);
+    map.free_entry(b, r);
     r.table.change(b, core::State::leaving, core::State::untouched);
     tables.charge(r);
   }

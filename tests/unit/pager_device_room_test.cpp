@@ -85,7 +85,7 @@ TEST_F(PagerMigrator, ABlockCountsForBothDevicesOnItsWayAndForOneWhereverItComes
     EXPECT_EQ(r.table[0].device, d);
     EXPECT_EQ(gpus[static_cast<size_t>(d)].budget.charged(), kUnit);
     EXPECT_EQ(gpus[static_cast<size_t>(1 - d)].budget.charged(), 0u);
-    EXPECT_TRUE(map.residents()[r.table[0].aux].admitted);
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].admitted);
     EXPECT_EQ(gpus.check(), "");
   }
   EXPECT_EQ(gpus[1].failures, 1u);
@@ -151,7 +151,7 @@ TEST_F(PagerDeviceRoom, WhatIsBestOnAnotherDeviceGoesThereFirstAndIsNoGuest) {
   EXPECT_TRUE(room.make(lock, 0));
   EXPECT_EQ(r.table[2].device, 1);
   EXPECT_FALSE(map.guests().is(r.table[2].aux));
-  EXPECT_TRUE(map.residents()[r.table[2].aux].admitted);
+  EXPECT_TRUE(map.frame_table()[r.table[2].aux].admitted);
   EXPECT_EQ(on(r, 0), 3u);
   gpus[0].budget.want(3 * kUnit);
   EXPECT_TRUE(room.make(lock, 0));
@@ -185,7 +185,7 @@ TEST_F(PagerDeviceRoom, AGuestWhereItIsBestIsAtHome) {
   ASSERT_TRUE(r.places.prefer(0, 0, 0));
   map.follow_advice(r, 0);
   EXPECT_FALSE(map.guests().is(r.table[0].aux));
-  EXPECT_TRUE(map.residents()[r.table[0].aux].admitted);
+  EXPECT_TRUE(map.frame_table()[r.table[0].aux].admitted);
   clear(r);
 }
 
@@ -271,7 +271,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheir
     }
     BigLock lock(map.mutex());
     EXPECT_EQ(r.table[0].state, State::on_device);
-    EXPECT_TRUE(map.residents()[r.table[0].aux].admitted);
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].admitted);
     devices.reached = true;
     EXPECT_TRUE(room.make(lock, 0)) << "now others can go";
     EXPECT_EQ(r.table[0].state, State::on_device);

@@ -58,11 +58,11 @@ class PagerDeviceViews : public vmem::pager::test::DeviceParts {
   }
   bool is_shown(const Region& r) {
     BigLock lock(map.mutex());
-    return map.residents()[r.table[0].aux].shown;
+    return map.frame_table()[r.table[0].aux].shown;
   }
   void take_away(Region& r) {
     BigLock lock(map.mutex());
-    if (map.residents()[r.table[0].aux].shown) {
+    if (map.frame_table()[r.table[0].aux].shown) {
       EXPECT_TRUE(views.hide(lock, r, 0));
     }
     remove(r, 0);
@@ -107,13 +107,13 @@ TEST_F(PagerDeviceViews, OfWhatIsReadMostTheCopyThatALoadHasMadeStaysAsLongAsItI
       {
         BigLock lock(map.mutex());
         ASSERT_TRUE(r.places.set_read_mostly(0, 0, mostly));
-        map.residents()[r.table[0].aux].changed = changed;
+        map.frame_table()[r.table[0].aux].changed = changed;
       }
       EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
       {
         BigLock lock(map.mutex());
         EXPECT_EQ(map.copies().has(r.table[0].aux), mostly && !changed);
-        map.residents()[r.table[0].aux].changed = false;
+        map.frame_table()[r.table[0].aux].changed = false;
       }
       EXPECT_EQ(byte(r), FakeDevices::kByte);
       end_lease(r, VMEM_READ);
@@ -157,7 +157,7 @@ TEST_F(PagerDeviceViews, WhatIsBestInHostMemoryOrWasDroppedForWantOfItIsMoved) {
     Region& r = read_mostly();
     {
       BigLock lock(map.mutex());
-      map.residents()[r.table[0].aux].displaced = displaced;
+      map.frame_table()[r.table[0].aux].displaced = displaced;
       if (!displaced) {
         ASSERT_TRUE(r.places.prefer(0, 0, VMEM_HOST));
       }
@@ -206,17 +206,17 @@ TEST_F(PagerDeviceViews, OneCopyGivesWayToTheNextWhereMemoryIsShort) {
     ASSERT_TRUE(budget.charge(rest, 0));
     ASSERT_TRUE(shown.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), FaultKind::read, 0}, 1));
     EXPECT_TRUE(views.serve(lock));
-    EXPECT_TRUE(map.residents()[r.table[0].aux].shown);
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].shown);
   }
   usleep(2 * vmem::pager::ShownCopies::kShownAtLeast / 1000);
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(shown.met(r, 1, {reinterpret_cast<uintptr_t>(r.address(1)), FaultKind::read, 0}, 1));
     EXPECT_TRUE(views.serve(lock));
-    EXPECT_FALSE(map.residents()[r.table[0].aux].shown) << "the oldest";
-    EXPECT_FALSE(map.residents()[r.table[0].aux].displaced);
+    EXPECT_FALSE(map.frame_table()[r.table[0].aux].shown) << "the oldest";
+    EXPECT_FALSE(map.frame_table()[r.table[0].aux].displaced);
     EXPECT_TRUE(views.serve(lock));
-    EXPECT_TRUE(map.residents()[r.table[1].aux].shown);
+    EXPECT_TRUE(map.frame_table()[r.table[1].aux].shown);
     EXPECT_TRUE(views.hide(lock, r, 1));
     budget.credit(rest);
     for (const BlockIndex b : {0, 1}) remove(r, b);
@@ -233,8 +233,8 @@ TEST_F(PagerDeviceViews, WhatWentForWantOfMemoryIsRemembered) {
     rest = budget.available();
     ASSERT_TRUE(budget.charge(rest, 0));
     EXPECT_TRUE(views.serve(lock));
-    EXPECT_FALSE(map.residents()[r.table[0].aux].shown);
-    EXPECT_TRUE(map.residents()[r.table[0].aux].displaced);
+    EXPECT_FALSE(map.frame_table()[r.table[0].aux].shown);
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].displaced);
     budget.credit(rest);
   }
   take_away(r);
@@ -257,7 +257,7 @@ TEST_F(PagerDeviceViews, AStoreUnderAReadLeaseChangesTheCopyWhichIsTheBlockWhenT
   meet_and_serve(r, FaultKind::write_protect);  // the thread goes on, and meets that
   {
     BigLock lock(map.mutex());
-    EXPECT_TRUE(map.residents()[r.table[0].aux].stale);
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].stale);
     EXPECT_EQ(shown.stale_bytes(), kUnit);
   }
   ASSERT_TRUE(trap.store(r.base, 7));

@@ -5,14 +5,14 @@
 
 namespace {
 
-using vmem::core::kNoResident;
-using vmem::core::ResidentId;
+using vmem::core::FrameId;
+using vmem::core::kNoFrame;
 using vmem::core::State;
 using vmem::pager::Backing;
 using vmem::pager::Config;
 using vmem::pager::DirtyBlocks;
+using vmem::pager::FrameTable;
 using vmem::pager::Region;
-using vmem::pager::Residents;
 
 constexpr uint64_t kBlock = 64 << 10;
 
@@ -25,11 +25,11 @@ class PagerDirtyBlocks : public ::testing::Test {
     region.blocks = 8;
     region.backing = Backing::file_shared;
     ASSERT_TRUE(region.table.create(8).ok());
-    residents.grow();
+    frame_table.grow();
   }
   void TearDown() override { EXPECT_EQ(dirty.check(), ""); }
-  ResidentId block(size_t b) {
-    const ResidentId id = residents.take(region, b, nullptr, vmem::pager::kHostPool);
+  FrameId block(size_t b) {
+    const FrameId id = frame_table.take(region, b, nullptr, vmem::pager::kHostPool);
     region.table[b].aux = id;
     region.table.change(b, State::untouched, State::filling);
     region.table.change(b, State::filling, State::held);
@@ -37,12 +37,12 @@ class PagerDirtyBlocks : public ::testing::Test {
   }
   Config config;
   Region region{8, 4};
-  Residents residents;
-  DirtyBlocks dirty{residents, config};
+  FrameTable frame_table;
+  DirtyBlocks dirty{frame_table, config};
 };
 
 TEST_F(PagerDirtyBlocks, TheFirstStoreIsItsAgeAndTheOldestIsFirst) {
-  const ResidentId a = block(3), b = block(1), c = block(2);
+  const FrameId a = block(3), b = block(1), c = block(2);
   dirty.add(a, 10);
   dirty.add(b, 20);
   dirty.add(c, 30);
@@ -58,12 +58,12 @@ TEST_F(PagerDirtyBlocks, TheFirstStoreIsItsAgeAndTheOldestIsFirst) {
   EXPECT_EQ(dirty.first(), a);
   EXPECT_EQ(dirty.since(a), 50u);
   dirty.remove(a);
-  EXPECT_EQ(dirty.first(), kNoResident);
+  EXPECT_EQ(dirty.first(), kNoFrame);
   EXPECT_EQ(dirty.bytes(), 0u);
 }
 
 TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
-  const ResidentId a = block(3), b = block(1);
+  const FrameId a = block(3), b = block(1);
   dirty.add(a, 5000);
   dirty.add(b, 6000);
   dirty.put_off(a, 6000, true);
@@ -86,7 +86,7 @@ TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
 }
 
 TEST_F(PagerDirtyBlocks, FaultsWaitAtTheLimitAndGoOnBelowIt) {
-  const ResidentId a = block(0), b = block(1);
+  const FrameId a = block(0), b = block(1);
   dirty.add(a, 10);
   EXPECT_TRUE(dirty.many());
   EXPECT_FALSE(dirty.slows(10));

@@ -5,15 +5,15 @@
 
 namespace {
 
+using vmem::core::FrameId;
 using vmem::core::kHugePage;
-using vmem::core::kNoResident;
-using vmem::core::ResidentId;
+using vmem::core::kNoFrame;
 using vmem::core::State;
 using vmem::pager::DeviceBudget;
+using vmem::pager::FrameTable;
 using vmem::pager::Guests;
 using vmem::pager::kDevicePools;
 using vmem::pager::Region;
-using vmem::pager::Residents;
 
 constexpr uint64_t kBlock = kHugePage;
 
@@ -23,13 +23,13 @@ class PagerGuests : public ::testing::Test {
     region.block_size = kBlock;
     region.blocks = 8;
     ASSERT_TRUE(region.table.create(8).ok());
-    residents.grow();
+    frame_table.grow();
     guests.set_share(50);
     budget.begin(8 * kBlock, kBlock);
   }
   // A block on device d.
-  ResidentId block(size_t b, size_t d) {
-    const ResidentId id = residents.take(region, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
+  FrameId block(size_t b, size_t d) {
+    const FrameId id = frame_table.take(region, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
     region.table[b].aux = id;
     region.table[b].device = static_cast<uint8_t>(d);
     region.table.change(b, State::untouched, State::entering);
@@ -37,14 +37,14 @@ class PagerGuests : public ::testing::Test {
     return id;
   }
   Region region{8, 4};
-  Residents residents;
-  Guests guests{residents};
+  FrameTable frame_table;
+  Guests guests{frame_table};
   DeviceBudget budget;
 };
 
 TEST_F(PagerGuests, TheyAreInTheOrderInWhichTheyCame) {
-  const ResidentId a = block(0, 1), b = block(1, 1), c = block(2, 1), other = block(3, 0);
-  for (const ResidentId id : {a, b, c}) guests.add(id, 1);
+  const FrameId a = block(0, 1), b = block(1, 1), c = block(2, 1), other = block(3, 0);
+  for (const FrameId id : {a, b, c}) guests.add(id, 1);
   guests.add(other, 0);
   EXPECT_EQ(guests.bytes(1), 3 * kBlock);
   EXPECT_EQ(guests.first(1), a);
@@ -53,15 +53,15 @@ TEST_F(PagerGuests, TheyAreInTheOrderInWhichTheyCame) {
   EXPECT_FALSE(guests.remove(b)) << "it is none any more";
   EXPECT_FALSE(guests.is(b));
   EXPECT_EQ(guests.after(a), c);
-  EXPECT_EQ(guests.after(c), kNoResident);
+  EXPECT_EQ(guests.after(c), kNoFrame);
   EXPECT_TRUE(guests.remove(a));
   guests.add(a, 1);
   EXPECT_EQ(guests.first(1), c);
   EXPECT_EQ(guests.after(c), a);
   EXPECT_EQ(guests.first(0), other);
   EXPECT_EQ(guests.check(), "");
-  for (const ResidentId id : {c, a, other}) EXPECT_TRUE(guests.remove(id));
-  EXPECT_EQ(guests.first(1), kNoResident);
+  for (const FrameId id : {c, a, other}) EXPECT_TRUE(guests.remove(id));
+  EXPECT_EQ(guests.first(1), kNoFrame);
   EXPECT_EQ(guests.bytes(1), 0u);
   EXPECT_EQ(guests.check(), "");
 }
@@ -108,16 +108,16 @@ TEST_F(PagerGuests, ADeviceMayBeClosedToThemForAWhile) {
 }
 
 TEST_F(PagerGuests, AGuestThatIsElsewhereOrKnownToAPolicyIsNoticed) {
-  const ResidentId id = block(0, 1);
+  const FrameId id = block(0, 1);
   guests.add(id, 1);
-  residents[id].admitted = true;
+  frame_table[id].admitted = true;
   EXPECT_NE(guests.check(), "");
-  residents[id].admitted = false;
+  frame_table[id].admitted = false;
   region.table[0].device = 0;
   EXPECT_NE(guests.check(), "");
   region.table[0].device = 1;
   EXPECT_EQ(guests.check(), "");
-  residents[id].guest_of = 0;
+  frame_table[id].guest_of = 0;
   EXPECT_NE(guests.check(), "");
 }
 

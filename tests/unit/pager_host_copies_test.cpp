@@ -15,14 +15,14 @@
 namespace {
 
 using vmem::core::BlockIndex;
-using vmem::core::ResidentId;
+using vmem::core::FrameId;
 using vmem::core::State;
 using vmem::pager::EvictionClock;
+using vmem::pager::FrameTable;
 using vmem::pager::HostCopies;
 using vmem::pager::kDevicePools;
 using vmem::pager::kStagingPools;
 using vmem::pager::Region;
-using vmem::pager::Residents;
 using vmem::policy::Admission;
 using vmem::policy::EvictorStats;
 using vmem::policy::Priority;
@@ -35,16 +35,16 @@ class FakePolicy final : public vmem::policy::Evictor {
   const char* name() const override { return "fake"; }
   void resize(size_t, uint64_t) override {}
   void admit(const Admission& what) override { EXPECT_TRUE(known.emplace(what.id, what).second) << what.id; }
-  void touched(ResidentId) override {}
-  void remove(ResidentId id) override { EXPECT_EQ(known.erase(id), 1u) << id; }
-  void advise(ResidentId id, Temperature temperature, Priority, bool) override { known[id].temperature = temperature; }
+  void touched(FrameId) override {}
+  void remove(FrameId id) override { EXPECT_EQ(known.erase(id), 1u) << id; }
+  void advise(FrameId id, Temperature temperature, Priority, bool) override { known[id].temperature = temperature; }
   size_t victims(uint64_t, std::span<Victim>) override { return 0; }
-  void hold(ResidentId id) override { holds[id] += known.count(id) != 0 ? 1 : 1000; }
-  void unhold(ResidentId id) override { --holds[id]; }
+  void hold(FrameId id) override { holds[id] += known.count(id) != 0 ? 1 : 1000; }
+  void unhold(FrameId id) override { --holds[id]; }
   EvictorStats stats() const override { return {}; }
 
-  std::map<ResidentId, Admission> known;
-  std::map<ResidentId, int> holds;
+  std::map<FrameId, Admission> known;
+  std::map<FrameId, int> holds;
 };
 
 class PagerHostCopies : public ::testing::Test {
@@ -53,7 +53,7 @@ class PagerHostCopies : public ::testing::Test {
 
   void SetUp() override {
     ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok());
-    copies = std::make_unique<HostCopies>(residents, pools, policies, clock);
+    copies = std::make_unique<HostCopies>(frame_table, pools, policies, clock);
     ASSERT_TRUE(staging->reserve(kFrames, 0));
     const size_t size = kFrames * vmem::core::kHugePage;
     void* at = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -62,19 +62,19 @@ class PagerHostCopies : public ::testing::Test {
     region.id = 7;
     region.block_size = vmem::core::kHugePage;
     ASSERT_TRUE(region.table.create(16).ok());
-    residents.grow();
+    frame_table.grow();
   }
   // The block is on a device from now on.
-  ResidentId on_device(BlockIndex b) {
-    const ResidentId id = residents.take(region, b, nullptr, kDevicePools);
+  FrameId on_device(BlockIndex b) {
+    const FrameId id = frame_table.take(region, b, nullptr, kDevicePools);
     region.table[b].aux = id;
     region.table.change(b, State::untouched, State::entering);
     region.table.change(b, State::entering, State::on_device);
     return id;
   }
   // .. and its staging frame has the same bytes.
-  ResidentId with_copy(BlockIndex b) {
-    const ResidentId id = on_device(b);
+  FrameId with_copy(BlockIndex b) {
+    const FrameId id = on_device(b);
     copies->keep(region, b, staging->get(0));
     return id;
   }
@@ -84,7 +84,7 @@ class PagerHostCopies : public ::testing::Test {
   vmem::pager::StagingPools pools{budget, 50};
   vmem::memory::Staging* staging = &pools.of(vmem::core::kHugePage).frames;
   Region region{16, 4};
-  Residents residents;
+  FrameTable frame_table;
   std::vector<std::unique_ptr<vmem::policy::Evictor>> policies = [] {
     std::vector<std::unique_ptr<vmem::policy::Evictor>> all(kDevicePools);
     all[kStagingPools] = std::make_unique<FakePolicy>();
@@ -97,17 +97,17 @@ class PagerHostCopies : public ::testing::Test {
 
 TEST_F(PagerHostCopies, ACopyIsTheBlocksAndThePolicyKnowsIt) {
   clock.left(uint64_t{1} << 30);
-  const ResidentId id = on_device(3);
-  residents[id].stamp = clock.stamp();
+  const FrameId id = on_device(3);
+  frame_table[id].stamp = clock.stamp();
   clock.left(uint64_t{8} << 20);
   std::byte* const frame = staging->get(0);
   EXPECT_FALSE(copies->has(id));
   copies->keep(region, 3, frame);
   EXPECT_TRUE(copies->has(id));
   EXPECT_EQ(copies->count(), 1u);
-  const ResidentId copy = residents[id].copy;
-  EXPECT_EQ(residents[copy].frame, frame);
-  EXPECT_EQ(residents[copy].pool, kStagingPools);
+  const FrameId copy = frame_table[id].copy;
+  EXPECT_EQ(frame_table[copy].bytes, frame);
+  EXPECT_EQ(frame_table[copy].pool, kStagingPools);
   EXPECT_EQ(region.table[3].aux, id) << "the block is on its device still";
   ASSERT_EQ(policy.known.count(copy), 1u);
   EXPECT_EQ(policy.known[copy].weight, vmem::core::kHugePage / 4096);
@@ -117,18 +117,18 @@ TEST_F(PagerHostCopies, ACopyIsTheBlocksAndThePolicyKnowsIt) {
 }
 
 TEST_F(PagerHostCopies, ABlockThatNeverLeftADeviceHasNoAge) {
-  const ResidentId id = with_copy(3);
-  EXPECT_FALSE(policy.known[residents[id].copy].age.has_value());
+  const FrameId id = with_copy(3);
+  EXPECT_FALSE(policy.known[frame_table[id].copy].age.has_value());
 }
 
 TEST_F(PagerHostCopies, WhatChangesHasNoCopyAnyMore) {
-  const ResidentId id = with_copy(3);
+  const FrameId id = with_copy(3);
   EXPECT_EQ(staging->free(), kFrames - 1);
   copies->drop(id);
   EXPECT_FALSE(copies->has(id));
   EXPECT_EQ(staging->free(), kFrames);
   EXPECT_TRUE(policy.known.empty());
-  EXPECT_EQ(residents.used(), 1u);
+  EXPECT_EQ(frame_table.used(), 1u);
   copies->drop(id);
   EXPECT_EQ(staging->free(), kFrames) << "there was none to be dropped";
   EXPECT_EQ(copies->count(), 0u);
@@ -136,8 +136,8 @@ TEST_F(PagerHostCopies, WhatChangesHasNoCopyAnyMore) {
 }
 
 TEST_F(PagerHostCopies, AnEvictedCopyLeavesItsBlockWhereItIs) {
-  const ResidentId a = with_copy(1), b = with_copy(2);
-  const ResidentId victim = residents[a].copy;
+  const FrameId a = with_copy(1), b = with_copy(2);
+  const FrameId victim = frame_table[a].copy;
   policy.known.erase(victim);  // as victims() does
   copies->evict(victim);
   EXPECT_FALSE(copies->has(a));
@@ -148,8 +148,8 @@ TEST_F(PagerHostCopies, AnEvictedCopyLeavesItsBlockWhereItIs) {
 }
 
 TEST_F(PagerHostCopies, ACopyThatIsAllThereIsStays) {
-  const ResidentId a = with_copy(1);
-  const ResidentId victim = residents[a].copy;
+  const FrameId a = with_copy(1);
+  const FrameId victim = frame_table[a].copy;
   policy.known.erase(victim);
   copies->refuse(victim);
   EXPECT_TRUE(copies->has(a));
@@ -159,9 +159,9 @@ TEST_F(PagerHostCopies, ACopyThatIsAllThereIsStays) {
 }
 
 TEST_F(PagerHostCopies, AMoveThatReadsACopyHoldsIt) {
-  const ResidentId id = with_copy(3);
-  const ResidentId copy = residents[id].copy;
-  EXPECT_EQ(copies->hold(id), residents[copy].frame);
+  const FrameId id = with_copy(3);
+  const FrameId copy = frame_table[id].copy;
+  EXPECT_EQ(copies->hold(id), frame_table[copy].bytes);
   EXPECT_EQ(policy.holds[copy], 1);
   copies->unhold(id);
   EXPECT_EQ(policy.holds[copy], 0);
@@ -170,20 +170,20 @@ TEST_F(PagerHostCopies, AMoveThatReadsACopyHoldsIt) {
 }
 
 TEST_F(PagerHostCopies, ACopyBecomesTheBlockWhenThatLeavesItsDevice) {
-  const ResidentId id = with_copy(3);
+  const FrameId id = with_copy(3);
   std::byte* const frame = copies->hold(id);
-  const ResidentId now = copies->become(id);
+  const FrameId now = copies->become(id);
   EXPECT_FALSE(copies->has(id));
-  EXPECT_FALSE(residents[now].is_copy);
-  EXPECT_EQ(residents[now].frame, frame);
-  EXPECT_EQ(residents[now].block, 3u);
+  EXPECT_FALSE(frame_table[now].is_copy);
+  EXPECT_EQ(frame_table[now].bytes, frame);
+  EXPECT_EQ(frame_table[now].block, 3u);
   EXPECT_EQ(policy.holds[now], 0);
   EXPECT_EQ(policy.known.count(now), 1u) << "as any block in a staging frame";
   EXPECT_EQ(copies->count(), 0u);
   EXPECT_EQ(staging->free(), kFrames - 1);
   copies->drop(id);
   EXPECT_EQ(staging->free(), kFrames - 1) << "it is no copy of what was on the device";
-  residents.give(id);
+  frame_table.give(id);
   region.table[3].aux = now;
   region.table.change(3, State::on_device, State::leaving);
   region.table.change(3, State::leaving, State::held);
@@ -191,34 +191,34 @@ TEST_F(PagerHostCopies, ACopyBecomesTheBlockWhenThatLeavesItsDevice) {
 }
 
 TEST_F(PagerHostCopies, TheCheckSeesACopyThatIsNotTheBlocks) {
-  const ResidentId id = with_copy(3);
-  const ResidentId copy = residents[id].copy;
+  const FrameId id = with_copy(3);
+  const FrameId copy = frame_table[id].copy;
   const char* const wrong = "a host copy is not the block's: region 7, block 3";
-  residents[id].changed = true;
+  frame_table[id].changed = true;
   EXPECT_EQ(copies->check(), wrong);
-  residents[id].changed = false;
-  residents[copy].block = 4;
+  frame_table[id].changed = false;
+  frame_table[copy].block = 4;
   EXPECT_EQ(copies->check(), wrong);
-  residents[copy].block = 3;
+  frame_table[copy].block = 3;
   std::byte elsewhere{};
-  std::byte* const frame = std::exchange(residents[copy].frame, &elsewhere);
+  std::byte* const frame = std::exchange(frame_table[copy].bytes, &elsewhere);
   EXPECT_EQ(copies->check(), wrong);
-  residents[copy].frame = frame;
+  frame_table[copy].bytes = frame;
   region.table.change(3, State::on_device, State::leaving);
   region.table.change(3, State::leaving, State::stored);
   EXPECT_EQ(copies->check(), wrong);
   region.table.change(3, State::stored, State::entering);
   region.table.change(3, State::entering, State::on_device);
   EXPECT_EQ(copies->check(), "");
-  residents[id].copy = vmem::core::kNoResident;
+  frame_table[id].copy = vmem::core::kNoFrame;
   EXPECT_EQ(copies->check(), "1 host copies are known, blocks have 0, and there are 1");
-  residents[id].copy = copy;
+  frame_table[id].copy = copy;
 }
 
 TEST_F(PagerHostCopies, TheCopyOfWhatIsReadMostIsAmongTheLastToGo) {
   ASSERT_TRUE(region.places.set_read_mostly(1, 1, true));
-  const ResidentId a = with_copy(0), b = with_copy(1);
-  const auto temperature = [&](ResidentId id) { return policy.known[residents[id].copy].temperature; };
+  const FrameId a = with_copy(0), b = with_copy(1);
+  const auto temperature = [&](FrameId id) { return policy.known[frame_table[id].copy].temperature; };
   EXPECT_EQ(temperature(a), Temperature::normal);
   EXPECT_EQ(temperature(b), Temperature::hot);
   ASSERT_TRUE(region.places.set_read_mostly(0, 0, true));

@@ -11,9 +11,9 @@ using vmem::core::kHugePage;
 using vmem::core::kPage;
 using vmem::core::State;
 using vmem::core::Urgency;
+using vmem::pager::FrameTable;
 using vmem::pager::HostReserve;
 using vmem::pager::Region;
-using vmem::pager::Residents;
 using vmem::pager::ShownCopies;
 using vmem::pager::test::FakeTrap;
 
@@ -30,10 +30,10 @@ class PagerHostReserve : public ::testing::Test {
   FakeTrap trap;
   FakeClock clock;
   vmem::core::Counters counters;
-  Residents residents;
+  FrameTable frame_table;
   vmem::memory::HostBudget budget{64 * kMiB};
   vmem::memory::FramePool frames{trap, budget, {}};
-  ShownCopies shown{trap, residents, clock, counters, true};
+  ShownCopies shown{trap, frame_table, clock, counters, true};
   HostReserve reserve{budget, frames, shown};
 };
 
@@ -99,8 +99,8 @@ TEST_F(PagerHostReserve, WhatIsStaleAtADeviceIsPinned) {
   region.base = static_cast<std::byte*>(at);
   region.block_size = kPage;
   ASSERT_TRUE(region.table.create(4).ok());
-  residents.grow();
-  region.table[1].aux = residents.take(region, 1, nullptr, vmem::pager::kDevicePools);
+  frame_table.grow();
+  region.table[1].aux = frame_table.take(region, 1, nullptr, vmem::pager::kDevicePools);
   region.table.change(1, State::untouched, State::entering);
   region.table.change(1, State::entering, State::on_device);
   ASSERT_TRUE(shown.expect());

@@ -67,7 +67,7 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above
   }
 
   std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
-  bool evict_copy(core::ResidentId) override { return false; }
+  bool evict_copy(core::FrameId) override { return false; }
   void host_is_short() override {}
 
   std::vector<uint32_t> asked;

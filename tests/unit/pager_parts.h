@@ -22,7 +22,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   // devices: so many, with page tables of their own.
   explicit PagerParts(size_t devices = 0)
       : map(trap, space, staging, counters, config, devices, *this),
-        shown(trap, map.residents(), clock, counters, devices != 0) {}
+        shown(trap, map.frame_table(), clock, counters, devices != 0) {}
 
   // Blocks which are copied.
   Region& region(size_t blocks, Backing backing = Backing::anonymous, size_t size = kBlock) {
@@ -137,7 +137,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   ProgressClock clock{map, writes, config};
   ShownCopies shown;
   HostReserve reserve{budget, frames, shown};
-  TableCharges tables{budget, reserve, map.residents(), map.transitions(), trap};
+  TableCharges tables{budget, reserve, map.frame_table(), map.transitions(), trap};
   Shared shared{trap, engine, space, config, counters, budget, frames, staging, map, writes, clock, reserve, tables};
   MemoryPressure pressure{shared};
   FailedBlocks failed{shared, pressure};

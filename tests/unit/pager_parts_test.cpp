@@ -59,7 +59,7 @@ TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
   BigLock lock(map.mutex());
   ASSERT_TRUE(map.reserve_block());
   EXPECT_GE(queues, 1u) << "those above have room for as many moves";
-  map.new_resident(r, 0, nullptr);
+  map.new_entry(r, 0, nullptr);
   r.table.change(0, State::untouched, State::filling);
   Transition* m = map.new_transition(r, 0);
   EXPECT_EQ(r.in_flight, 1u);
@@ -67,7 +67,7 @@ TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
   m->job = &job;
   m->status = error(EIO, "as the test wants it");
   r.table.change(0, State::filling, State::untouched);
-  map.free_resident(0, r);
+  map.free_entry(0, r);
   map.free_transition(m);
   EXPECT_EQ(r.in_flight, 0u);
   EXPECT_EQ(job.outstanding, 0u);
@@ -79,7 +79,7 @@ TEST_F(PagerBlockMap, ABlockThatWasAskedToTheSsdInTransitionIsAskedAgainOnce) {
   Region& r = region(1);
   bring(r, 0);
   BigLock lock(map.mutex());
-  map.residents()[r.table[0].aux].leaves = true;
+  map.frame_table()[r.table[0].aux].leaves = true;
   ASSERT_TRUE(map.reserve_transition());
   map.free_transition(map.new_transition(r, 0));
   map.free_transition(map.new_transition(r, 0));
@@ -91,9 +91,9 @@ TEST_F(PagerBlockMap, ItsCheckFindsAResidentThatNamesAnotherBlock) {
   bring(r, 0);
   BigLock lock(map.mutex());
   ASSERT_EQ(map.check(), "");
-  map.residents()[r.table[0].aux].block = 1;
+  map.frame_table()[r.table[0].aux].block = 1;
   EXPECT_NE(map.check(), "");
-  map.residents()[r.table[0].aux].block = 0;
+  map.frame_table()[r.table[0].aux].block = 0;
 }
 
 class PagerFailedBlocks : public vmem::pager::test::PagerParts {};
@@ -116,13 +116,13 @@ TEST_F(PagerFailedBlocks, ItsCheckFindsAnUnknownBlockThatIsNotCounted) {
   Region& r = region(1);
   BigLock lock(map.mutex());
   ASSERT_TRUE(map.reserve_block());
-  map.new_resident(r, 0, nullptr);
+  map.new_entry(r, 0, nullptr);
   r.table.change(0, State::untouched, State::filling);
   r.table[0].flags |= core::kUnknown;
   EXPECT_NE(failed.check(), "");
   r.table[0].flags = 0;
   r.table.change(0, State::filling, State::untouched);
-  map.free_resident(0, r);
+  map.free_entry(0, r);
 }
 
 TEST_F(PagerFailedBlocks, ALostBlockGetsSigbusAndIsToldOnceUnlessAsked) {
@@ -130,9 +130,9 @@ TEST_F(PagerFailedBlocks, ALostBlockGetsSigbusAndIsToldOnceUnlessAsked) {
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(map.reserve_block());
-    map.new_resident(r, 1, nullptr);
+    map.new_entry(r, 1, nullptr);
     r.table.change(1, State::untouched, State::filling);
-    map.free_resident(1, r);
+    map.free_entry(1, r);
     failed.mark_lost(r, 1, State::filling, error(EIO, "torn"));
     EXPECT_EQ(failed.tell_lost(r, 0, 0, false).code(), 0);
     EXPECT_EQ(failed.tell_lost(r, 0, 1, false).code(), -EIO);
@@ -199,7 +199,7 @@ TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnd
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(map.reserve_block());
-    map.new_resident(r, 1, nullptr);
+    map.new_entry(r, 1, nullptr);
     r.table.change(1, State::untouched, State::filling);
     Transition* m = map.new_transition(r, 1);
     ASSERT_TRUE(waits.starve_fault(r, 0));
@@ -208,7 +208,7 @@ TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnd
     // As evictors look: often, and for longer than the time-out.
     for (uint64_t ms = 0; ms < 1000; ms += 50) EXPECT_FALSE(waits.check_starved(lock, begun + ms * 1000000));
     r.table.change(1, State::filling, State::untouched);
-    map.free_resident(1, r);
+    map.free_entry(1, r);
     map.free_transition(m);
     bool given_up = false;
     for (uint64_t ms = 1000; ms < 2000 && !given_up; ms += 50)
@@ -375,7 +375,7 @@ TEST_F(PagerWriteBack, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
       map.withdraw(r.table[0].aux);
       m = isolator.begin_take(r, 0, false, false);
       ASSERT_NE(m, nullptr);
-      EXPECT_EQ(m->leaving.counted(), !map.residents()[r.table[0].aux].pinned) << "nobody waits for what is pinned";
+      EXPECT_EQ(m->leaving.counted(), !map.frame_table()[r.table[0].aux].pinned) << "nobody waits for what is pinned";
       m->reclaims = reclaims;
     }
     write_back.evict_batch({&m, 1});

@@ -15,7 +15,7 @@ namespace {
 
 using vmem::core::BigLock;
 using vmem::core::BlockIndex;
-using vmem::core::ResidentId;
+using vmem::core::FrameId;
 using vmem::core::State;
 using vmem::core::Status;
 using vmem::pager::DeferredWork;
@@ -98,7 +98,7 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
 
  private:
   std::optional<uint8_t> short_of_staging(uint8_t) override { return {}; }
-  bool evict_copy(ResidentId) override { return false; }
+  bool evict_copy(FrameId) override { return false; }
   void host_is_short() override {}
 };
 
@@ -132,7 +132,7 @@ TEST_F(PagerPausedWrites, NobodyLooksForEverWhereNothingIsClean) {
     BigLock lock(map.mutex());
     size_t found = 0;
     for (BlockIndex b = 0; b < changed; ++b)
-      found += r.table[b].state == State::resident && map.residents()[r.table[b].aux].unwritten;
+      found += r.table[b].state == State::resident && map.frame_table()[r.table[b].aux].unwritten;
     return found == changed;
   };
   ASSERT_TRUE(vmem::test::eventually([&] { return looked_at() || try_to_bring(r, changed); }));

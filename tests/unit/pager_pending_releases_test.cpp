@@ -166,7 +166,7 @@ TEST_F(PagerPendingReleases, AWorkerIsToldWhereSomethingWaitsForLeasesToEndAndIs
   EXPECT_EQ(told(0), 1u) << "an access of the CPU";
   locked([&](BigLock& lock) {
     lock.hold();
-    map.residents()[r.table[1].aux].asked = false;
+    map.frame_table()[r.table[1].aux].asked = false;
     shown.erase(shown.begin());
     gpus[0].budget.set(3 * kUnit);
   });
@@ -177,7 +177,7 @@ TEST_F(PagerPendingReleases, AWorkerIsToldWhereSomethingWaitsForLeasesToEndAndIs
     ASSERT_EQ(gpus[0].budget.missing(), 0u);
     place(r, 4, 1);
     map.policy(r.table[4].aux).remove(r.table[4].aux);
-    map.residents()[r.table[4].aux].admitted = false;
+    map.frame_table()[r.table[4].aux].admitted = false;
     map.guests().set_share(50);
     map.guests().add(r.table[4].aux, 1);
   });
@@ -255,7 +255,7 @@ TEST_F(PagerPendingReleases, ABlockThatIsStaleAtItsDeviceIsRefusedWhileALiveLeas
   {
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    map.residents()[r.table[0].aux].stale = true;
+    map.frame_table()[r.table[0].aux].stale = true;
     r.stale = 1;
     bool wait = false;
     const SpanOf span{&r, 0, 0};
@@ -266,7 +266,7 @@ TEST_F(PagerPendingReleases, ABlockThatIsStaleAtItsDeviceIsRefusedWhileALiveLeas
   devices.reached = true;
   reap();
   BigLock lock(map.mutex());
-  map.residents()[r.table[0].aux].stale = false;
+  map.frame_table()[r.table[0].aux].stale = false;
   r.stale = 0;
   remove(r, 0);
 }

@@ -130,7 +130,7 @@ TEST_F(PagerPromoter, WhatTheCpuIsShownOfAnotherDevicesBlockStaysWhateverAHintWa
   map.match_holds(lock, {&r, 1, 1});
   shown.forget(r);
   for (const BlockIndex b : {0, 1}) {
-    map.residents()[r.table[b].aux].shown = map.residents()[r.table[b].aux].asked = false;
+    map.frame_table()[r.table[b].aux].shown = map.frame_table()[r.table[b].aux].asked = false;
     budget.credit(kUnit);
     r.table[b].flags = 0;
     remove(r, b);

@@ -54,7 +54,7 @@ TEST_F(PagerRegionCharges, ARegionHasWhatItNeedsAndGivesItBack) {
   EXPECT_GT(r.table_granted, 0u);
   {
     BigLock lock(map.mutex());
-    EXPECT_GE(map.residents().size(), 16u) << "its blocks need no memory to move";
+    EXPECT_GE(map.frame_table().size(), 16u) << "its blocks need no memory to move";
     EXPECT_NE(frames.get_bounce(kBlock), nullptr);
   }
   credit(r);

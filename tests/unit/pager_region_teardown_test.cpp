@@ -50,7 +50,7 @@ class PagerRegionTeardown : public vmem::pager::test::PromotionParts, private Ev
   }
 
   std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
-  bool evict_copy(core::ResidentId) override { return false; }
+  bool evict_copy(core::FrameId) override { return false; }
   void host_is_short() override {}
 
   vmem::pager::Sums sums;

@@ -35,7 +35,7 @@ namespace store = vmem::store;
 class Services : public vmem::pager::test::PagerParts, protected Evictor::Above, protected FaultService::Above {
  protected:
   std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
-  bool evict_copy(core::ResidentId) override { return false; }
+  bool evict_copy(core::FrameId) override { return false; }
   void host_is_short() override {}
   void tunables_changed() override { ++tunables; }
   void TearDown() override {

@@ -15,9 +15,9 @@ using vmem::core::BlockIndex;
 using vmem::core::kPage;
 using vmem::core::State;
 using vmem::pager::CpuAccess;
+using vmem::pager::Frame;
+using vmem::pager::FrameTable;
 using vmem::pager::Region;
-using vmem::pager::Resident;
-using vmem::pager::Residents;
 using vmem::pager::ShownCopies;
 using vmem::pager::test::FakeTrap;
 using vmem::trap::Fault;
@@ -49,24 +49,24 @@ class PagerShownCopies : public ::testing::Test {
     region.block_size = kSize;
     region.blocks = kBlocks;
     ASSERT_TRUE(region.table.create(kBlocks).ok());
-    residents.grow();
+    frame_table.grow();
     facts.now_ns = kNow;
     facts.lent_most_ns = 300000000;
     facts.room = facts.may_hide = true;
   }
   void TearDown() override { EXPECT_EQ(copies->check(), ""); }
 
-  Resident& on_device(BlockIndex b) {
-    region.table[b].aux = residents.take(region, b, nullptr, vmem::pager::kDevicePools);
+  Frame& on_device(BlockIndex b) {
+    region.table[b].aux = frame_table.take(region, b, nullptr, vmem::pager::kDevicePools);
     region.table.change(b, State::untouched, State::entering);
     region.table.change(b, State::entering, State::on_device);
-    return residents[region.table[b].aux];
+    return frame_table[region.table[b].aux];
   }
-  Resident& shown(BlockIndex b, uint64_t since = kNow) {
-    Resident& resident = on_device(b);
+  Frame& shown(BlockIndex b, uint64_t since = kNow) {
+    Frame& frame = on_device(b);
     EXPECT_TRUE(copies->expect());
     copies->show(region, b, since);
-    return resident;
+    return frame;
   }
   Fault fault(BlockIndex b, FaultKind kind, size_t page = 0) {
     return {reinterpret_cast<uintptr_t>(region.address(b)) + page * kPage, kind, 0};
@@ -82,7 +82,7 @@ class PagerShownCopies : public ::testing::Test {
     EXPECT_EQ(next(), Next::move) << "once";
     EXPECT_EQ(copies->stays(first(), kNow), Next::refuse);
     copies->refuse(first(), Next::refuse, kNow);
-    EXPECT_TRUE(residents[region.table[b].aux].refused);
+    EXPECT_TRUE(frame_table[region.table[b].aux].refused);
     clock.over = false;
   }
 
@@ -90,8 +90,8 @@ class PagerShownCopies : public ::testing::Test {
   FakeClock clock;
   vmem::core::Counters counters;
   Region region{kBlocks, 4};
-  Residents residents;
-  std::unique_ptr<ShownCopies> copies = std::make_unique<ShownCopies>(trap, residents, clock, counters, true);
+  FrameTable frame_table;
+  std::unique_ptr<ShownCopies> copies = std::make_unique<ShownCopies>(trap, frame_table, clock, counters, true);
   ShownCopies::Around facts;
 };
 
@@ -108,7 +108,7 @@ TEST_F(PagerShownCopies, AnAccessWaitsOnceForItsBlock) {
 }
 
 TEST_F(PagerShownCopies, WhereDevicesHaveNoPageTablesNobodyWaits) {
-  copies = std::make_unique<ShownCopies>(trap, residents, clock, counters, false);
+  copies = std::make_unique<ShownCopies>(trap, frame_table, clock, counters, false);
   on_device(3);
   EXPECT_FALSE(load(3));
   EXPECT_FALSE(copies->waits());
@@ -124,11 +124,11 @@ TEST_F(PagerShownCopies, ATryThatFailedGoesOnWaitingAsBefore) {
 }
 
 TEST_F(PagerShownCopies, ItIsMovedWhenNothingIsInTheWay) {
-  Resident& resident = on_device(3);
+  Frame& frame = on_device(3);
   load(3);
   EXPECT_EQ(next(), Next::move);
   EXPECT_EQ(copies->begun(copies->begin()), copies->end());
-  EXPECT_FALSE(resident.asked);
+  EXPECT_FALSE(frame.asked);
 }
 
 TEST_F(PagerShownCopies, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
@@ -194,14 +194,14 @@ TEST_F(PagerShownCopies, OfWhatNobodyLeasesAndIsShownALoadIsAnsweredAndAStoreMov
 }
 
 TEST_F(PagerShownCopies, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
-  Resident& resident = shown(3);
+  Frame& frame = shown(3);
   store(3);
   region.table[3].flags |= vmem::core::kWanted | vmem::core::kWantedWrite;
   copies->ask(region, 3, kNow);
   facts.leased = true;
   ASSERT_EQ(next(), Next::change);
   copies->change(region, 3);
-  EXPECT_TRUE(resident.stale);
+  EXPECT_TRUE(frame.stale);
   EXPECT_EQ(copies->stale_bytes(), kSize);
   EXPECT_EQ(region.stale, 1u);
   EXPECT_EQ(trap.calls("unprotect"), 1u);
@@ -226,7 +226,7 @@ TEST_F(PagerShownCopies, WhereNoRoomIsLeftAStoreWaitsAndLoadsAreShown) {
 }
 
 TEST_F(PagerShownCopies, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAreNot) {
-  Resident& resident = on_device(3);
+  Frame& frame = on_device(3);
   store(3, 2);
   facts.leased = true;
   facts.room = false;
@@ -234,8 +234,8 @@ TEST_F(PagerShownCopies, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAr
   ASSERT_EQ(next(), Next::refuse_store);
   EXPECT_EQ(clock.asked, kNow / 10);
   copies->refuse(first(), Next::refuse_store, kNow);
-  EXPECT_TRUE(resident.apart);
-  EXPECT_FALSE(resident.refused);
+  EXPECT_TRUE(frame.apart);
+  EXPECT_FALSE(frame.refused);
   EXPECT_FALSE(waits(3)) << "loads are reported again";
   uint64_t value = 0;
   EXPECT_FALSE(trap.load(region.address(3) + 2 * kPage, &value)) << "SIGBUS";
@@ -244,21 +244,21 @@ TEST_F(PagerShownCopies, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAr
   facts.now_ns += ShownCopies::kTryAgain;
   trap.refuse_unfail(1);
   EXPECT_EQ(next(), Next::wait) << "the trap does not take it back";
-  EXPECT_TRUE(resident.apart);
+  EXPECT_TRUE(frame.apart);
   facts.now_ns += ShownCopies::kTryAgain;
   EXPECT_EQ(next(), Next::erase);
-  EXPECT_FALSE(resident.apart);
+  EXPECT_FALSE(frame.apart);
   copies->erase(copies->begin());
 }
 
 TEST_F(PagerShownCopies, WhatIsShownIsHiddenBeforeItIsRefused) {
-  Resident& resident = shown(3);
+  Frame& frame = shown(3);
   for (int i = 0; i < ShownCopies::kReportedLate; ++i) store(3);
   store(3);
   facts.leased = true;
   facts.room = false;
   facts.may_hide = false;
-  resident.missed = 0;
+  frame.missed = 0;
   EXPECT_EQ(next(), Next::wait);
   facts.may_hide = true;
   EXPECT_EQ(next(), Next::wait) << "there is hope";
@@ -270,11 +270,11 @@ TEST_F(PagerShownCopies, WhatIsShownIsHiddenBeforeItIsRefused) {
 }
 
 TEST_F(PagerShownCopies, PagesThatTheProgramDroppedAreShownAgain) {
-  Resident& resident = shown(3);
+  Frame& frame = shown(3);
   for (int i = 0; i < ShownCopies::kReportedLate; ++i) EXPECT_FALSE(load(3)) << "reported late";
   EXPECT_FALSE(copies->waits());
   EXPECT_TRUE(load(3));
-  EXPECT_EQ(resident.missed, ShownCopies::kReportedLate);
+  EXPECT_EQ(frame.missed, ShownCopies::kReportedLate);
   facts.leased = true;
   EXPECT_EQ(next(), Next::hide);
   facts.may_hide = false;
@@ -282,7 +282,7 @@ TEST_F(PagerShownCopies, PagesThatTheProgramDroppedAreShownAgain) {
 }
 
 TEST_F(PagerShownCopies, WithoutMemoryItIsTriedOnceMoreAndThenRefused) {
-  Resident& resident = on_device(3);
+  Frame& frame = on_device(3);
   load(3);
   EXPECT_EQ(copies->stays(first(), kNow), Next::wait);
   refuse(3);
@@ -297,7 +297,7 @@ TEST_F(PagerShownCopies, WithoutMemoryItIsTriedOnceMoreAndThenRefused) {
   trap.refuse_unfail(1);
   EXPECT_FALSE(copies->unrefuse(region, 3));
   EXPECT_TRUE(copies->unrefuse(region, 3));
-  EXPECT_FALSE(resident.refused);
+  EXPECT_FALSE(frame.refused);
 }
 
 TEST_F(PagerShownCopies, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCount) {
@@ -316,7 +316,7 @@ TEST_F(PagerShownCopies, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCou
   EXPECT_EQ(next(), Next::wait);
   facts.lent = false;
   EXPECT_EQ(next(), Next::erase) << "it has got its signal";
-  EXPECT_FALSE(residents[region.table[3].aux].refused);
+  EXPECT_FALSE(frame_table[region.table[3].aux].refused);
   copies->erase(copies->begin());
 }
 
@@ -385,25 +385,25 @@ TEST_F(PagerShownCopies, WhatComesToRestAnswersWhoMetTheTrapMeanwhile) {
 }
 
 TEST_F(PagerShownCopies, OfARegionThatGoesNobodyWaits) {
-  Resident& resident = on_device(3);
+  Frame& frame = on_device(3);
   load(3);
   copies->forget(region);
   EXPECT_FALSE(copies->waits());
   EXPECT_NE(copies->check(), "") << "the block says that somebody does";
-  resident.asked = false;
+  frame.asked = false;
 }
 
 TEST_F(PagerShownCopies, TheCheckFindsWhatDisagrees) {
-  Resident& resident = on_device(3);
-  resident.refused = true;
+  Frame& frame = on_device(3);
+  frame.refused = true;
   EXPECT_NE(copies->check(), "");
-  resident.refused = false;
-  resident.shown = true;
+  frame.refused = false;
+  frame.shown = true;
   EXPECT_NE(copies->check(), "");
-  resident.shown = false;
-  resident.stale = true;
+  frame.shown = false;
+  frame.stale = true;
   EXPECT_NE(copies->check(), "");
-  resident.stale = false;
+  frame.stale = false;
   shown(4);
   copies->change(region, 4);
   region.stale = 0;

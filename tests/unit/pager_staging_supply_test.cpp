@@ -102,7 +102,7 @@ TEST_F(PagerStagingSupply, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
   std::byte* const frame = supply.frame(r, 0);
   ASSERT_NE(frame, nullptr);
   ASSERT_TRUE(supply.keep_copy(r, 0, frame));
-  const core::ResidentId copy = map.residents()[r.table[0].aux].copy;
+  const core::FrameId copy = map.frame_table()[r.table[0].aux].copy;
   const auto choose = [&]() VMEM_LOCKED {
     vmem::policy::Victim victim;
     return map.policy(copy).victims(1, {&victim, 1}) == 1 && victim.id == copy;
@@ -129,7 +129,7 @@ TEST_F(PagerStagingSupply, WhatIsPinnedToItsDeviceOrChangesThereKeepsNoCopy) {
   std::byte* const frame = supply.frame(r, 0);
   ASSERT_NE(frame, nullptr);
   place(r, 0, 0);
-  map.residents()[r.table[0].aux].changed = true;
+  map.frame_table()[r.table[0].aux].changed = true;
   EXPECT_FALSE(supply.keep_copy(r, 0, frame));
   r.advised.push_back({1, 1, vmem::policy::Temperature::normal, true});
   place(r, 1, 0);

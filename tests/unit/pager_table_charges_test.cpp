@@ -13,9 +13,9 @@ using vmem::core::BlockIndex;
 using vmem::core::kPage;
 using vmem::core::State;
 using vmem::memory::Use;
+using vmem::pager::FrameTable;
 using vmem::pager::HostReserve;
 using vmem::pager::Region;
-using vmem::pager::Residents;
 using vmem::pager::ShownCopies;
 using vmem::pager::TableCharges;
 using vmem::pager::test::FakeTrap;
@@ -61,13 +61,13 @@ class PagerTableCharges : public ::testing::Test {
   FakeTrap trap;
   FakeClock clock;
   vmem::core::Counters counters;
-  Residents residents;
+  FrameTable frame_table;
   vmem::pager::TransitionPool transitions;
   vmem::memory::HostBudget budget{64 * kMiB};
   vmem::memory::FramePool frames{trap, budget, {}};
-  ShownCopies shown{trap, residents, clock, counters, true};
+  ShownCopies shown{trap, frame_table, clock, counters, true};
   HostReserve reserve{budget, frames, shown};
-  TableCharges tables{budget, reserve, residents, transitions, trap};
+  TableCharges tables{budget, reserve, frame_table, transitions, trap};
   Region region{kBlocks, 4}, other{16, 4};
   uint64_t leased = 0, empty = 0;
 };
@@ -86,10 +86,10 @@ TEST_F(PagerTableCharges, WhatEveryProcessCanSpareIsNotCharged) {
 
 TEST_F(PagerTableCharges, ResidentsAreChargedWhenTheyAreCounted) {
   tables.charge(other);
-  residents.grow();
+  frame_table.grow();
   EXPECT_EQ(charged(), kRest + empty);
   tables.count();
-  EXPECT_EQ(charged(), kRest + empty + residents.size() * (sizeof(vmem::pager::Resident) + 24));
+  EXPECT_EQ(charged(), kRest + empty + frame_table.size() * (sizeof(vmem::pager::Frame) + 24));
 }
 
 TEST_F(PagerTableCharges, WhatWasGrantedIsChargedFromTheStartAndAlwaysThere) {

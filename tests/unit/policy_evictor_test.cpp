@@ -14,7 +14,7 @@
 namespace vmem::policy {
 namespace {
 
-using core::ResidentId;
+using core::FrameId;
 
 constexpr EvictorKind kKinds[] = {EvictorKind::adaptive, EvictorKind::fifo, EvictorKind::sieve, EvictorKind::s3fifo,
                                   EvictorKind::twoq};
@@ -23,10 +23,10 @@ class PolicyEvictor : public testing::TestWithParam<EvictorKind> {
  protected:
   PolicyEvictor() : evictor(make_evictor(GetParam())) { evictor->resize(1024, 1024); }
 
-  void admit(ResidentId id, uint32_t weight = 1) { evictor->admit({.id = id, .weight = weight}); }
+  void admit(FrameId id, uint32_t weight = 1) { evictor->admit({.id = id, .weight = weight}); }
   // Real victims worth `pages`, probes left aside.
-  std::vector<ResidentId> evict(uint64_t pages) {
-    std::vector<ResidentId> ids;
+  std::vector<FrameId> evict(uint64_t pages) {
+    std::vector<FrameId> ids;
     std::array<Victim, 64> out;
     for (uint64_t got = 0; got < pages;) {
       const size_t n = evictor->victims(pages - got, out);
@@ -55,7 +55,7 @@ TEST_P(PolicyEvictor, ColdLeavesFirstThenByPriorityThenHotThenPinned) {
   evictor->admit({.id = 3, .weight = 1, .priority = Priority::normal});
   evictor->admit({.id = 4, .weight = 1, .priority = Priority::low});
   evictor->admit({.id = 5, .weight = 1, .priority = Priority::high, .temperature = Temperature::cold});
-  EXPECT_EQ(evict(6), (std::vector<ResidentId>{5, 4, 3, 2, 1, 0}));
+  EXPECT_EQ(evict(6), (std::vector<FrameId>{5, 4, 3, 2, 1, 0}));
 }
 
 TEST_P(PolicyEvictor, OfTheColdWhatWasReadAheadWaitsForItsUse) {
@@ -64,18 +64,18 @@ TEST_P(PolicyEvictor, OfTheColdWhatWasReadAheadWaitsForItsUse) {
   evictor->admit({.id = 2, .weight = 1, .temperature = Temperature::cold});
   evictor->admit({.id = 3, .weight = 1, .temperature = Temperature::cold, .ahead = true});
   evictor->admit({.id = 4, .weight = 1});
-  EXPECT_EQ(evict(1), std::vector<ResidentId>{2});
+  EXPECT_EQ(evict(1), std::vector<FrameId>{2});
   evictor->touched(1);  // in its place
   evictor->hold(3);
   evictor->touched(3);  // by a lease
   evictor->unhold(3);
-  EXPECT_EQ(evict(4), (std::vector<ResidentId>{1, 3, 0, 4}));
+  EXPECT_EQ(evict(4), (std::vector<FrameId>{1, 3, 0, 4}));
 }
 
 // A call that wants more than there is of them does not take others with them.
 TEST_P(PolicyEvictor, OfWhatIsUsedUpOneCallTakesNoMore) {
-  for (ResidentId id = 0; id < 8; ++id) admit(id);
-  for (ResidentId id = 6; id < 8; ++id) evictor->advise(id, Temperature::cold, Priority::normal, false);
+  for (FrameId id = 0; id < 8; ++id) admit(id);
+  for (FrameId id = 6; id < 8; ++id) evictor->advise(id, Temperature::cold, Priority::normal, false);
   std::array<Victim, 64> out;
   ASSERT_EQ(evictor->victims(6, out), 2u);
   EXPECT_EQ(out[0].id, 6u);
@@ -84,10 +84,10 @@ TEST_P(PolicyEvictor, OfWhatIsUsedUpOneCallTakesNoMore) {
 }
 
 TEST_P(PolicyEvictor, AdviceMovesABlock) {
-  for (ResidentId id = 0; id < 8; ++id) admit(id);
+  for (FrameId id = 0; id < 8; ++id) admit(id);
   evictor->advise(7, Temperature::cold, Priority::normal, false);
-  EXPECT_EQ(evict(1), std::vector<ResidentId>{7});
-  for (ResidentId id = 0; id < 4; ++id) evictor->advise(id, Temperature::hot, Priority::normal, false);
+  EXPECT_EQ(evict(1), std::vector<FrameId>{7});
+  for (FrameId id = 0; id < 4; ++id) evictor->advise(id, Temperature::hot, Priority::normal, false);
   evictor->advise(4, Temperature::normal, Priority::normal, true);
   evictor->advise(0, Temperature::normal, Priority::low, false);
   const auto order = evict(7);
@@ -102,9 +102,9 @@ TEST(PolicyAnnounced, WhatTheProgramAnnouncedOutlivesWhatIsOnlyOld) {
   for (const bool hinted : {true, false}) {
     auto evictor = make_evictor(EvictorKind::adaptive);
     evictor->resize(2048, 1024);
-    for (ResidentId id = 0; id < 1024; ++id) evictor->admit({.id = id, .weight = 1});
+    for (FrameId id = 0; id < 1024; ++id) evictor->admit({.id = id, .weight = 1});
     size_t lost = 0;
-    for (ResidentId id = 1024; id < 1536; ++id) {
+    for (FrameId id = 1024; id < 1536; ++id) {
       std::array<Victim, 64> out;
       bool real = false;
       for (int tries = 0; tries < 64 && !real; ++tries) {
@@ -127,11 +127,11 @@ TEST(PolicyAnnounced, WhatTheProgramAnnouncedOutlivesWhatIsOnlyOld) {
 }
 
 TEST_P(PolicyEvictor, AdviceThatChangesNothingKeepsTheTurn) {
-  for (ResidentId id = 0; id < 8; ++id) admit(id);
+  for (FrameId id = 0; id < 8; ++id) admit(id);
   auto other = make_evictor(GetParam());
   other->resize(1024, 1024);
-  for (ResidentId id = 0; id < 8; ++id) other->admit({.id = id, .weight = 1});
-  for (ResidentId id = 0; id < 8; ++id) evictor->advise(id, Temperature::normal, Priority::normal, false);
+  for (FrameId id = 0; id < 8; ++id) other->admit({.id = id, .weight = 1});
+  for (FrameId id = 0; id < 8; ++id) evictor->advise(id, Temperature::normal, Priority::normal, false);
   std::array<Victim, 1> a, b;
   for (int i = 0; i < 8; ++i) {
     ASSERT_EQ(evictor->victims(1, a), 1u);
@@ -141,30 +141,30 @@ TEST_P(PolicyEvictor, AdviceThatChangesNothingKeepsTheTurn) {
 }
 
 TEST_P(PolicyEvictor, HeldBlocksAreNeverVictimsAndHoldsCount) {
-  for (ResidentId id = 0; id < 8; ++id) admit(id);
-  for (ResidentId id = 0; id < 4; ++id) evictor->hold(id);
+  for (FrameId id = 0; id < 8; ++id) admit(id);
+  for (FrameId id = 0; id < 4; ++id) evictor->hold(id);
   evictor->hold(0);
   auto gone = evict(8);
   std::sort(gone.begin(), gone.end());
-  EXPECT_EQ(gone, (std::vector<ResidentId>{4, 5, 6, 7}));
+  EXPECT_EQ(gone, (std::vector<FrameId>{4, 5, 6, 7}));
   EXPECT_TRUE(evict(1).empty());
   evictor->unhold(0);
   EXPECT_TRUE(evict(1).empty()) << "one hold of two is left";
   evictor->unhold(0);
-  EXPECT_EQ(evict(1), std::vector<ResidentId>{0});
+  EXPECT_EQ(evict(1), std::vector<FrameId>{0});
 }
 
 TEST_P(PolicyEvictor, AdviceOnAHeldBlockCountsWhenItIsLetGo) {
-  for (ResidentId id = 0; id < 8; ++id) admit(id);
+  for (FrameId id = 0; id < 8; ++id) admit(id);
   evictor->hold(6);
   evictor->advise(6, Temperature::cold, Priority::normal, false);
   EXPECT_NE(evict(1).at(0), 6u);
   evictor->unhold(6);
-  EXPECT_EQ(evict(1), std::vector<ResidentId>{6});
+  EXPECT_EQ(evict(1), std::vector<FrameId>{6});
 }
 
 TEST_P(PolicyEvictor, VictimsAreWorthWhatWasAsked) {
-  for (ResidentId id = 0; id < 16; ++id) admit(id, id % 2 == 0 ? 512 : 1);
+  for (FrameId id = 0; id < 16; ++id) admit(id, id % 2 == 0 ? 512 : 1);
   std::array<Victim, 64> out;
   uint64_t pages = 0;
   const size_t n = evictor->victims(1024, out);
@@ -177,7 +177,7 @@ TEST_P(PolicyEvictor, VictimsAreWorthWhatWasAsked) {
 
 TEST_P(PolicyEvictor, AVictimIsForgottenAndMayComeBack) {
   admit(3);
-  EXPECT_EQ(evict(1), std::vector<ResidentId>{3});
+  EXPECT_EQ(evict(1), std::vector<FrameId>{3});
   EXPECT_TRUE(evict(1).empty());
   evictor->touched(3);  // too late, harmless
   evictor->remove(3);
@@ -185,11 +185,11 @@ TEST_P(PolicyEvictor, AVictimIsForgottenAndMayComeBack) {
   evictor->unhold(3);
   EXPECT_TRUE(evict(1).empty());
   evictor->admit({.id = 3, .weight = 1, .age = 0});
-  EXPECT_EQ(evict(1), std::vector<ResidentId>{3});
+  EXPECT_EQ(evict(1), std::vector<FrameId>{3});
 }
 
 TEST_P(PolicyEvictor, BlocksThatMayNotBeProbedAreNot) {
-  for (ResidentId id = 0; id < 512; ++id) evictor->admit({.id = id, .weight = 1, .probes = false});
+  for (FrameId id = 0; id < 512; ++id) evictor->admit({.id = id, .weight = 1, .probes = false});
   std::array<Victim, 64> out;
   while (const size_t n = evictor->victims(8, out)) {
     for (size_t i = 0; i < n; ++i) EXPECT_FALSE(out[i].probe);
@@ -199,14 +199,14 @@ TEST_P(PolicyEvictor, BlocksThatMayNotBeProbedAreNot) {
 }
 
 TEST_P(PolicyEvictor, ALowClassKeepsAFloorUnderAHighPriorityScan) {
-  for (ResidentId id = 0; id < 32; ++id) admit(id);
-  ResidentId next = 32;
-  std::set<ResidentId> low_left;
-  for (ResidentId id = 0; id < 32; ++id) low_left.insert(id);
+  for (FrameId id = 0; id < 32; ++id) admit(id);
+  FrameId next = 32;
+  std::set<FrameId> low_left;
+  for (FrameId id = 0; id < 32; ++id) low_left.insert(id);
   for (; next < 1000; ++next) {
     evictor->admit({.id = next, .weight = 1, .priority = Priority::high});
     if (next >= 256) {
-      for (const ResidentId id : evict(1)) low_left.erase(id);
+      for (const FrameId id : evict(1)) low_left.erase(id);
     }
   }
   EXPECT_GE(low_left.size(), 14u) << "1/16 of 256";
@@ -216,7 +216,7 @@ TEST_P(PolicyEvictor, ALowClassKeepsAFloorUnderAHighPriorityScan) {
 TEST_P(PolicyEvictor, TheLargestBlockCountsWhole) {
   constexpr uint32_t kLargest = core::kMaxBlock / core::kPage;
   evictor->resize(16, 16 * uint64_t{kLargest});
-  for (ResidentId id = 0; id < 8; ++id) evictor->admit({.id = id, .weight = kLargest, .probes = false});
+  for (FrameId id = 0; id < 8; ++id) evictor->admit({.id = id, .weight = kLargest, .probes = false});
   std::vector<Victim> out(8);
   EXPECT_EQ(evictor->victims(kLargest, out), 1u);
   EXPECT_EQ(evictor->victims(3 * uint64_t{kLargest}, out), 3u);
@@ -230,16 +230,16 @@ TEST_P(PolicyEvictor, KeepsItsWordUnderRandomCalls) {
     int holds = 0;
     bool cold = false;
   };
-  constexpr ResidentId kIds = 300;
+  constexpr FrameId kIds = 300;
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     std::mt19937_64 random(seed);
     auto policy = make_evictor(GetParam());
     policy->resize(kIds, 2000);
-    std::map<ResidentId, Known> known;
-    std::set<ResidentId> probed;
+    std::map<FrameId, Known> known;
+    std::set<FrameId> probed;
     std::vector<Victim> out;
     for (int step = 0; step < 20000; ++step) {
-      const auto id = static_cast<ResidentId>(random() % kIds);
+      const auto id = static_cast<FrameId>(random() % kIds);
       const auto it = known.find(id);
       switch (random() % 10) {
         case 0:
@@ -294,7 +294,7 @@ TEST_P(PolicyEvictor, KeepsItsWordUnderRandomCalls) {
           ASSERT_LE(n, out.size());
           uint64_t freed = 0, largest = 0;
           bool all_cold = true;
-          std::set<ResidentId> seen;
+          std::set<FrameId> seen;
           for (size_t i = 0; i < n; ++i) {
             const Victim v = out[i];
             ASSERT_TRUE(seen.insert(v.id).second) << "named twice";
@@ -341,13 +341,13 @@ TEST_P(PolicyEvictor, SameCallsSameAnswers) {
     std::mt19937_64 random(7);
     auto policy = make_evictor(GetParam());
     policy->resize(256, 256);
-    std::vector<std::pair<ResidentId, bool>> log;
+    std::vector<std::pair<FrameId, bool>> log;
     std::array<Victim, 16> out;
-    std::set<ResidentId> in;
+    std::set<FrameId> in;
     for (int i = 0; i < 5000; ++i) {
-      const auto id = static_cast<ResidentId>(random() % 256);
+      const auto id = static_cast<FrameId>(random() % 256);
       if (in.insert(id).second) policy->admit({.id = id, .weight = 1, .age = random() % 500});
-      policy->touched(static_cast<ResidentId>(random() % 256));
+      policy->touched(static_cast<FrameId>(random() % 256));
       if (in.size() < 128) continue;
       const size_t n = policy->victims(4, out);
       for (size_t k = 0; k < n; ++k) {

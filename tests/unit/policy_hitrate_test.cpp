@@ -199,7 +199,7 @@ TEST(PolicyLoads, BlocksOfDifferentSizeShareMemoryByBytes) {
     Block& b = blocks[at];
     if (b.hidden) {
       b.hidden = false;
-      evictor->touched(static_cast<core::ResidentId>(at));
+      evictor->touched(static_cast<core::FrameId>(at));
     }
     if (b.present) continue;
     while (used + weight > kPages) {
@@ -219,7 +219,7 @@ TEST(PolicyLoads, BlocksOfDifferentSizeShareMemoryByBytes) {
     b.present = true;
     used += weight;
     if (weight != 1) ++large;
-    policy::Admission a{.id = static_cast<core::ResidentId>(at), .weight = weight};
+    policy::Admission a{.id = static_cast<core::FrameId>(at), .weight = weight};
     if (b.left != 0) a.age = evicted - b.left;
     evictor->admit(a);
   }

@@ -47,7 +47,7 @@ class Pager {
         readahead_(blocks, setup.window),
         neighbours_(blocks, setup.group) {
     owner_.resize(setup.capacity + 1);
-    for (uint64_t i = owner_.size(); i-- > 0;) free_.push_back(static_cast<core::ResidentId>(i));
+    for (uint64_t i = owner_.size(); i-- > 0;) free_.push_back(static_cast<core::FrameId>(i));
     evictor_->resize(owner_.size(), setup.capacity * setup.weight);
     readahead_.set_access(setup.access);
     result_.policy = evictor_->name();
@@ -88,7 +88,7 @@ class Pager {
   struct Block {
     bool present = false, hidden = false, ahead = false, marker = false, reported_ahead = false;
     int64_t stride = 1;
-    core::ResidentId id = 0;
+    core::FrameId id = 0;
     uint64_t left_at = 0;  // 0: never
   };
   // The pager sees that a block read ahead is touched only where it traps; those before it in its stream are presumed
@@ -173,7 +173,7 @@ class Pager {
   Setup setup_;
   std::vector<Block> blocks_;
   std::vector<uint64_t> owner_;
-  std::vector<core::ResidentId> free_;
+  std::vector<core::FrameId> free_;
   std::unique_ptr<policy::Evictor> evictor_;
   policy::ReadAhead readahead_;
   policy::Neighbours neighbours_;

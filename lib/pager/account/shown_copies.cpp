@@ -29,8 +29,8 @@ void ShownCopies::answered(Region& r, BlockIndex b) {
 }
 
 bool ShownCopies::ask(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
-  Resident& resident = residents_[r.table[b].aux];
-  if (resident.asked) return false;
+  Frame& frame = frame_table_[r.table[b].aux];
+  if (frame.asked) return false;
   CpuAccess access{&r, b, now_ns, waits_.look(now_ns)};
   if (failed.since_ns != 0) access = {&r, b, failed.since_ns, failed.mark, now_ns + kTryAgain};
   access.loads = true;
@@ -38,42 +38,42 @@ bool ShownCopies::ask(Region& r, BlockIndex b, uint64_t now_ns, const Since& fai
     answered(r, b);  // reported again
     return false;
   }
-  resident.asked = true;
+  frame.asked = true;
   return true;
 }
 
 ShownCopies::iterator ShownCopies::begun(iterator which) {
-  residents_[which->region->table[which->block].aux].asked = false;
+  frame_table_[which->region->table[which->block].aux].asked = false;
   return accesses_.erase(which);
 }
 
 bool ShownCopies::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now_ns) {
   Block& block = r.table[b];
-  Resident& resident = residents_[block.aux];
-  if (resident.stale && fault.kind == trap::FaultKind::write_protect) {
+  Frame& frame = frame_table_[block.aux];
+  if (frame.stale && fault.kind == trap::FaultKind::write_protect) {
     trap_.unprotect(r.address(b), r.block_size).ignore();
     return false;
   }
   // Or the program dropped a page itself (madvise). Of what only the CPU has, it is zeros then; where that page is
   // there this fails. Else it is what the device has.
-  const bool missing = resident.shown && fault.kind != trap::FaultKind::write_protect;
-  if (missing && resident.stale) trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
-  const bool late = missing && (resident.stale || resident.missed < kReportedLate);
-  if (late) ++resident.missed;
-  if (!separate_ || resident.refused || late) {
+  const bool missing = frame.shown && fault.kind != trap::FaultKind::write_protect;
+  if (missing && frame.stale) trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+  const bool late = missing && (frame.stale || frame.missed < kReportedLate);
+  if (late) ++frame.missed;
+  if (!separate_ || frame.refused || late) {
     // It met the trap before the block was made over it, or shown, and has been woken since or is here.
     trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
     return false;
   }
   if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
   block.flags |= core::kWanted;
-  const bool load = fault.kind == trap::FaultKind::read, first = !resident.asked;
+  const bool load = fault.kind == trap::FaultKind::read, first = !frame.asked;
   if (!load) block.flags |= core::kWantedWrite;
   const bool fresh = ask(r, b, now_ns);
   CpuAccess* const access = find(r, b);
   if (access == nullptr) return fresh;
   access->loads = load || (access->loads && !first);
-  if (resident.apart) return fresh;  // reported again
+  if (frame.apart) return fresh;  // reported again
   const uintptr_t page = core::round_down(fault.address, core::kPage);
   if (load && access->load_at == 0) access->load_at = page;
   auto& stores = access->stores;
@@ -83,7 +83,7 @@ bool ShownCopies::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
 
 bool ShownCopies::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
   Block& block = r.table[b];
-  if (residents_[block.aux].stale) {  // who met its protection while it was copied may go on
+  if (frame_table_[block.aux].stale) {  // who met its protection while it was copied may go on
     block.flags &= kNobodyWaits;
     trap_.unprotect(r.address(b), r.block_size).ignore();
     return ask(r, b, now_ns, failed);  // until it has left
@@ -102,8 +102,8 @@ bool ShownCopies::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& 
 // What failed goes on failing, or there is no memory, and nothing that goes on will bring any. What is stale is in
 // place: nobody waits for it, and it is tried until it leaves.
 bool ShownCopies::over(const CpuAccess& access) const {
-  const Resident& resident = residents_[access.region->table[access.block].aux];
-  return !access.starved && !resident.stale && (access.gives_up || waits_.hopeless(access.mark));
+  const Frame& frame = frame_table_[access.region->table[access.block].aux];
+  return !access.starved && !frame.stale && (access.gives_up || waits_.hopeless(access.mark));
 }
 
 // One question after the other, in an order that matters.
@@ -113,9 +113,9 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
   Block& block = r.table[b];
   const uint64_t now = around.now_ns;
   if (!r.dying && (block.state == State::entering || block.state == State::leaving)) return Next::wait;
-  if (r.dying || block.state != State::on_device || !residents_[block.aux].asked) return Next::erase;
-  Resident& resident = residents_[block.aux];
-  if (resident.apart) {
+  if (r.dying || block.state != State::on_device || !frame_table_[block.aux].asked) return Next::erase;
+  Frame& frame = frame_table_[block.aux];
+  if (frame.apart) {
     if (now < access.not_before) return Next::wait;
     if (!unrefuse(r, b)) {
       access.not_before = now + kTryAgain;
@@ -126,26 +126,25 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
   if (!around.lost && around.lent) {
     access.lent_ns += access.looked_ns == 0 ? 0 : std::min(now - access.looked_ns, kLookedAt);
     access.looked_ns = now;
-    return access.lent_ns >= around.lent_most_ns && !resident.refused && !resident.shown ? Next::refuse_lent
-                                                                                         : Next::wait;
+    return access.lent_ns >= around.lent_most_ns && !frame.refused && !frame.shown ? Next::refuse_lent : Next::wait;
   }
-  if (!resident.refused) access.starved = false;  // a transition took that back, and the wait goes on
-  if (!access.starved && (resident.refused || resident.apart) && (now < access.not_before || !unrefuse(r, b))) {
+  if (!frame.refused) access.starved = false;  // a transition took that back, and the wait goes on
+  if (!access.starved && (frame.refused || frame.apart) && (now < access.not_before || !unrefuse(r, b))) {
     if (now >= access.not_before) access.not_before = now + kTryAgain;
     return Next::wait;
   }
-  if (resident.shown && !resident.stale && !around.lost && resident.missed == kReportedLate &&
+  if (frame.shown && !frame.stale && !around.lost && frame.missed == kReportedLate &&
       (block.flags & core::kWanted) != 0)
     return around.may_hide ? Next::hide : Next::wait;  // pages of it are gone
-  if (!resident.stale && !access.starved && (block.flags & core::kWanted) == 0) {
-    resident.asked = false;
+  if (!frame.stale && !access.starved && (block.flags & core::kWanted) == 0) {
+    frame.asked = false;
     return Next::erase;
   }
-  if (now < access.not_before || (around.leased && (resident.stale || around.elsewhere))) return Next::wait;
+  if (now < access.not_before || (around.leased && (frame.stale || around.elsewhere))) return Next::wait;
   const bool store = (block.flags & core::kWantedWrite) != 0;
   const bool no_room = around.leased && store && !around.room;
-  const bool answers = around.leased || (around.shows && !store && !resident.stale && !around.lost);
-  if (resident.shown && answers) {
+  const bool answers = around.leased || (around.shows && !store && !frame.stale && !around.lost);
+  if (frame.shown && answers) {
     if (no_room) {
       if (!around.may_hide || !waits_.hopeless(access.mark)) return Next::wait;
       access.gives_up = true;  // what is shown cannot be refused
@@ -158,11 +157,11 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
   access.gives_up = access.gives_up && no_room;
   const bool ends = over(access);
   if (ends && no_room && (access.gives_up || !access.loads)) return Next::refuse_store;
-  if (ends && access.not_before != 0 && resident.shown && !around.lost)
+  if (ends && access.not_before != 0 && frame.shown && !around.lost)
     return around.may_hide ? Next::hide : Next::wait;                 // what is shown cannot be refused
   const bool shows = !no_room || (access.loads && !access.gives_up);  // a store alone has no use for it
   if (!shows || (ends && access.not_before != 0)) return stays(access, now);
-  const bool shown_unleased = around.shows && !store && !resident.shown && access.not_before == 0;
+  const bool shown_unleased = around.shows && !store && !frame.shown && access.not_before == 0;
   return around.leased || shown_unleased ? Next::show : Next::move;
 }
 
@@ -173,33 +172,33 @@ ShownCopies::Next ShownCopies::stays(CpuAccess& access, uint64_t now_ns) const {
 }
 
 void ShownCopies::refuse(CpuAccess& access, Next why, uint64_t now_ns) {
-  const Resident& resident = residents_[access.region->table[access.block].aux];
+  const Frame& frame = frame_table_[access.region->table[access.block].aux];
   fail(access, why == Next::refuse_store);
   if (why == Next::refuse_lent) return;
-  access.starved = resident.refused;
-  access.not_before = now_ns + (why == Next::refuse_store && resident.apart ? kTryAgain : kAskAgain);
+  access.starved = frame.refused;
+  access.not_before = now_ns + (why == Next::refuse_store && frame.apart ? kTryAgain : kAskAgain);
 }
 
 void ShownCopies::fail(CpuAccess& access, bool stores) {
   Region& r = *access.region;
   Block& block = r.table[access.block];
-  Resident& resident = residents_[block.aux];
-  if (resident.refused || !unrefuse(r, access.block)) return;
+  Frame& frame = frame_table_[block.aux];
+  if (frame.refused || !unrefuse(r, access.block)) return;
   access.gives_up = false;
   // A trap that reports blocks, and not pages, refuses blocks.
   if (stores && !trap_.caps().one_report && !access.stores.empty() && !access.stores.full()) {
-    resident.apart = true;
+    frame.apart = true;
     for (const uintptr_t page : access.stores)
-      resident.apart &= trap_.fail(reinterpret_cast<void*>(page), core::kPage).ok();
-    if (resident.apart) {
+      frame.apart &= trap_.fail(reinterpret_cast<void*>(page), core::kPage).ok();
+    if (frame.apart) {
       answered(r, access.block);  // loads are reported again
       return;
     }
-    resident.apart = true;
+    frame.apart = true;
     if (!unrefuse(r, access.block)) return;
   }
-  resident.refused = trap_.fail(r.address(access.block), r.block_size).ok();
-  if (resident.refused) block.flags &= kNobodyWaits;
+  frame.refused = trap_.fail(r.address(access.block), r.block_size).ok();
+  if (frame.refused) block.flags &= kNobodyWaits;
 }
 
 bool ShownCopies::unrefuse(Region& r, BlockIndex b) {
@@ -208,14 +207,14 @@ bool ShownCopies::unrefuse(Region& r, BlockIndex b) {
     if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     return s.ok() || core::broken("unfail_retry");
   };
-  Resident& resident = residents_[r.table[b].aux];
-  if (resident.refused && unfail(r.address(b), r.block_size)) resident.refused = false;
-  if (resident.refused || !resident.apart) return !resident.refused;
+  Frame& frame = frame_table_[r.table[b].aux];
+  if (frame.refused && unfail(r.address(b), r.block_size)) frame.refused = false;
+  if (frame.refused || !frame.apart) return !frame.refused;
   CpuAccess* const access = find(r, b);
   if (access != nullptr)  // it stays until this has been done
     access->stores.erase_if([&](uintptr_t page) { return unfail(reinterpret_cast<void*>(page), core::kPage); });
-  resident.apart = access != nullptr && !access->stores.empty();
-  return !resident.apart;
+  frame.apart = access != nullptr && !access->stores.empty();
+  return !frame.apart;
 }
 
 bool ShownCopies::expect() {
@@ -227,14 +226,14 @@ bool ShownCopies::expect() {
 void ShownCopies::show(Region& r, BlockIndex b, uint64_t now_ns) {
   --expected_;
   if (!shown_.push_back({&r, b, now_ns})) core::fatal("there is no room for a copy that was expected");
-  Resident& resident = residents_[r.table[b].aux];
-  resident.shown = true;
-  resident.missed = 0;
+  Frame& frame = frame_table_[r.table[b].aux];
+  frame.shown = true;
+  frame.missed = 0;
   answered(r, b);  // a store that met the protection before is reported once more
 }
 
 void ShownCopies::change(Region& r, BlockIndex b) {
-  residents_[r.table[b].aux].stale = true;
+  frame_table_[r.table[b].aux].stale = true;
   ++r.stale;
   stale_bytes_ += r.block_size;
   trap_.unprotect(r.address(b), r.block_size).ignore();
@@ -242,10 +241,10 @@ void ShownCopies::change(Region& r, BlockIndex b) {
 }
 
 void ShownCopies::forget(Region& r, BlockIndex b) {
-  Resident& resident = residents_[r.table[b].aux];
-  if (!resident.shown) return;
-  resident.shown = false;
-  if (std::exchange(resident.stale, false)) {
+  Frame& frame = frame_table_[r.table[b].aux];
+  if (!frame.shown) return;
+  frame.shown = false;
+  if (std::exchange(frame.stale, false)) {
     --r.stale;
     stale_bytes_ -= r.block_size;
   }
@@ -261,25 +260,25 @@ std::string ShownCopies::check() const {
   size_t shown = 0;
   uint64_t stale_bytes = 0;
   std::map<const Region*, uint64_t> stale;
-  for (ResidentId id = 0; id < residents_.size(); ++id) {
-    const Resident& resident = residents_[id];
-    if (resident.region == nullptr || resident.is_copy) continue;
-    const Region& r = *resident.region;
-    const auto is_this = [&](const auto& entry) { return entry.region == &r && entry.block == resident.block; };
+  for (FrameId id = 0; id < frame_table_.size(); ++id) {
+    const Frame& frame = frame_table_[id];
+    if (frame.region == nullptr || frame.is_copy) continue;
+    const Region& r = *frame.region;
+    const auto is_this = [&](const auto& entry) { return entry.region == &r && entry.block == frame.block; };
     const auto wrong = [&](const char* what) {
       return core::strprintf("%s: region %llu, block %llu", what, static_cast<unsigned long long>(r.id),
-                             static_cast<unsigned long long>(resident.block));
+                             static_cast<unsigned long long>(frame.block));
     };
-    const bool on_device = r.table[resident.block].state == State::on_device;
-    if (on_device && resident.asked && std::none_of(accesses_.begin(), accesses_.end(), is_this))
+    const bool on_device = r.table[frame.block].state == State::on_device;
+    if (on_device && frame.asked && std::none_of(accesses_.begin(), accesses_.end(), is_this))
       return wrong("a block is asked for, and nobody waits for it");
-    if (on_device && (resident.refused || resident.apart) && !resident.asked)
+    if (on_device && (frame.refused || frame.apart) && !frame.asked)
       return wrong("accesses get SIGBUS, and nobody is to take that back");
-    if (resident.shown != (std::count_if(shown_.begin(), shown_.end(), is_this) == 1))
+    if (frame.shown != (std::count_if(shown_.begin(), shown_.end(), is_this) == 1))
       return wrong("a block is shown and not among those that are, or is among them and not shown");
-    shown += resident.shown ? 1 : 0;
-    if (!resident.stale) continue;
-    if (!resident.shown) return wrong("a block is stale, and nothing is shown of it");
+    shown += frame.shown ? 1 : 0;
+    if (!frame.stale) continue;
+    if (!frame.shown) return wrong("a block is stale, and nothing is shown of it");
     stale_bytes += r.block_size;
     if (++stale[&r] > r.stale) return wrong("more blocks are stale than their region says");
   }

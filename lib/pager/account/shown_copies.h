@@ -22,9 +22,9 @@
 #include "core/inplace_vector.h"
 #include "core/pooled_list.h"
 #include "core/types.h"
+#include "pager/block/frame_table.h"
 #include "pager/block/progress.h"
 #include "pager/block/region.h"
-#include "pager/block/residents.h"
 #include "trap/trap.h"
 
 namespace vmem::pager {
@@ -61,8 +61,8 @@ class ShownCopies {
   static constexpr uint8_t kReportedLate = 3;
 
   // separate: the devices have page tables of their own. Where they have not, nobody waits here.
-  ShownCopies(trap::Trap& trap, Residents& residents, WaitClock& waits, core::Counters& counters, bool separate)
-      : trap_(trap), residents_(residents), waits_(waits), counters_(counters), separate_(separate) {}
+  ShownCopies(trap::Trap& trap, FrameTable& frame_table, WaitClock& waits, core::Counters& counters, bool separate)
+      : trap_(trap), frame_table_(frame_table), waits_(waits), counters_(counters), separate_(separate) {}
 
   // A wait that goes on, as Transition has it; since_ns 0: there is none.
   struct Since {
@@ -136,7 +136,7 @@ class ShownCopies {
     for (const Shown& s : shown_) {
       if (s.since_ns + kShownAtLeast > now_ns) break;
       const core::Block& block = s.region->table[s.block];
-      if (s.region->dying || block.state != core::State::on_device || residents_[block.aux].stale) continue;
+      if (s.region->dying || block.state != core::State::on_device || frame_table_[block.aux].stale) continue;
       if (!lost(block.device)) return &s;
     }
     return nullptr;
@@ -152,7 +152,7 @@ class ShownCopies {
   void fail(CpuAccess& access, bool stores);
 
   trap::Trap& trap_;
-  Residents& residents_;
+  FrameTable& frame_table_;
   WaitClock& waits_;
   core::Counters& counters_;
   const bool separate_;

@@ -16,8 +16,8 @@
 #include "memory/host_budget.h"
 #include "memory/staging.h"
 #include "pager/account/staging_growth.h"
+#include "pager/block/frame_table.h"
 #include "pager/block/region.h"
-#include "pager/block/residents.h"
 
 namespace vmem::pager {
 

@@ -19,7 +19,7 @@ constexpr size_t kTries = 8;  // of those that are to ask again, at a time
 // What tables take from the budget, with so many bytes more of them.
 uint64_t TableCharges::counted(uint64_t more) const {
   const uint64_t bytes =
-      bytes_ + residents_.size() * (sizeof(Resident) + 24) + transitions_.size() * sizeof(Transition) + more;
+      bytes_ + frame_table_.size() * (sizeof(Frame) + 24) + transitions_.size() * sizeof(Transition) + more;
   return bytes > kFree ? bytes - kFree : 0;
 }
 

@@ -1,4 +1,4 @@
-// What the host budget is charged with for what is known of regions and blocks: tables, leases, residents, transitions,
+// What the host budget is charged with for what is known of regions and blocks: tables, leases, frames, transitions,
 // beyond what every process can spare; and the accesses that were refused because a table had no room to grow.
 //
 //   the charge = the regions' tables, each as large as it is or as it was granted, their leases, and the records
@@ -17,8 +17,8 @@
 #include "core/types.h"
 #include "memory/host_budget.h"
 #include "pager/account/host_reserve.h"
+#include "pager/block/frame_table.h"
 #include "pager/block/region.h"
-#include "pager/block/residents.h"
 #include "pager/block/transition_pool.h"
 #include "trap/trap.h"
 
@@ -29,12 +29,12 @@ class TableCharges {
   static constexpr uint64_t kFree = uint64_t{8} << 20;  // what every process can spare
   static constexpr size_t kMostRefused = 256;
 
-  TableCharges(memory::HostBudget& budget, const HostReserve& reserve, const Residents& residents,
+  TableCharges(memory::HostBudget& budget, const HostReserve& reserve, const FrameTable& frame_table,
                const TransitionPool& transitions, trap::Trap& trap)
-      : budget_(budget), reserve_(reserve), residents_(residents), transitions_(transitions), trap_(trap) {}
+      : budget_(budget), reserve_(reserve), frame_table_(frame_table), transitions_(transitions), trap_(trap) {}
 
   uint64_t bytes() const { return bytes_; }  // of regions' tables and leases
-  // There are more residents or transitions than before.
+  // There are more frames or transitions than before.
   void count() { budget_.set_tables(counted(0)); }
   // Its table grows and shrinks as blocks change, and is charged from the start for what it was granted.
   void charge(Region& r);
@@ -68,7 +68,7 @@ class TableCharges {
 
   memory::HostBudget& budget_;
   const HostReserve& reserve_;
-  const Residents& residents_;
+  const FrameTable& frame_table_;
   const TransitionPool& transitions_;
   trap::Trap& trap_;
   uint64_t bytes_ = 0;

@@ -15,7 +15,7 @@
 #include <string>
 
 #include "core/status.h"
-#include "pager/block/residents.h"
+#include "pager/block/frame_table.h"
 
 namespace vmem::pager {
 
@@ -79,7 +79,7 @@ class WriteBackState {
   std::string check(std::span<const std::unique_ptr<Transition>> transitions, uint64_t now_ns) const;
 
  private:
-  std::array<uint64_t, kDevicePools> leaving_{};  // bytes: of frames, of staging frames, by Resident::pool
+  std::array<uint64_t, kDevicePools> leaving_{};  // bytes: of frames, of staging frames, by Frame::pool
   core::Status error_;
   uint64_t retry_ns_ = 0;         // no write-back before this; 0: whoever waited for it was told that there is room
   uint64_t next_try_ns_ = 0;      // what failed before this belongs to the last try that failed

@@ -10,9 +10,9 @@
 // known already, BlockMap::follow_advice() tells. So what the policy knows is always the last word.
 #pragma once
 
+#include "pager/block/frame_table.h"
 #include "pager/block/place_advice.h"
 #include "pager/block/region.h"
-#include "pager/block/residents.h"
 
 namespace vmem::pager {
 

@@ -12,7 +12,7 @@ namespace vmem::pager {
 
 namespace {
 
-// By Resident::pool.
+// By Frame::pool.
 std::vector<std::unique_ptr<policy::Evictor>> make_policies(size_t devices, policy::EvictorKind kind) {
   std::vector<std::unique_ptr<policy::Evictor>> policies(kDevicePools + devices);
   for (auto& policy : policies) policy = policy::make_evictor(kind);
@@ -29,9 +29,9 @@ BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& st
       config_(config),
       above_(above),
       policies_(make_policies(devices, config.evictor)),
-      copies_(residents_, staging, policies_, clock_),
-      guests_(residents_),
-      dirty_(residents_, config) {
+      copies_(frame_table_, staging, policies_, clock_),
+      guests_(frame_table_),
+      dirty_(frame_table_, config) {
   guests_.set_share(config.device_neighbours);
 }
 
@@ -97,20 +97,20 @@ Status BlockMap::refusal() const {
                      worst->file.path.c_str(), -worst->refusal.code());
 }
 
-void BlockMap::withdraw(ResidentId id) {
-  if (std::exchange(residents_[id].admitted, false)) policy(id).remove(id);
+void BlockMap::withdraw(FrameId id) {
+  if (std::exchange(frame_table_[id].admitted, false)) policy(id).remove(id);
 }
 
-void BlockMap::give_resident(ResidentId id) {
+void BlockMap::give_entry(FrameId id) {
   withdraw(id);
   guests_.remove(id);
   dirty_.remove(id);
-  residents_.give(id);
+  frame_table_.give(id);
 }
 
 // After reserve_block(), or where one has been given back under the same hold of the lock.
-ResidentId BlockMap::new_resident(Region& r, BlockIndex b, std::byte* frame, uint8_t pool) {
-  const ResidentId id = residents_.take(r, b, frame, pool);
+FrameId BlockMap::new_entry(Region& r, BlockIndex b, std::byte* bytes, uint8_t pool) {
+  const FrameId id = frame_table_.take(r, b, bytes, pool);
   r.table[b].aux = id;
   return id;
 }
@@ -124,51 +124,51 @@ void BlockMap::look_for_overdue(const Region& r, BlockIndex b) {
     dirty_.bring_forward(r.table[b].aux, now_ns());
 }
 
-void BlockMap::resize_policies(size_t residents) {
+void BlockMap::resize_policies(size_t frames) {
   for (size_t i = 0; i < policies_.size(); ++i)
-    policies_[i]->resize(std::max(residents, residents_.size()), above_.pages(static_cast<uint8_t>(i)));
+    policies_[i]->resize(std::max(frames, frame_table_.size()), above_.pages(static_cast<uint8_t>(i)));
 }
 
-// The block leaves memory: it gets the stamp of its eviction in place of its resident number.
-void BlockMap::free_resident(BlockIndex b, Region& r) {
+// The block leaves memory: it gets the stamp of its eviction in place of its frame number.
+void BlockMap::free_entry(BlockIndex b, Region& r) {
   core::Block& block = r.table[b];
-  const ResidentId id = block.aux;
+  const FrameId id = block.aux;
   copies_.drop(id);
-  give_resident(id);
+  give_entry(id);
   clock_.left(r.block_size);
   block.aux = clock_.stamp();
 }
 
 void BlockMap::admit(Region& r, BlockIndex b, uint32_t stamp) {
   core::Block& block = r.table[b];
-  Resident& resident = residents_[block.aux];
-  if (resident.admitted) return;
+  Frame& frame = frame_table_[block.aux];
+  if (frame.admitted) return;
   policy::Admission a;
   a.id = block.aux;
   a.weight = static_cast<uint32_t>(r.block_size / core::kPage);
   a.priority = r.priority;
-  a.temperature = temperature_in(r, b, resident.pool, &a.pinned);
+  a.temperature = temperature_in(r, b, frame.pool, &a.pinned);
   a.sequential = r.access == policy::Access::sequential;
-  a.probes = r.probes && resident.pool == kHostPool;
+  a.probes = r.probes && frame.pool == kHostPool;
   a.ahead = (block.flags & core::kReadAhead) != 0;
   a.hinted = (block.flags & core::kPrefetched) != 0;
   if (stamp != 0) a.age = clock_.age(stamp);
   policy(a.id).admit(a);
-  resident.admitted = true;
-  resident.leased = false;
+  frame.admitted = true;
+  frame.leased = false;
   match_hold(r, b);
 }
 
 void BlockMap::follow_advice(Region& r, BlockIndex b) {
   const core::Block& block = r.table[b];
   if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
-  Resident& resident = residents_[block.aux];
+  Frame& frame = frame_table_[block.aux];
   // Where it is a guest it is at home now.
   if (block.state == core::State::on_device && r.places.at(b).preferred == block.device && guests_.remove(block.aux))
     admit(r, b, clock_.stamp());
-  if (resident.admitted) {
+  if (frame.admitted) {
     bool pinned = false;
-    const policy::Temperature t = temperature_in(r, b, resident.pool, &pinned);
+    const policy::Temperature t = temperature_in(r, b, frame.pool, &pinned);
     policy(block.aux).advise(block.aux, t, r.priority, pinned);
   }
   if (core::on_a_device(block.state)) copies_.follow_advice(block.aux);
@@ -178,11 +178,11 @@ void BlockMap::follow_advice(Region& r, BlockIndex b) {
 void BlockMap::match_hold(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
-  Resident& resident = residents_[block.aux];
+  Frame& frame = frame_table_[block.aux];
   // core::broken("lease_hold"), in holds_for_lease(): for that this file is compiled again.
-  if (!resident.admitted || resident.leased == holds_for_lease(r, b)) return;
-  resident.leased = !resident.leased;
-  if (resident.leased) {
+  if (!frame.admitted || frame.leased == holds_for_lease(r, b)) return;
+  frame.leased = !frame.leased;
+  if (frame.leased) {
     policy(block.aux).hold(block.aux);
   } else {
     policy(block.aux).unhold(block.aux);
@@ -201,11 +201,11 @@ void BlockMap::match_holds(Lock& lock, const SpanOf& span) {
   }
 }
 
-// At least so many in all, a chunk at a time. References to residents stay good. False: no memory for so many.
-bool BlockMap::reserve_residents(size_t count) noexcept try {
-  while (residents_.size() < count) {
-    resize_policies(residents_.size() + Residents::kStep);
-    residents_.grow();
+// At least so many in all, a chunk at a time. References to frames stay good. False: no memory for so many.
+bool BlockMap::reserve_entries(size_t count) noexcept try {
+  while (frame_table_.size() < count) {
+    resize_policies(frame_table_.size() + FrameTable::kStep);
+    frame_table_.grow();
   }
   return true;
 } catch (const std::bad_alloc&) {
@@ -220,7 +220,7 @@ bool BlockMap::reserve_transition(size_t free) noexcept try {
 }
 
 bool BlockMap::reserve_block() {
-  return (residents_.free() != 0 || reserve_residents(residents_.size() + 1)) && reserve_transition();
+  return (frame_table_.free() != 0 || reserve_entries(frame_table_.size() + 1)) && reserve_transition();
 }
 
 // After reserve_transition(), or reserve_block().
@@ -250,7 +250,7 @@ void BlockMap::free_transition(Transition* m) {
   if (m->background) dirty_.write_ends(m->region->block_size, now_ns());
   transitions_.give(m);
   const core::Block& block = m->region->table[m->block];
-  if (core::in_memory(block.state) && std::exchange(residents_[block.aux].leaves, false))
+  if (core::in_memory(block.state) && std::exchange(frame_table_[block.aux].leaves, false))
     above_.leaves(*m->region, m->block);
   if (m->region->dying) trap_.wake(m->region->address(m->block), m->region->block_size).ignore();  // touched again
   waiters_.wake(*m->region, m->block);
@@ -291,15 +291,14 @@ std::string BlockMap::check() {
     for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
       if (!core::in_memory(r->table[b].state) && !core::on_a_device(r->table[b].state)) continue;
       ++blocks_in_memory;
-      const Resident& resident = residents_[r->table[b].aux];
-      if (resident.region != r.get() || resident.block != b)
-        return "a resident points elsewhere: " + std::string(where(*r, b));
-      if (resident.admitted && resident.leased != holds_for_lease(*r, b))
+      const Frame& frame = frame_table_[r->table[b].aux];
+      if (frame.region != r.get() || frame.block != b) return "a frame points elsewhere: " + std::string(where(*r, b));
+      if (frame.admitted && frame.leased != holds_for_lease(*r, b))
         return "a lease holds no block: " + std::string(where(*r, b));
     }
   }
-  if (blocks_in_memory + copies_.count() != residents_.used()) return "residents and tables disagree";
-  if (std::string s = residents_.check(); !s.empty()) return s;
+  if (blocks_in_memory + copies_.count() != frame_table_.used()) return "frames and tables disagree";
+  if (std::string s = frame_table_.check(); !s.empty()) return s;
   if (std::string s = copies_.check(); !s.empty()) return s;
   if (std::string s = guests_.check(); !s.empty()) return s;
   if (std::string s = dirty_.check(); !s.empty()) return s;

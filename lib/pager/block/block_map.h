@@ -2,7 +2,7 @@
 // it. Here is the lock. It protects every Region, all that is kept here, and the classes above that say so; it is never
 // held across I/O, a wait for another block, a hash or copy of a block, or an access of paged memory.
 //
-//   a block that is in memory or on a device has one resident, which names it; a transition is one block's, and from
+//   a block that is in memory or on a device has one frame, which names it; a transition is one block's, and from
 //   new_transition() to free_transition() its region is in flight; what is leased the policy holds, once it has it
 //
 // Of what a transition does it knows only how to count it: who makes one owns the transition of its block, and works on
@@ -20,11 +20,11 @@
 #include "pager/block/config.h"
 #include "pager/block/dirty_blocks.h"
 #include "pager/block/eviction_clock.h"
+#include "pager/block/frame_table.h"
 #include "pager/block/guests.h"
 #include "pager/block/host_copies.h"
 #include "pager/block/progress.h"
 #include "pager/block/region.h"
-#include "pager/block/residents.h"
 #include "pager/block/transition.h"
 #include "pager/block/transition_pool.h"
 #include "pager/block/waiters.h"
@@ -63,12 +63,12 @@ class BlockMap {
   // out. Ok: there is none.
   Status refusal() const VMEM_LOCKED;
 
-  // What is known of a block: from new_resident(), after reserve_block(), or where one has been given back under the
-  // same hold of the lock, to free_resident(), with which the block has left memory.
-  Residents& residents() VMEM_LOCKED { return residents_; }
-  core::ResidentId new_resident(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool = kHostPool) VMEM_LOCKED;
-  void give_resident(core::ResidentId id) VMEM_LOCKED;
-  void free_resident(core::BlockIndex b, Region& r) VMEM_LOCKED;
+  // What is known of a block: from new_entry(), after reserve_block(), or where one has been given back under the
+  // same hold of the lock, to free_entry(), with which the block has left memory.
+  FrameTable& frame_table() VMEM_LOCKED { return frame_table_; }
+  core::FrameId new_entry(Region& r, core::BlockIndex b, std::byte* bytes, uint8_t pool = kHostPool) VMEM_LOCKED;
+  void give_entry(core::FrameId id) VMEM_LOCKED;
+  void free_entry(core::BlockIndex b, Region& r) VMEM_LOCKED;
   HostCopies& copies() VMEM_LOCKED { return copies_; }
   Guests& guests() VMEM_LOCKED { return guests_; }
   DirtyBlocks& dirty() VMEM_LOCKED { return dirty_; }
@@ -81,21 +81,21 @@ class BlockMap {
   void note_clean(const Region& r, core::BlockIndex b) VMEM_LOCKED { dirty_.remove(r.table[b].aux); }
   EvictionClock& clock() VMEM_LOCKED { return clock_; }
 
-  // Which of them leave first, by Resident::pool. admit(): from here on it may be chosen.
-  policy::Evictor& policy(core::ResidentId id) VMEM_LOCKED { return *policies_[residents_[id].pool]; }
+  // Which of them leave first, by Frame::pool. admit(): from here on it may be chosen.
+  policy::Evictor& policy(core::FrameId id) VMEM_LOCKED { return *policies_[frame_table_[id].pool]; }
   policy::Evictor& policy_of(uint8_t pool) VMEM_LOCKED { return *policies_[pool]; }
   // withdraw(): it may not be chosen any more.
   void admit(Region& r, core::BlockIndex b, uint32_t stamp) VMEM_LOCKED;
-  void withdraw(core::ResidentId id) VMEM_LOCKED;
+  void withdraw(core::FrameId id) VMEM_LOCKED;
   // Something else has been advised of the block: those that know it, or its host copy, hear it.
   void follow_advice(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void resize_policies(size_t residents = 0) VMEM_LOCKED;  // 0: as many as there are
+  void resize_policies(size_t frames = 0) VMEM_LOCKED;  // 0: as many as there are
   // After a change of the block's leases. match_holds(): of a span, and now and then not locked; it is in flight.
   void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void match_holds(Lock& lock, const SpanOf& span) VMEM_LOCKED;
 
-  // Memory for transitions and residents. reserve_block(): for one of each. False: there is none.
-  bool reserve_residents(size_t count) noexcept VMEM_LOCKED;
+  // Memory for transitions and frames. reserve_block(): for one of each. False: there is none.
+  bool reserve_entries(size_t count) noexcept VMEM_LOCKED;
   bool reserve_transition(size_t free = 1) noexcept VMEM_LOCKED;
   bool reserve_block() VMEM_LOCKED;
 
@@ -129,8 +129,8 @@ class BlockMap {
   Waiters waiters_ VMEM_GUARDED_BY(core::big_lock);  // for one block each
   std::condition_variable changed_;                  // .. for more: some block came to rest, memory came free
   core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_ VMEM_GUARDED_BY(core::big_lock);  // by base
-  std::vector<std::unique_ptr<policy::Evictor>> policies_;                                    // by Resident::pool
-  Residents residents_ VMEM_GUARDED_BY(core::big_lock);
+  std::vector<std::unique_ptr<policy::Evictor>> policies_;                                    // by Frame::pool
+  FrameTable frame_table_ VMEM_GUARDED_BY(core::big_lock);
   TransitionPool transitions_ VMEM_GUARDED_BY(core::big_lock);
   EvictionClock clock_ VMEM_GUARDED_BY(core::big_lock);
   Progress progress_ VMEM_GUARDED_BY(core::big_lock);

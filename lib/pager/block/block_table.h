@@ -35,13 +35,13 @@ constexpr bool in_transition(State s) {
   return s == State::filling || s == State::installing || s == State::taking || s == State::writing ||
          s == State::entering || s == State::leaving;
 }
-// States in which the block occupies host memory; `aux` is its ResidentId then.
+// States in which the block occupies host memory; `aux` is its FrameId then.
 constexpr bool in_memory(State s) {
   return s == State::filling || s == State::held || s == State::installing || s == State::resident ||
          s == State::taking || s == State::writing;
 }
 
-// States in which it occupies device memory; `device` says which, `aux` is its ResidentId.
+// States in which it occupies device memory; `device` says which, `aux` is its FrameId.
 constexpr bool on_a_device(State s) {
   return s == State::entering || s == State::on_device || s == State::leaving;
 }
@@ -72,7 +72,7 @@ inline constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(kReadAhead 
 struct Block {
   Digest digest;
   Extent extent;     // where the store has it; invalid for file bytes
-  uint32_t aux = 0;  // in memory or on a device: ResidentId. Absent: stamp of its last eviction, 0 = never
+  uint32_t aux = 0;  // in memory or on a device: FrameId. Absent: stamp of its last eviction, 0 = never
   State state = State::untouched;
   uint8_t device = 0;  // on_device, entering, leaving: which
   uint16_t flags = 0;

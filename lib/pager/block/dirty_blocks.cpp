@@ -6,40 +6,40 @@
 
 namespace vmem::pager {
 
-void DirtyBlocks::append(ResidentId id, uint64_t now_ns) {
-  Resident& resident = residents_[id];
-  resident.dirty_since_ns = std::max<uint64_t>(now_ns, 1);
-  if (last_ != kNoResident) resident.dirty_since_ns = std::max(resident.dirty_since_ns, since(last_));
-  resident.dirty_after = kNoResident;
-  resident.dirty_before = last_;
-  (last_ == kNoResident ? first_ : residents_[last_].dirty_after) = id;
+void DirtyBlocks::append(FrameId id, uint64_t now_ns) {
+  Frame& frame = frame_table_[id];
+  frame.dirty_since_ns = std::max<uint64_t>(now_ns, 1);
+  if (last_ != kNoFrame) frame.dirty_since_ns = std::max(frame.dirty_since_ns, since(last_));
+  frame.dirty_after = kNoFrame;
+  frame.dirty_before = last_;
+  (last_ == kNoFrame ? first_ : frame_table_[last_].dirty_after) = id;
   last_ = id;
-  bytes_ += resident.region->block_size;
+  bytes_ += frame.region->block_size;
 }
 
-void DirtyBlocks::prepend(ResidentId id, uint64_t since_ns) {
-  Resident& resident = residents_[id];
-  resident.dirty_since_ns = std::max<uint64_t>(since_ns, 1);
-  if (first_ != kNoResident) resident.dirty_since_ns = std::min(resident.dirty_since_ns, since(first_));
-  resident.dirty_before = kNoResident;
-  resident.dirty_after = first_;
-  (first_ == kNoResident ? last_ : residents_[first_].dirty_before) = id;
+void DirtyBlocks::prepend(FrameId id, uint64_t since_ns) {
+  Frame& frame = frame_table_[id];
+  frame.dirty_since_ns = std::max<uint64_t>(since_ns, 1);
+  if (first_ != kNoFrame) frame.dirty_since_ns = std::min(frame.dirty_since_ns, since(first_));
+  frame.dirty_before = kNoFrame;
+  frame.dirty_after = first_;
+  (first_ == kNoFrame ? last_ : frame_table_[first_].dirty_before) = id;
   first_ = id;
-  bytes_ += resident.region->block_size;
+  bytes_ += frame.region->block_size;
 }
 
-void DirtyBlocks::unlink(ResidentId id) {
-  Resident& resident = residents_[id];
-  const ResidentId before = resident.dirty_before, after = resident.dirty_after;
-  (before == kNoResident ? first_ : residents_[before].dirty_after) = after;
-  (after == kNoResident ? last_ : residents_[after].dirty_before) = before;
-  bytes_ -= resident.region->block_size;
-  resident.dirty_since_ns = 0;
-  resident.overdue = false;
-  resident.dirty_before = resident.dirty_after = kNoResident;
+void DirtyBlocks::unlink(FrameId id) {
+  Frame& frame = frame_table_[id];
+  const FrameId before = frame.dirty_before, after = frame.dirty_after;
+  (before == kNoFrame ? first_ : frame_table_[before].dirty_after) = after;
+  (after == kNoFrame ? last_ : frame_table_[after].dirty_before) = before;
+  bytes_ -= frame.region->block_size;
+  frame.dirty_since_ns = 0;
+  frame.overdue = false;
+  frame.dirty_before = frame.dirty_after = kNoFrame;
 }
 
-void DirtyBlocks::add(ResidentId id, uint64_t now_ns) {
+void DirtyBlocks::add(FrameId id, uint64_t now_ns) {
   if (listed(id)) return;
   const bool few = !many();
   append(id, now_ns);
@@ -47,21 +47,21 @@ void DirtyBlocks::add(ResidentId id, uint64_t now_ns) {
   if (interval_ns() != 0 && (first_ == id || (few && many()))) ring();
 }
 
-void DirtyBlocks::remove(ResidentId id) {
+void DirtyBlocks::remove(FrameId id) {
   if (listed(id)) unlink(id);
 }
 
-void DirtyBlocks::put_off(ResidentId id, uint64_t now_ns, bool overdue) {
+void DirtyBlocks::put_off(FrameId id, uint64_t now_ns, bool overdue) {
   if (!listed(id)) return;
   unlink(id);
   append(id, now_ns);
-  residents_[id].overdue = overdue;
+  frame_table_[id].overdue = overdue;
 }
 
-void DirtyBlocks::bring_forward(ResidentId id, uint64_t now_ns) {
+void DirtyBlocks::bring_forward(FrameId id, uint64_t now_ns) {
   unlink(id);
   prepend(id, now_ns - std::min(now_ns, interval_ns()));
-  residents_[id].overdue = true;
+  frame_table_[id].overdue = true;
   ++changes_;
   if (interval_ns() != 0) ring();
 }
@@ -110,20 +110,19 @@ void DirtyBlocks::forget(const Region& r) {
 std::string DirtyBlocks::check() const {
   uint64_t bytes = 0, since_ns = 0;
   size_t count = 0, marked = 0;
-  ResidentId before = kNoResident;
-  for (ResidentId id = first_; id != kNoResident; before = id, id = residents_[id].dirty_after) {
-    const Resident& resident = residents_[id];
-    if (resident.region == nullptr || resident.dirty_before != before || ++count > residents_.size())
+  FrameId before = kNoFrame;
+  for (FrameId id = first_; id != kNoFrame; before = id, id = frame_table_[id].dirty_after) {
+    const Frame& frame = frame_table_[id];
+    if (frame.region == nullptr || frame.dirty_before != before || ++count > frame_table_.size())
       return "dirty blocks are not in order";
     if (since(id) < since_ns || since(id) == 0) return "a dirty block is younger than those after it";
-    if (resident.region->backing != Backing::file_shared ||
-        !core::in_memory(resident.region->table[resident.block].state))
+    if (frame.region->backing != Backing::file_shared || !core::in_memory(frame.region->table[frame.block].state))
       return "a dirty block is not in host memory, or no shared file's";
     since_ns = since(id);
-    bytes += resident.region->block_size;
+    bytes += frame.region->block_size;
   }
   if (before != last_ || bytes != bytes_) return "dirty bytes and dirty blocks disagree";
-  for (ResidentId id = 0; id < residents_.size(); ++id) marked += listed(id) ? 1 : 0;
+  for (FrameId id = 0; id < frame_table_.size(); ++id) marked += listed(id) ? 1 : 0;
   return count == marked ? "" : core::strprintf("%zu dirty blocks are listed, %zu are marked so", count, marked);
 }
 

@@ -19,7 +19,7 @@
 #include "core/types.h"
 #include "pager/account/requests.h"
 #include "pager/block/config.h"
-#include "pager/block/residents.h"
+#include "pager/block/frame_table.h"
 
 namespace vmem::pager {
 
@@ -29,19 +29,19 @@ class DirtyBlocks {
   static constexpr uint64_t kMostWriting = uint64_t{32} << 20;  // bytes at once: the disk serves others, too
   static constexpr uint64_t kLeastLimit = uint64_t{64} << 20;   // by default: any disk writes it in no time
 
-  DirtyBlocks(Residents& residents, const Config& config) : residents_(residents), config_(config) {}
+  DirtyBlocks(FrameTable& frame_table, const Config& config) : frame_table_(frame_table), config_(config) {}
   // The evictors sleep there.
   void set_bell(std::condition_variable* bell) { bell_ = bell; }
 
   // The block keeps its place if it is listed already.
-  void add(core::ResidentId id, uint64_t now_ns);
-  void remove(core::ResidentId id);
-  void put_off(core::ResidentId id, uint64_t now_ns, bool overdue = false);
-  bool overdue(core::ResidentId id) const { return residents_[id].overdue; }
-  void bring_forward(core::ResidentId id, uint64_t now_ns);
-  bool listed(core::ResidentId id) const { return residents_[id].dirty_since_ns != 0; }
-  core::ResidentId first() const { return first_; }  // kNoResident: the list is empty
-  uint64_t since(core::ResidentId id) const { return residents_[id].dirty_since_ns; }
+  void add(core::FrameId id, uint64_t now_ns);
+  void remove(core::FrameId id);
+  void put_off(core::FrameId id, uint64_t now_ns, bool overdue = false);
+  bool overdue(core::FrameId id) const { return frame_table_[id].overdue; }
+  void bring_forward(core::FrameId id, uint64_t now_ns);
+  bool listed(core::FrameId id) const { return frame_table_[id].dirty_since_ns != 0; }
+  core::FrameId first() const { return first_; }  // kNoFrame: the list is empty
+  uint64_t since(core::FrameId id) const { return frame_table_[id].dirty_since_ns; }
   uint64_t bytes() const { return bytes_; }
 
   // Writes of listed blocks that nobody waits for. Enough are under way: the next begins when one has ended, which
@@ -82,17 +82,17 @@ class DirtyBlocks {
   std::string check() const;
 
  private:
-  void append(core::ResidentId id, uint64_t now_ns);
-  void prepend(core::ResidentId id, uint64_t since_ns);
-  void unlink(core::ResidentId id);
+  void append(core::FrameId id, uint64_t now_ns);
+  void prepend(core::FrameId id, uint64_t since_ns);
+  void unlink(core::FrameId id);
   void ring() {
     if (bell_ != nullptr) bell_->notify_one();
   }
 
-  Residents& residents_;
+  FrameTable& frame_table_;
   const Config& config_;
   std::condition_variable* bell_ = nullptr;
-  core::ResidentId first_ = core::kNoResident, last_ = core::kNoResident;
+  core::FrameId first_ = core::kNoFrame, last_ = core::kNoFrame;
   uint64_t bytes_ = 0, writing_ = 0, changes_ = 0;
   uint64_t ended_ns_ = 0, slowing_since_ns_ = 0, lifted_until_ns_ = 0;
   PooledList<SpanOf> slowed_;

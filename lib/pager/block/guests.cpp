@@ -16,27 +16,27 @@ uint64_t Guests::over(size_t d, const DeviceBudget& budget, uint64_t now_ns) con
   return lists_[d].bytes - std::min(lists_[d].bytes, most(budget));
 }
 
-void Guests::add(ResidentId id, size_t d) {
+void Guests::add(FrameId id, size_t d) {
   List& list = lists_[d];
-  Resident& resident = residents_[id];
-  resident.guest_of = static_cast<uint8_t>(d);
-  resident.next_guest = kNoResident;
-  resident.previous_guest = list.last;
-  (list.last == kNoResident ? list.first : residents_[list.last].next_guest) = id;
+  Frame& frame = frame_table_[id];
+  frame.guest_of = static_cast<uint8_t>(d);
+  frame.next_guest = kNoFrame;
+  frame.previous_guest = list.last;
+  (list.last == kNoFrame ? list.first : frame_table_[list.last].next_guest) = id;
   list.last = id;
-  list.bytes += resident.region->block_size;
+  list.bytes += frame.region->block_size;
 }
 
-bool Guests::remove(ResidentId id) {
-  Resident& resident = residents_[id];
-  if (resident.guest_of == Resident::kNoGuest) return false;
-  List& list = lists_[resident.guest_of];
-  const ResidentId before = resident.previous_guest, after = resident.next_guest;
-  (before == kNoResident ? list.first : residents_[before].next_guest) = after;
-  (after == kNoResident ? list.last : residents_[after].previous_guest) = before;
-  list.bytes -= resident.region->block_size;
-  resident.guest_of = Resident::kNoGuest;
-  resident.next_guest = resident.previous_guest = kNoResident;
+bool Guests::remove(FrameId id) {
+  Frame& frame = frame_table_[id];
+  if (frame.guest_of == Frame::kNoGuest) return false;
+  List& list = lists_[frame.guest_of];
+  const FrameId before = frame.previous_guest, after = frame.next_guest;
+  (before == kNoFrame ? list.first : frame_table_[before].next_guest) = after;
+  (after == kNoFrame ? list.last : frame_table_[after].previous_guest) = before;
+  list.bytes -= frame.region->block_size;
+  frame.guest_of = Frame::kNoGuest;
+  frame.next_guest = frame.previous_guest = kNoFrame;
   return true;
 }
 
@@ -44,23 +44,23 @@ std::string Guests::check() const {
   size_t listed = 0, marked = 0;
   for (size_t d = 0; d < lists_.size(); ++d) {
     uint64_t bytes = 0;
-    ResidentId before = kNoResident;
-    for (ResidentId id = lists_[d].first; id != kNoResident; before = id, id = residents_[id].next_guest, ++listed) {
-      const Resident& resident = residents_[id];
-      if (resident.region == nullptr || resident.guest_of != d || resident.previous_guest != before ||
-          listed > residents_.size())
+    FrameId before = kNoFrame;
+    for (FrameId id = lists_[d].first; id != kNoFrame; before = id, id = frame_table_[id].next_guest, ++listed) {
+      const Frame& frame = frame_table_[id];
+      if (frame.region == nullptr || frame.guest_of != d || frame.previous_guest != before ||
+          listed > frame_table_.size())
         return core::strprintf("the guests of device %zu are not in order", d);
-      const core::Block& block = resident.region->table[resident.block];
-      if (resident.admitted || !core::on_a_device(block.state) || block.device != d)
+      const core::Block& block = frame.region->table[frame.block];
+      if (frame.admitted || !core::on_a_device(block.state) || block.device != d)
         return core::strprintf("a guest of device %zu is not there, or is known to its policy", d);
-      bytes += resident.region->block_size;
+      bytes += frame.region->block_size;
     }
     if (before != lists_[d].last || bytes != lists_[d].bytes) {
       return core::strprintf("guests of device %zu have %llu bytes, %llu are counted", d,
                              static_cast<unsigned long long>(bytes), static_cast<unsigned long long>(lists_[d].bytes));
     }
   }
-  for (ResidentId id = 0; id < residents_.size(); ++id) marked += is(id) ? 1 : 0;
+  for (FrameId id = 0; id < frame_table_.size(); ++id) marked += is(id) ? 1 : 0;
   return listed == marked ? "" : core::strprintf("%zu guests are listed, %zu blocks are marked so", listed, marked);
 }
 

@@ -15,13 +15,13 @@
 
 #include "core/types.h"
 #include "memory/device_budget.h"
-#include "pager/block/residents.h"
+#include "pager/block/frame_table.h"
 
 namespace vmem::pager {
 
 class Guests {
  public:
-  explicit Guests(Residents& residents) : residents_(residents) {}
+  explicit Guests(FrameTable& frame_table) : frame_table_(frame_table) {}
 
   void set_share(unsigned percent) { share_ = percent; }  // 0: none come, and those that are there leave
 
@@ -33,14 +33,14 @@ class Guests {
   void refuse(size_t d, uint64_t until_ns) { lists_[d].refused_until_ns = until_ns; }
   void send_away(size_t d, uint64_t until_ns) { lists_[d].refused_until_ns = lists_[d].away_until_ns = until_ns; }
 
-  bool is(core::ResidentId id) const { return residents_[id].guest_of != Resident::kNoGuest; }
-  void add(core::ResidentId id, size_t d);
+  bool is(core::FrameId id) const { return frame_table_[id].guest_of != Frame::kNoGuest; }
+  void add(core::FrameId id, size_t d);
   // It leaves, or is the device's own from now on. False: it was no guest.
-  bool remove(core::ResidentId id);
+  bool remove(core::FrameId id);
   uint64_t bytes(size_t d) const { return lists_[d].bytes; }
-  // In the order in which they came; kNoResident: that was the last.
-  core::ResidentId first(size_t d) const { return lists_[d].first; }
-  core::ResidentId after(core::ResidentId id) const { return residents_[id].next_guest; }
+  // In the order in which they came; kNoFrame: that was the last.
+  core::FrameId first(size_t d) const { return lists_[d].first; }
+  core::FrameId after(core::FrameId id) const { return frame_table_[id].next_guest; }
 
   // Tests: recounts all. What is wrong; empty: nothing.
   std::string check() const;
@@ -49,12 +49,12 @@ class Guests {
   uint64_t most(const DeviceBudget& budget) const { return budget.limit() * share_ / 100; }
 
   struct List {
-    core::ResidentId first = core::kNoResident, last = core::kNoResident;
+    core::FrameId first = core::kNoFrame, last = core::kNoFrame;
     uint64_t bytes = 0;
     uint64_t refused_until_ns = 0, away_until_ns = 0;
   };
 
-  Residents& residents_;
+  FrameTable& frame_table_;
   unsigned share_ = 0;
   std::array<List, device::kMaxDevices> lists_;
 };

@@ -6,18 +6,18 @@
 
 namespace vmem::pager {
 
-void HostCopies::keep(Region& r, BlockIndex b, std::byte* frame) {
-  const ResidentId on_device = r.table[b].aux, id = residents_.take(r, b, frame, staging_pool(r));
-  Resident& copy = residents_[id];
+void HostCopies::keep(Region& r, BlockIndex b, std::byte* bytes) {
+  const FrameId on_device = r.table[b].aux, id = frame_table_.take(r, b, bytes, staging_pool(r));
+  Frame& copy = frame_table_[id];
   copy.is_copy = true;
-  copy.stamp = residents_[on_device].stamp;
-  residents_[on_device].copy = id;
+  copy.stamp = frame_table_[on_device].stamp;
+  frame_table_[on_device].copy = id;
   ++count_;
   admit(id);
 }
 
-void HostCopies::admit(ResidentId id) {
-  Resident& copy = residents_[id];
+void HostCopies::admit(FrameId id) {
+  Frame& copy = frame_table_[id];
   policy::Admission a;
   a.id = id;
   a.weight = static_cast<uint32_t>(copy.region->block_size / core::kPage);
@@ -29,71 +29,71 @@ void HostCopies::admit(ResidentId id) {
   copy.admitted = true;
 }
 
-void HostCopies::give(ResidentId id) {
-  if (residents_[id].admitted) policy(id).remove(id);
-  staging_.of(*residents_[id].region).frames.put(residents_[id].frame);
-  residents_.give(id);
+void HostCopies::give(FrameId id) {
+  if (frame_table_[id].admitted) policy(id).remove(id);
+  staging_.of(*frame_table_[id].region).frames.put(frame_table_[id].bytes);
+  frame_table_.give(id);
   --count_;
 }
 
-void HostCopies::follow_advice(ResidentId on_device) {
-  const ResidentId id = residents_[on_device].copy;
-  if (id == kNoResident) return;
-  const Resident& copy = residents_[id];
+void HostCopies::follow_advice(FrameId on_device) {
+  const FrameId id = frame_table_[on_device].copy;
+  if (id == kNoFrame) return;
+  const Frame& copy = frame_table_[id];
   policy(id).advise(id, copy_temperature(*copy.region, copy.block), copy.region->priority, false);
 }
 
-void HostCopies::drop(ResidentId on_device) {
-  const ResidentId id = std::exchange(residents_[on_device].copy, kNoResident);
-  if (id != kNoResident) give(id);
+void HostCopies::drop(FrameId on_device) {
+  const FrameId id = std::exchange(frame_table_[on_device].copy, kNoFrame);
+  if (id != kNoFrame) give(id);
 }
 
-std::byte* HostCopies::hold(ResidentId on_device) {
-  const ResidentId id = residents_[on_device].copy;
+std::byte* HostCopies::hold(FrameId on_device) {
+  const FrameId id = frame_table_[on_device].copy;
   policy(id).hold(id);
-  return residents_[id].frame;
+  return frame_table_[id].bytes;
 }
 
-ResidentId HostCopies::become(ResidentId on_device) {
-  const ResidentId id = std::exchange(residents_[on_device].copy, kNoResident);
-  residents_[id].is_copy = false;
+FrameId HostCopies::become(FrameId on_device) {
+  const FrameId id = std::exchange(frame_table_[on_device].copy, kNoFrame);
+  frame_table_[id].is_copy = false;
   policy(id).unhold(id);
   --count_;
   return id;
 }
 
-void HostCopies::evict(ResidentId id) {
-  const Resident& copy = residents_[id];
-  residents_[copy.region->table[copy.block].aux].copy = kNoResident;
-  residents_[id].admitted = false;
+void HostCopies::evict(FrameId id) {
+  const Frame& copy = frame_table_[id];
+  frame_table_[copy.region->table[copy.block].aux].copy = kNoFrame;
+  frame_table_[id].admitted = false;
   give(id);
 }
 
 size_t HostCopies::count(const memory::Staging& in) const {
   size_t count = 0;
-  for (ResidentId id = 0; id < residents_.size(); ++id) {
-    const Resident& resident = residents_[id];
-    count += resident.region != nullptr && resident.is_copy && resident.region->block_size == in.frame() ? 1 : 0;
+  for (FrameId id = 0; id < frame_table_.size(); ++id) {
+    const Frame& frame = frame_table_[id];
+    count += frame.region != nullptr && frame.is_copy && frame.region->block_size == in.frame() ? 1 : 0;
   }
   return count;
 }
 
 std::string HostCopies::check() const {
   size_t copies = 0, named = 0;
-  for (ResidentId id = 0; id < residents_.size(); ++id) {
-    const Resident& resident = residents_[id];
-    if (resident.region == nullptr) continue;
-    copies += resident.is_copy ? 1 : 0;
-    if (resident.copy == kNoResident) continue;
+  for (FrameId id = 0; id < frame_table_.size(); ++id) {
+    const Frame& frame = frame_table_[id];
+    if (frame.region == nullptr) continue;
+    copies += frame.is_copy ? 1 : 0;
+    if (frame.copy == kNoFrame) continue;
     ++named;
-    const Resident& copy = residents_[resident.copy];
-    if (!copy.is_copy || copy.region != resident.region || copy.block != resident.block ||
-        copy.pool != staging_pool(*copy.region) || !copy.admitted || (resident.changed && !resident.undecided) ||
-        !staging_.of(*copy.region).frames.owns(copy.frame) ||
-        !core::on_a_device(resident.region->table[resident.block].state)) {
+    const Frame& copy = frame_table_[frame.copy];
+    if (!copy.is_copy || copy.region != frame.region || copy.block != frame.block ||
+        copy.pool != staging_pool(*copy.region) || !copy.admitted || (frame.changed && !frame.undecided) ||
+        !staging_.of(*copy.region).frames.owns(copy.bytes) ||
+        !core::on_a_device(frame.region->table[frame.block].state)) {
       return core::strprintf("a host copy is not the block's: region %llu, block %llu",
-                             static_cast<unsigned long long>(resident.region->id),
-                             static_cast<unsigned long long>(resident.block));
+                             static_cast<unsigned long long>(frame.region->id),
+                             static_cast<unsigned long long>(frame.block));
     }
   }
   if (copies != named || copies != count_)

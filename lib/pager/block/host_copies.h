@@ -3,7 +3,7 @@
 // and is in host memory at once. Without it a block that is clean on the SSD would be read again, and one that is not
 // would be copied back.
 //
-//   Resident::copy of a block on a device names a resident of the staging pool with the same bytes (is_copy), which is
+//   Frame::copy of a block on a device names a frame of the staging pool with the same bytes (is_copy), which is
 //   nobody else's; it goes when the block may change there: a WRITE lease, a store of the CPU; of a block that is
 //   undecided it waits until that is said
 //
@@ -18,53 +18,53 @@
 
 #include "pager/account/staging_pools.h"
 #include "pager/block/eviction_clock.h"
-#include "pager/block/residents.h"
+#include "pager/block/frame_table.h"
 #include "policy/evictor.h"
 
 namespace vmem::pager {
 
 class HostCopies {
  public:
-  // policies: by Resident::pool.
-  HostCopies(Residents& residents, StagingPools& staging, std::span<const std::unique_ptr<policy::Evictor>> policies,
+  // policies: by Frame::pool.
+  HostCopies(FrameTable& frame_table, StagingPools& staging, std::span<const std::unique_ptr<policy::Evictor>> policies,
              const EvictionClock& clock)
-      : residents_(residents), staging_(staging), policies_(policies), clock_(clock) {}
+      : frame_table_(frame_table), staging_(staging), policies_(policies), clock_(clock) {}
 
   // The block, which has come to its device from `frame`, keeps it. A resident must be free.
-  void keep(Region& r, core::BlockIndex b, std::byte* frame);
+  void keep(Region& r, core::BlockIndex b, std::byte* bytes);
   // It has one with the same bytes.
-  bool has(core::ResidentId on_device) const {
-    return residents_[on_device].copy != core::kNoResident && !residents_[on_device].undecided;
+  bool has(core::FrameId on_device) const {
+    return frame_table_[on_device].copy != core::kNoFrame && !frame_table_[on_device].undecided;
   }
   size_t count() const { return count_; }
   size_t count(const memory::Staging& in) const;  // counted; tests
   // The block has changed, or may, or is gone. Nothing where it has no copy.
-  void drop(core::ResidentId on_device);
+  void drop(core::FrameId on_device);
 
   // Its frame, for a transition that reads it: nobody evicts it until unhold().
-  std::byte* hold(core::ResidentId on_device);
+  std::byte* hold(core::FrameId on_device);
   // Something else has been advised of the block.
-  void follow_advice(core::ResidentId on_device);
-  void unhold(core::ResidentId on_device) {
-    const core::ResidentId id = residents_[on_device].copy;
+  void follow_advice(core::FrameId on_device);
+  void unhold(core::FrameId on_device) {
+    const core::FrameId id = frame_table_[on_device].copy;
     policy(id).unhold(id);
   }
   // A copy that is held is the block from now on, and of the block on the device nothing is left to be known.
-  core::ResidentId become(core::ResidentId on_device);
+  core::FrameId become(core::FrameId on_device);
 
   // The policy has chosen the copy, and forgotten it: it goes; or it stays, being all there is of the block.
-  void evict(core::ResidentId copy);
-  void refuse(core::ResidentId copy) { admit(copy); }
+  void evict(core::FrameId copy);
+  void refuse(core::FrameId copy) { admit(copy); }
 
   // Tests: recounts all. What is wrong; empty: nothing.
   std::string check() const;
 
  private:
-  void admit(core::ResidentId copy);
-  void give(core::ResidentId copy);
-  policy::Evictor& policy(core::ResidentId copy) { return *policies_[residents_[copy].pool]; }
+  void admit(core::FrameId copy);
+  void give(core::FrameId copy);
+  policy::Evictor& policy(core::FrameId copy) { return *policies_[frame_table_[copy].pool]; }
 
-  Residents& residents_;
+  FrameTable& frame_table_;
   StagingPools& staging_;
   const std::span<const std::unique_ptr<policy::Evictor>> policies_;
   const EvictionClock& clock_;

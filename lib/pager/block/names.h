@@ -12,8 +12,8 @@ namespace vmem::pager {
 using core::Block;
 using core::BlockIndex;
 using core::error;
-using core::kNoResident;
-using core::ResidentId;
+using core::FrameId;
+using core::kNoFrame;
 using core::State;
 using core::Status;
 using core::Urgency;

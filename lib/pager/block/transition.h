@@ -172,7 +172,7 @@ inline void IoEnd::ended(store::Io& io) {
   Transition* const m = static_cast<Transition*>(io.user);
   m->then->io_ended(m);
 }
-// Whose memory comes free when it has left, as Resident::pool has it.
+// Whose memory comes free when it has left, as Frame::pool has it.
 inline uint8_t leaves_pool(const Transition& m) {
   return m.staged ? staging_pool(*m.region) : kHostPool;
 }

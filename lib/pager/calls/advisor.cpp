@@ -262,7 +262,7 @@ Status Advisor::drop_refused(Lock& lock, Region& r, BlockIndex first, BlockIndex
     if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
     const Block& block = r.table[b];
     const bool has_changes = core::in_memory(block.state) || core::on_a_device(block.state);
-    if (!has_changes || !map_.residents()[block.aux].droppable || pager::leased(r, b)) continue;
+    if (!has_changes || !map_.frame_table()[block.aux].droppable || pager::leased(r, b)) continue;
     if (Status s = drop_block(lock, r, b, &leased); !s.ok()) return s;
     ++dropped;
   }

@@ -160,9 +160,9 @@ bool DeviceAcquires::stores_may_begin(std::span<const SpanOf> spans, std::span<c
     const Region& r = *spans[i].region;
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
       if (!blocks_.has_come(r, b, d)) return false;
-      const Resident& resident = map_.residents()[r.table[b].aux];
-      if (resident.shown) return false;
-      const device::Ticket& copy = resident.ticket;  // of who came again the stream knows nothing yet
+      const Frame& frame = map_.frame_table()[r.table[b].aux];
+      if (frame.shown) return false;
+      const device::Ticket& copy = frame.ticket;  // of who came again the stream knows nothing yet
       if (copy != nullptr && std::find(ordered.rbegin(), ordered.rend(), copy) == ordered.rend()) return false;
     }
   }
@@ -241,17 +241,17 @@ Status DeviceAcquires::acquire(std::span<const vmem_range> ranges, int d, void* 
 // Locked; it has come. A copy that is under way is noted.
 void DeviceAcquires::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
   Block& block = r.table[b];
-  Resident& resident = map_.residents()[block.aux];
-  resident.displaced = false;
-  if (resident.hinted) {
-    resident.hinted = false;
+  Frame& frame = map_.frame_table()[block.aux];
+  frame.displaced = false;
+  if (frame.hinted) {
+    frame.hinted = false;
     block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
     core::add(counters_.prefetch_hits);
   }
   if (block.state == State::entering) {
-    if (resident.ticket != nullptr && (tickets->empty() || tickets->back() != resident.ticket))
-      tickets->push_back(resident.ticket);
-  } else if (resident.admitted) {
+    if (frame.ticket != nullptr && (tickets->empty() || tickets->back() != frame.ticket))
+      tickets->push_back(frame.ticket);
+  } else if (frame.admitted) {
     map_.policy(block.aux).touched(block.aux);
   }
 }
@@ -357,8 +357,8 @@ Status DeviceAcquires::bring(Lock& lock, const SpanOf& span, unsigned access, in
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = Ask::check(ask); !s.ok()) return s;
     Block& block = r.table[b];
-    if (block.state == State::on_device && map_.residents()[block.aux].shown && !map_.residents()[block.aux].stale &&
-        (block.device != d || (access & VMEM_WRITE) != 0)) {
+    if (block.state == State::on_device && map_.frame_table()[block.aux].shown &&
+        !map_.frame_table()[block.aux].stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
       if (!views_.hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);
       continue;
     }
@@ -373,7 +373,7 @@ Status DeviceAcquires::bring(Lock& lock, const SpanOf& span, unsigned access, in
     }
     if (Status s = failure_of(r, b, &tried); !s.ok()) return s;
     // Lent to kernels of another range, whose thread may be waiting for what this one has lent.
-    if (ask != nullptr && block.state == State::taking && map_.residents()[block.aux].lent &&
+    if (ask != nullptr && block.state == State::taking && map_.frame_table()[block.aux].lent &&
         now_ns() - begun > ask->patience_ns)
       return error(EALREADY, "a block is lent to kernels of another range");
     if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);

@@ -168,7 +168,7 @@ bool Hints::serve_demotion(Lock& lock) {
     BlockIndex b = r.table.next_touched(it.next);
     for (; b <= it.last && b < r.blocks && batch.size() < staging_.of(r).frames.batch();
          b = r.table.next_touched(b + 1)) {
-      if (comes_to_device(map_.residents(), r.table[b])) break;  // not there yet
+      if (comes_to_device(map_.frame_table(), r.table[b])) break;  // not there yet
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       Transition* m = demoter_.begin(r, b, it.to_ssd ? Leave::evict : Leave::host);
       if (m == nullptr) break;

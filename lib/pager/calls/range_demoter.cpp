@@ -95,8 +95,8 @@ void RangeDemoter::look_for_loss(Lock& lock) {
 
 // On a device. At exit: its file got it, and then its context went, which ended what it was leased for.
 bool RangeDemoter::went_with_its_context(const Region& r, BlockIndex b) {
-  const Resident& resident = map_.residents()[r.table[b].aux];
-  return core::exiting() && gpus_[r.table[b].device].lost && !resident.shown && resident.saved;
+  const Frame& frame = map_.frame_table()[r.table[b].aux];
+  return core::exiting() && gpus_[r.table[b].device].lost && !frame.shown && frame.saved;
 }
 
 // At rest. Nothing is to be done about it, or nothing can be, which the sweep is told.
@@ -121,7 +121,7 @@ Leave RangeDemoter::goes_how(const Region& r, BlockIndex b, Leave how) {
   if (how != Leave::sync || leased(r, b)) return how;
   // What cannot be copied from a device that is lost cannot stay there either: it gets its mark. Nor what is stale
   // there and nobody leases. What is leased a kernel may use: it stays, and the CPU's is written.
-  const bool goes = gpus_[r.table[b].device].lost || map_.residents()[r.table[b].aux].stale;
+  const bool goes = gpus_[r.table[b].device].lost || map_.frame_table()[r.table[b].aux].stale;
   return goes ? Leave::evict : how;
 }
 
@@ -132,7 +132,7 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
   uint64_t mark = Progress::kNone;
   Status starved;
   for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks;) {
-    if (r.table[b].state == State::leaving || comes_to_device(map_.residents(), r.table[b])) {
+    if (r.table[b].state == State::leaving || comes_to_device(map_.frame_table(), r.table[b])) {
       under_way.flush(lock);
       if (!map_.wait_stable(lock, r, b, sweep)) break;
       if (core::in_transition(r.table[b].state)) b = r.table.next_touched(b + 1);
@@ -170,7 +170,7 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
 }
 
 Status RangeDemoter::cannot_leave(const Region& r, BlockIndex b) {
-  if (const Resident& resident = map_.residents()[r.table[b].aux]; resident.refused || resident.apart) {
+  if (const Frame& frame = map_.frame_table()[r.table[b].aux]; frame.refused || frame.apart) {
     return error(EIO, "accesses of a block get SIGBUS, and for %u ms the trap has not taken that back, %s",
                  config_.fault_timeout_ms, map_.where(r, b).c_str());
   }

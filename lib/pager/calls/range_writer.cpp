@@ -63,7 +63,8 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
        b = r.table.next_touched(again ? b : b + 1)) {
     again = false;
     if (b % kTurn == 0) lock.give_way();
-    const bool lent = sweep->all && keep && r.table[b].state == State::taking && map_.residents()[r.table[b].aux].lent;
+    const bool lent =
+        sweep->all && keep && r.table[b].state == State::taking && map_.frame_table()[r.table[b].aux].lent;
     if (!lent && core::in_transition(r.table[b].state)) {
       write_batch(lock, &batch);  // never wait while holding transitions of our own
       if (!map_.wait_stable(lock, r, b, sweep)) break;
@@ -78,7 +79,7 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
       continue;
     }
     if ((keep || sweep->frees) &&
-        (!r.writable() || stood_protected(trap_.caps().pins, block, map_.residents()[block.aux])))
+        (!r.writable() || stood_protected(trap_.caps().pins, block, map_.frame_table()[block.aux])))
       continue;
     if (!keep) map_.withdraw(block.aux);
     Transition* m = isolator_.begin_take(r, b, keep, false);

@@ -13,8 +13,8 @@ namespace vmem::pager {
 bool RegionCharges::reserve_blocks(Lock& lock, Region& r) {
   constexpr size_t kMostReserved = 65536, kMoves = 128, kWaiting = 256;
   const uint64_t at_once = r.gpu ? r.blocks : std::min<uint64_t>(r.blocks, budget_.wanted() / r.block_size);
-  while (map_.residents().size() < std::min<uint64_t>(sums_.reserved_blocks + at_once, kMostReserved)) {
-    if (!map_.reserve_residents(map_.residents().size() + 1)) return false;
+  while (map_.frame_table().size() < std::min<uint64_t>(sums_.reserved_blocks + at_once, kMostReserved)) {
+    if (!map_.reserve_entries(map_.frame_table().size() + 1)) return false;
     lock.give_way();
   }
   if (!frames_.want_slots(r.block_size) || !map_.reserve_transition(kMoves) || !waits_.queue().reserve(kWaiting) ||

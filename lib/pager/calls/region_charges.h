@@ -1,4 +1,4 @@
-// What a region needs of the host budget besides its blocks: tables, residents, transitions and queues so that its
+// What a region needs of the host budget besides its blocks: tables, frames, transitions and queues so that its
 // blocks can move without asking for memory, buffers, and its part of the reserve. All of it is had when the region is
 // made, or the region is not.
 //

@@ -63,7 +63,7 @@ void RegionTeardown::keep_frames(Region& r) {
       ++taken;
     if (taken != turn.size()) trap_.release_frames(turn[taken].second, r.block_size).ignore();  // torn, perhaps
     Lock lock(map_.mutex());
-    for (size_t i = 0; i < taken; ++i) map_.residents()[r.table[turn[i].first].aux].frame = turn[i].second;
+    for (size_t i = 0; i < taken; ++i) map_.frame_table()[r.table[turn[i].first].aux].bytes = turn[i].second;
     for (size_t i = taken; i < turn.size(); ++i) frames_.put_slot(turn[i].second, r.block_size);
     if (taken != turn.size()) return;  // pinned, as the others may be
   }
@@ -270,20 +270,20 @@ void RegionTeardown::give_memory_back(Region& r, BlockIndex b, OnDevices* on_dev
   if (core::on_a_device(block.state)) {
     gpus_[block.device].budget.frees(r.block_size);
     (*on_devices)[block.device] += r.block_size;
-    if (map_.residents()[block.aux].shown) budget_.credit(r.block_size);
+    if (map_.frame_table()[block.aux].shown) budget_.credit(r.block_size);
     shown_.forget(r, b);
-    map_.free_resident(b, r);
+    map_.free_entry(b, r);
     return;
   }
   if (!core::in_memory(block.state)) return;
-  staging_.of(r).lent -= map_.residents()[block.aux].lent ? 1 : 0;  // its kernels have ended
-  std::byte* frame = map_.residents()[block.aux].frame;
-  if (frame != nullptr) {
-    installer_.give_frame(r, frame);
+  staging_.of(r).lent -= map_.frame_table()[block.aux].lent ? 1 : 0;  // its kernels have ended
+  std::byte* bytes = map_.frame_table()[block.aux].bytes;
+  if (bytes != nullptr) {
+    installer_.give_frame(r, bytes);
   } else {
     budget_.credit(r.block_size);
   }
-  map_.free_resident(b, r);
+  map_.free_entry(b, r);
 }
 
 // Locked on entry and on return, and not while extents go. Nobody finds the region any more.

@@ -21,7 +21,7 @@ constexpr uint64_t kLift = 1000000000;          // ns for which faults go on whe
 uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
   const DirtyBlocks& dirty = map_.dirty();
   const uint64_t look = dirty.any_slowed() ? now_ns + kLookAgain : UINT64_MAX;
-  if (dirty.interval_ns() == 0 || dirty.first() == kNoResident) return look;
+  if (dirty.interval_ns() == 0 || dirty.first() == kNoFrame) return look;
   if (dirty.writes_enough()) return look;  // the end of a write rings
   const uint64_t due = dirty.many() ? now_ns : dirty.since(dirty.first()) + dirty.interval_ns();
   return std::min(look, std::max({due, again_changes_ == dirty.changes() ? again_ns_ : 0, now_ns}));
@@ -31,7 +31,7 @@ uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
 bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const {
   const State state = r.table[b].state;
   return !r.dying && !r.lost && !file_refuses(r, now_ns) && (state == State::resident || state == State::held) &&
-         !map_.residents()[r.table[b].aux].lent && !lent_for_writing(r, b);
+         !map_.frame_table()[r.table[b].aux].lent && !lent_for_writing(r, b);
 }
 
 bool BackgroundWrites::take(Region& r, BlockIndex b, Batch* batch) {
@@ -60,7 +60,7 @@ void BackgroundWrites::write_overdue(Lock& lock, const SpanOf& span) {
       if (batch.full() || dirty.writes_enough()) break;
       const core::Block& block = r.table[b];
       if (core::in_memory(block.state) && dirty.overdue(block.aux) && may_write(r, b, now_ns())) {
-        const ResidentId id = block.aux;
+        const FrameId id = block.aux;
         if (!take(r, b, &batch)) return write_back_.evict_batch(lock, batch.all());
         dirty.put_off(id, now_ns());
       }
@@ -93,11 +93,11 @@ bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
   DirtyBlocks& dirty = map_.dirty();
   uint64_t bytes = 0;
   for (size_t looks = 0; looks < kLooks && bytes < kBatch && !batch->full(); ++looks) {
-    const ResidentId id = dirty.first();
-    if (id == kNoResident || (!dirty.many() && dirty.since(id) + dirty.interval_ns() > now_ns)) return false;
-    const Resident& resident = map_.residents()[id];
-    const uint64_t taken = take_run(*resident.region, resident.block, now_ns, batch);
-    if (taken == 0) in_vain_ += resident.region->block_size;
+    const FrameId id = dirty.first();
+    if (id == kNoFrame || (!dirty.many() && dirty.since(id) + dirty.interval_ns() > now_ns)) return false;
+    const Frame& frame = map_.frame_table()[id];
+    const uint64_t taken = take_run(*frame.region, frame.block, now_ns, batch);
+    if (taken == 0) in_vain_ += frame.region->block_size;
     bytes += taken;
     dirty.put_off(id, now_ns, taken == 0);
   }

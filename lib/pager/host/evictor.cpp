@@ -69,7 +69,7 @@ void Evictor::loop() {
     // Who starves while nothing moves needs what a held block has: a buffer.
     what.stuck = !waits_.queue().empty() && !map_.transitions().in_flight();
     // Or there is no memory to know one more block by.
-    const bool too_many = !waits_.queue().empty() && map_.residents().free() == 0;
+    const bool too_many = !waits_.queue().empty() && map_.frame_table().free() == 0;
     what.host = waits_.must_evict() || what.stuck || too_many;
     if (what.host) above_.host_is_short();
     reserve_.set_refilling(what.host && !what.stuck);
@@ -114,15 +114,15 @@ void Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
 }
 
 // It has to be written, and nothing can be for a while: not to be named again before it can.
-void Evictor::set_aside(core::ResidentId id) {
-  map_.residents()[id].unwritten = true;
+void Evictor::set_aside(core::FrameId id) {
+  map_.frame_table()[id].unwritten = true;
   any_aside_ = aside_since_ = true;
 }
 
 // Locked; something may be written. A few of those that were set aside may leave again. False: none was found yet.
 bool Evictor::admit_aside(uint64_t now_ns) {
   constexpr size_t kLooks = 4096, kMost = 256;
-  const Residents& all = map_.residents();
+  const FrameTable& all = map_.frame_table();
   size_t found = 0;
   for (size_t looks = 0; looks < kLooks && found < kMost && any_aside_; ++looks) {
     if (aside_next_ >= all.size()) {
@@ -130,16 +130,16 @@ bool Evictor::admit_aside(uint64_t now_ns) {
       any_aside_ = std::exchange(aside_since_, false);
       continue;
     }
-    const Resident& resident = all[aside_next_++];
-    if (resident.region == nullptr || !resident.unwritten || resident.admitted || resident.is_copy) continue;
-    Region& r = *resident.region;
-    const State state = r.table[resident.block].state;
+    const Frame& frame = all[aside_next_++];
+    if (frame.region == nullptr || !frame.unwritten || frame.admitted || frame.is_copy) continue;
+    Region& r = *frame.region;
+    const State state = r.table[frame.block].state;
     if (state != State::resident && state != State::held) continue;
     if (file_refuses(r, now_ns)) {
       aside_ns_ = std::min(aside_ns_, r.refused_until_ns);
       continue;
     }
-    map_.admit(r, resident.block, map_.clock().stamp());
+    map_.admit(r, frame.block, map_.clock().stamp());
     ++found;
   }
   return found != 0 || !any_aside_;
@@ -165,21 +165,21 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
   const uint64_t now = now_ns();
   const bool only_clean = writes_.pause(now) != 0;
   if (only_clean && count == 0) return wait_for_writes(lock, now);
-  const size_t before = *passed, all = map_.residents().used();
+  const size_t before = *passed, all = map_.frame_table().used();
   for (size_t i = 0; i < count; ++i) {
-    Resident& resident = map_.residents()[victims[i].id];
-    if (resident.is_copy) {
+    Frame& frame = map_.frame_table()[victims[i].id];
+    if (frame.is_copy) {
       copies |= above_.evict_copy(victims[i].id);
       continue;
     }
-    Region& r = *resident.region;
-    const BlockIndex b = resident.block;
+    Region& r = *frame.region;
+    const BlockIndex b = frame.block;
     const bool probe = victims[i].probe && r.table[b].state == State::resident;
-    if (!victims[i].probe) resident.admitted = false;
+    if (!victims[i].probe) frame.admitted = false;
     if (victims[i].probe && !probe) continue;
     // No room in the store, and none there yet, or somebody has pinned it: others first.
     const bool fits_not = full && r.backing == Backing::anonymous && !r.table[b].extent && !only_clean;
-    const bool is_pinned = now < resident.pinned_until_ns;
+    const bool is_pinned = now < frame.pinned_until_ns;
     if ((fits_not || is_pinned) && !r.dying && *passed < all) {
       ++*passed;
       if (!probe) map_.admit(r, b, map_.clock().stamp());
@@ -230,12 +230,12 @@ void Evictor::serve_request(Lock& lock) {
   for (; b <= span.last && b < r.blocks && batch.size() < 32; b = r.table.next_touched(b + 1)) {
     const State state = r.table[b].state;
     if (!core::in_memory(state) || leased(r, b)) continue;
-    Resident& resident = map_.residents()[r.table[b].aux];
+    Frame& frame = map_.frame_table()[r.table[b].aux];
     if (core::in_transition(state)) {
-      resident.leaves = !behind;
+      frame.leaves = !behind;
       continue;
     }
-    if (behind && resident.ahead) continue;
+    if (behind && frame.ahead) continue;
     map_.withdraw(r.table[b].aux);
     if (Transition* m = isolator_.begin_take(r, b, false, false)) {
       batch.push_back(m);

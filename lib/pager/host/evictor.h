@@ -28,7 +28,7 @@ class Evictor : private Shared {
     // Staging frames of which size blocks have to leave, looking from one pool on; nothing: none.
     virtual std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED = 0;
     // The policy has chosen a host copy. False: it stays, being all there is of its block.
-    virtual bool evict_copy(core::ResidentId copy) VMEM_LOCKED = 0;
+    virtual bool evict_copy(core::FrameId copy) VMEM_LOCKED = 0;
     // Host memory is short: what the CPU is shown of blocks on devices may go.
     virtual void host_is_short() VMEM_LOCKED = 0;
 
@@ -71,7 +71,7 @@ class Evictor : private Shared {
   void serve_request(Lock& lock) VMEM_LOCKED;
   void wait_for_writes(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   void evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) VMEM_LOCKED;
-  void set_aside(core::ResidentId id) VMEM_LOCKED;
+  void set_aside(core::FrameId id) VMEM_LOCKED;
   bool admit_aside(uint64_t now_ns) VMEM_LOCKED;
 
   MemoryPressure& pressure_;
@@ -90,7 +90,7 @@ class Evictor : private Shared {
   // the search for them began anew, which is here.
   bool any_aside_ VMEM_GUARDED_BY(core::big_lock) = false;
   bool aside_since_ VMEM_GUARDED_BY(core::big_lock) = false;
-  core::ResidentId aside_next_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  core::FrameId aside_next_ VMEM_GUARDED_BY(core::big_lock) = 0;
   // Some stay aside until a file that refused a write is asked again: the first of those times.
   uint64_t aside_ns_ VMEM_GUARDED_BY(core::big_lock) = UINT64_MAX;
   bool stop_ VMEM_GUARDED_BY(core::big_lock) = false;

@@ -137,13 +137,13 @@ void FaultService::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
       return;
     case State::taking:
     case State::writing:  // a hole that the program made, perhaps met by a thread of ours
-      if (const Resident& resident = map_.residents()[block.aux]; resident.in_place && !resident.dropping &&
-                                                                  fault.kind != trap::FaultKind::write_protect &&
-                                                                  !trap_.fill_zero(page, core::kPage).ok())
+      if (const Frame& frame = map_.frame_table()[block.aux]; frame.in_place && !frame.dropping &&
+                                                              fault.kind != trap::FaultKind::write_protect &&
+                                                              !trap_.fill_zero(page, core::kPage).ok())
         trap_.wake(page, core::kPage).ignore();
       return;
     case State::on_device:  // page tables of the device's own: the trap stands there, or the CPU is shown a copy
-      if (map_.residents()[block.aux].shown) {
+      if (map_.frame_table()[block.aux].shown) {
         trap_.unprotect(r.address(b), r.block_size).ignore();
         return;
       }
@@ -275,11 +275,11 @@ bool FaultService::met_before(uintptr_t address) {
 // (madvise), and it may be that thread which met the hole, while hashing: it must not wait for itself. A page that is
 // there makes this fail; so may, by the same answer, a page table that the kernel frees at this moment, since the
 // program drops all that is in it (Linux 6.14).
-void FaultService::fill_hole(Resident& resident, const trap::Fault& fault) {
-  if (!resident.in_place || fault.kind == trap::FaultKind::write_protect) return;
+void FaultService::fill_hole(Frame& frame, const trap::Fault& fault) {
+  if (!frame.in_place || fault.kind == trap::FaultKind::write_protect) return;
   void* const page = reinterpret_cast<void*>(fault.address);
   const Status s = trap_.fill_zero(page, core::kPage);
-  resident.holed |= s.ok();
+  frame.holed |= s.ok();
   // The access is made again. The end of what goes on with the block may wait for it.
   if (!s.ok()) trap_.wake(page, core::kPage).ignore();
 }
@@ -315,19 +315,19 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       core::add(counters_.soft_faults);
       block.flags |= wanted;
       read_ahead_.used(*r, b);
-      if (map_.residents()[block.aux].admitted) map_.policy(block.aux).touched(block.aux);
+      if (map_.frame_table()[block.aux].admitted) map_.policy(block.aux).touched(block.aux);
       installer_.begin_install(*r, b, after);
       counters_.fault_took(now_ns() - now);
       break;
     case State::installing:
       // Most are woken when all is in place. The program may have dropped this one since.
-      if (fault.kind != trap::FaultKind::write_protect) map_.residents()[block.aux].holed = true;
+      if (fault.kind != trap::FaultKind::write_protect) map_.frame_table()[block.aux].holed = true;
       block.flags |= wanted;
       read_ahead_.used(*r, b);
       break;
     case State::taking:
     case State::writing:
-      if (!map_.residents()[block.aux].dropping) fill_hole(map_.residents()[block.aux], fault);
+      if (!map_.frame_table()[block.aux].dropping) fill_hole(map_.frame_table()[block.aux], fault);
       if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
       block.flags |= wanted;
       break;
@@ -338,7 +338,7 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       met_failed(*r, b, fault);
       break;
     case State::leaving:
-      fill_hole(map_.residents()[block.aux], fault);
+      fill_hole(map_.frame_table()[block.aux], fault);
       // The trap stands there already, the books do not say so yet: settle() grants it.
       core::add(counters_.faults);
       block.flags |= wanted;

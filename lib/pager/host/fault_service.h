@@ -74,7 +74,7 @@ class FaultService : private Shared {
   void met_resident(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
   void met_shut(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
   void met_failed(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
-  void fill_hole(Resident& resident, const trap::Fault& fault) VMEM_LOCKED;
+  void fill_hole(Frame& frame, const trap::Fault& fault) VMEM_LOCKED;
   bool met_before(uintptr_t address) VMEM_LOCKED;
 
   MemoryPressure& pressure_;

@@ -14,10 +14,10 @@ namespace vmem::pager {
 void Installer::start_installing(Transition* m, State from, TransitionList& install) {
   Region& r = *m->region;
   r.table.change(m->block, from, State::installing);
-  map_.residents()[r.table[m->block].aux].holed = false;
+  map_.frame_table()[r.table[m->block].aux].holed = false;
   failed_.goes_in_place(r, m->block);
-  const ResidentId id = r.table[m->block].aux;
-  m->pinned_in_policy = map_.residents()[id].admitted;
+  const FrameId id = r.table[m->block].aux;
+  m->pinned_in_policy = map_.frame_table()[id].admitted;
   if (m->pinned_in_policy) map_.policy(id).hold(id);
   install.push_back(m);
 }
@@ -35,13 +35,13 @@ bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
 bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, const Starved* waited) {
   if (!map_.reserve_transition()) return false;
   Block& block = r.table[b];
-  const bool staged = in_staging(map_.residents()[block.aux].pool);
+  const bool staged = in_staging(map_.frame_table()[block.aux].pool);
   // The bytes will be in two places for a moment.
   if (staged && !budget_.charge(r.block_size, 0)) return false;
   Transition* m = map_.new_transition(r, b);
   m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
   m->mark = waited != nullptr ? waited->mark : clock_.look(m->begun_ns);
-  m->image = map_.residents()[block.aux].frame;
+  m->image = map_.frame_table()[block.aux].bytes;
   m->staged = staged;
   m->io.size = 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
@@ -167,23 +167,23 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
     refused(m, s, after);
     return;
   }
-  Resident& resident = map_.residents()[block.aux];
+  Frame& frame = map_.frame_table()[block.aux];
   if (r.transfer == Transfer::move) {
     frames_.put_slot(m->image, r.block_size);
-    resident.frame = nullptr;
+    frame.bytes = nullptr;
   } else if (m->staged) {  // from now on it is a block like any other in host memory
     staging_.of(r).frames.put(m->image);
-    resident.frame = nullptr;
+    frame.bytes = nullptr;
     map_.withdraw(block.aux);
-    resident.pool = kHostPool;
+    frame.pool = kHostPool;
     block.flags &= static_cast<uint16_t>(~core::kDirty);
   } else if (r.transfer == Transfer::copy) {
     frames_.put_bounce(m->image, r.block_size);
-    resident.frame = nullptr;
+    frame.bytes = nullptr;
   }
   r.table.change(m->block, State::installing, State::resident);
   block.flags &= static_cast<uint16_t>(~core::kProtected);
-  resident.proven = m->protect;
+  frame.proven = m->protect;
   if (m->protect) {
     // A store met the protection between fill() and this lock: it was reported as a request, nobody else will answer
     // it.
@@ -193,9 +193,9 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
     if (stays && stores) trap_.wake(at, r.block_size).ignore();
   }
   if ((block.flags & core::kProtected) == 0) map_.note_dirty(r, m->block);
-  if (resident.holed) trap_.wake(at, r.block_size).ignore();
+  if (frame.holed) trap_.wake(at, r.block_size).ignore();
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-  map_.admit(r, m->block, resident.stamp);
+  map_.admit(r, m->block, frame.stamp);
   if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
   map_.free_transition(m);
   room_.came_free(after);
@@ -224,7 +224,7 @@ bool Installer::torn_by_fill(const Transition* m, const Status& why) {
 // Locked; state installing, after torn_by_fill().
 void Installer::lose_filled(Transition* m, const Status& why) {
   Region& r = *m->region;
-  map_.free_resident(m->block, r);
+  map_.free_entry(m->block, r);
   if (m->staged) {
     staging_.of(r).frames.put(m->image);
     budget_.credit(r.block_size);

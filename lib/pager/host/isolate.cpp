@@ -20,23 +20,23 @@ namespace vmem::pager {
 // its image.
 Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];
-  Resident& resident = map_.residents()[block.aux];
-  const bool held = block.state == State::held || resident.lent;
+  Frame& frame = map_.frame_table()[block.aux];
+  const bool held = block.state == State::held || frame.lent;
   // What stays in place a device may store to that has pinned it before, whatever protects it. So what is to go is
   // taken away first, where the trap sees pins then.
   const bool takes = !keep && trap_.caps().pins == trap::Pins::taken_away && !core::broken("pins");
   const bool in_place = !held && ((r.transfer == Transfer::copy && !takes) ||
                                   (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
-  std::byte* image = held                              ? resident.frame
+  std::byte* image = held                              ? frame.bytes
                      : in_place                        ? r.address(b)
-                     : r.transfer == Transfer::install ? resident.frame
+                     : r.transfer == Transfer::install ? frame.bytes
                                                        : frames_.get_slot(r.block_size);
   if (image == nullptr) return nullptr;
   if (!map_.reserve_transition()) {
     if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
     return nullptr;
   }
-  r.table.change(b, block.state, resident.lent ? State::writing : State::taking);
+  r.table.change(b, block.state, frame.lent ? State::writing : State::taking);
   Transition* m = map_.new_transition(r, b);
   m->image = image;
   m->way = core::Way::host_to_ssd;
@@ -44,13 +44,13 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
   m->probe = probe;
   m->from_held = held;
   m->in_place = in_place;
-  m->staged = in_staging(resident.pool);
-  m->clean = !r.writable() || (!held && stood_protected(trap_.caps().pins, block, resident)) ||
+  m->staged = in_staging(frame.pool);
+  m->clean = !r.writable() || (!held && stood_protected(trap_.caps().pins, block, frame)) ||
              (m->staged && proven_clean(block));
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
-  resident.in_place = in_place;
-  resident.dropping = resident.holed = false;
+  frame.in_place = in_place;
+  frame.dropping = frame.holed = false;
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
     // Where the program has changed rights nothing is compressed in its place.
@@ -60,15 +60,15 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
     }
   }
   // Nobody waits for memory that a pin has kept before: others are reclaimed meanwhile.
-  if (!keep && !probe && !resident.pinned) writes_.leaves(m->leaving, r.block_size, leaves_pool(*m));
-  if ((keep || probe) && resident.admitted) map_.policy(block.aux).hold(block.aux);
+  if (!keep && !probe && !frame.pinned) writes_.leaves(m->leaving, r.block_size, leaves_pool(*m));
+  if ((keep || probe) && frame.admitted) map_.policy(block.aux).hold(block.aux);
   return m;
 }
 
 // A look at what it holds may be worth it: nobody has found yet that the store has something else.
 bool Isolator::may_be_clean(const Region& r, BlockIndex b) const {
   const Block& block = r.table[b];
-  if (map_.residents()[block.aux].unwritten) return false;
+  if (map_.frame_table()[block.aux].unwritten) return false;
   if (!r.writable() || (block.flags & core::kProtected) != 0) return true;
   return (block.flags & (core::kDigest | core::kUnknown)) == core::kDigest;
 }
@@ -236,13 +236,13 @@ void Isolator::drop_clean(std::span<Transition* const> batch) {
     Lock lock(map_.mutex());
     for (Transition* m : batch) {
       if (!goes(*m)) continue;
-      Resident& resident = map_.residents()[m->region->table[m->block].aux];
-      if (resident.holed) {  // there may have been stores since it was looked at
+      Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
+      if (frame.holed) {  // there may have been stores since it was looked at
         m->keep = true;
         writes_.settled(m->leaving);
         continue;
       }
-      resident.dropping = true;
+      frame.dropping = true;
       drops.add(*m);
     }
   }

@@ -12,9 +12,9 @@ namespace vmem::pager {
 void IsolatedBlocks::keep_frame(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
-  const ResidentId id = r.table[b].aux;
+  const FrameId id = r.table[b].aux;
   r.table.change(b, State::taking, State::held);
-  map_.residents()[id].frame = m->image;
+  map_.frame_table()[id].bytes = m->image;
   map_.policy(id).unhold(id);
   if ((r.table[b].flags & core::kWanted) != 0) {
     map_.policy(id).touched(id);
@@ -60,7 +60,7 @@ void IsolatedBlocks::let_go(Transition* m, State from, DeferredWork& after) {
     frames_.put(m->image, r.block_size);
   }
   writes_.settled(m->leaving);
-  map_.free_resident(m->block, r);
+  map_.free_entry(m->block, r);
   if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
   r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
   tables_.charge(r);
@@ -75,19 +75,19 @@ void IsolatedBlocks::stay_in_place(Transition* m, State from) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   if (!m->in_place && r.transfer != Transfer::install) frames_.put_slot(m->image, r.block_size);
-  Resident& resident = map_.residents()[block.aux];
-  const bool proven = m->in_place && resident.proven && (block.flags & core::kProtected) != 0;
+  Frame& frame = map_.frame_table()[block.aux];
+  const bool proven = m->in_place && frame.proven && (block.flags & core::kProtected) != 0;
   r.table.change(m->block, from, State::resident);
   const bool differs = m->only_clean && !m->clean;
   const bool same = m->status.ok() && m->in_place && !differs && (block.flags & core::kDigest) != 0 &&
-                    !lent_for_writing(r, m->block) && !resident.holed;
+                    !lent_for_writing(r, m->block) && !frame.holed;
   bool stays = same && (block.flags & core::kWantedWrite) == 0;
   if (!stays && m->in_place) stays = trap_.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
   block.flags &= static_cast<uint16_t>(~core::kProtected);
   // A pin from before the protection stores unseen. Where nobody can see pins, only writes in the background, which
   // come at any time, are not relied on.
   const bool seen = trap_.caps().pins == trap::Pins::unseen && (!m->background || core::broken("compare_again"));
-  resident.proven = stays && (proven || seen);
+  frame.proven = stays && (proven || seen);
   if (stays) {
     block.flags |= core::kProtected;
   } else {
@@ -108,8 +108,8 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   const State from = block.state;
   writes_.settled(m->leaving);
   give_buffers(m);
-  Resident& resident = map_.residents()[block.aux];
-  if ((m->keep || m->probe) && resident.admitted) map_.policy(block.aux).unhold(block.aux);
+  Frame& frame = map_.frame_table()[block.aux];
+  if ((m->keep || m->probe) && frame.admitted) map_.policy(block.aux).unhold(block.aux);
   const bool same_in_store = m->status.ok() && !m->probe && (m->clean || m->io.size != 0);
   if (same_in_store) map_.note_clean(r, m->block);
 
@@ -117,8 +117,8 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
     stay_in_place(m, from);
     return;
   }
-  resident.frame = m->image;
-  if (resident.lent) {
+  frame.bytes = m->image;
+  if (frame.lent) {
     r.table.change(m->block, from, State::held);
     r.table.change(m->block, State::held, State::taking);
     map_.free_transition(m);
@@ -133,7 +133,7 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
     if (wanted) installer_.begin_install(r, b, after);
     return;
   }
-  resident.stamp = map_.clock().stamp();
+  frame.stamp = map_.clock().stamp();
   // Where the trap keeps frames, the block goes back protected, so that its next store is seen.
   m->protect = m->background && same_in_store && r.transfer == Transfer::install && trap_.caps().write_protect &&
                (block.flags & (core::kDigest | core::kWantedWrite)) == core::kDigest && !lent_for_writing(r, m->block);
@@ -143,13 +143,13 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
 // Locked; state taking, torn.
 void IsolatedBlocks::lose_taken(Transition* m) {
   Region& r = *m->region;
-  const ResidentId id = r.table[m->block].aux;
+  const FrameId id = r.table[m->block].aux;
   writes_.settled(m->leaving);
   give_buffers(m);
-  if ((m->keep || m->probe) && map_.residents()[id].admitted) map_.policy(id).unhold(id);
+  if ((m->keep || m->probe) && map_.frame_table()[id].admitted) map_.policy(id).unhold(id);
   frames_.put_slot(m->image, r.block_size);
   budget_.credit(r.block_size);
-  map_.free_resident(m->block, r);
+  map_.free_entry(m->block, r);
   failed_.mark_lost(r, m->block, State::taking, m->status);
   m->status = r.reason(m->block);
   if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
@@ -165,10 +165,10 @@ Transition* IsolatedBlocks::hold_for_drop(Region& r, BlockIndex b) {
 
 void IsolatedBlocks::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
   Transition* m = hold_for_drop(r, b);
-  const Resident& resident = map_.residents()[r.table[b].aux];
-  m->image = resident.frame;
+  const Frame& frame = map_.frame_table()[r.table[b].aux];
+  m->image = frame.bytes;
   m->from_held = true;
-  m->staged = in_staging(resident.pool);
+  m->staged = in_staging(frame.pool);
   leaves(m);
   let_go(m, State::taking, after);
 }
@@ -181,11 +181,11 @@ Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, Deferr
     return {};
   }
   Transition* m = hold_for_drop(r, b);
-  Resident& resident = map_.residents()[r.table[b].aux];
+  Frame& frame = map_.frame_table()[r.table[b].aux];
   m->in_place = r.transfer != Transfer::install;
-  resident.in_place = m->in_place;
-  resident.dropping = true;
-  m->image = m->in_place ? r.address(b) : resident.frame;
+  frame.in_place = m->in_place;
+  frame.dropping = true;
+  m->image = m->in_place ? r.address(b) : frame.bytes;
   leaves(m);
   lock.unlock();
   Status dropped = drop_one(trap_, r, b) ? Status() : error(EBUSY, "a page of the block is pinned");

@@ -45,9 +45,9 @@ bool MemoryWaits::overtakes(const Region& r) const {
 // Of blocks that were to leave, and could not.
 uint64_t MemoryWaits::pinned_bytes() const {
   uint64_t bytes = 0;
-  for (core::ResidentId id = 0; id < map_.residents().size(); ++id) {
-    const Resident& resident = map_.residents()[id];
-    if (resident.region != nullptr && resident.pinned) bytes += resident.region->block_size;
+  for (core::FrameId id = 0; id < map_.frame_table().size(); ++id) {
+    const Frame& frame = map_.frame_table()[id];
+    if (frame.region != nullptr && frame.pinned) bytes += frame.region->block_size;
   }
   return bytes;
 }

@@ -50,19 +50,19 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
-  std::byte* const frame = room_.staging_frame(r, staging_.of(r).growth.reserve());
-  if (frame == nullptr) {
+  std::byte* const bytes = room_.staging_frame(r, staging_.of(r).growth.reserve());
+  if (bytes == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
     return false;
   }
   const uint32_t stamp = block.aux;
   const State from = block.state;
-  const ResidentId id = map_.new_resident(r, b, frame, staging_pool(r));
-  map_.residents()[id].stamp = stamp;
+  const FrameId id = map_.new_entry(r, b, bytes, staging_pool(r));
+  map_.frame_table()[id].stamp = stamp;
   r.table.change(b, from, State::filling);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
-  m->image = frame;
+  m->image = bytes;
   m->coded = scratch;
   m->staged = true;
   m->was_untouched = from == State::untouched;
@@ -107,8 +107,8 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
 
   const uint32_t stamp = block.aux;
   const State from = block.state;
-  const ResidentId id = map_.new_resident(r, b, image);
-  map_.residents()[id].stamp = stamp;
+  const FrameId id = map_.new_entry(r, b, image);
+  map_.frame_table()[id].stamp = stamp;
   r.table.change(b, from, State::filling);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
@@ -180,7 +180,7 @@ void PageIn::abandon_fill(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   installer_.give_frame(r, m->image);
-  map_.free_resident(m->block, r);
+  map_.free_entry(m->block, r);
   block.flags &= core::kForgetReadAhead;
   r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
   map_.free_transition(m);
@@ -201,7 +201,7 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   installer_.give_frame(r, m->image);
-  map_.free_resident(m->block, r);
+  map_.free_entry(m->block, r);
   r.table.change(m->block, State::filling, State::failed);
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
   if (shows_file) block.flags |= core::kShowsFile;
@@ -226,7 +226,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
   if (m->staged) {
     r.table.change(m->block, State::filling, State::held);
-    map_.admit(r, m->block, map_.residents()[block.aux].stamp);
+    map_.admit(r, m->block, map_.frame_table()[block.aux].stamp);
     const BlockIndex b = m->block;
     map_.free_transition(m);
     settle(r, b, after);
@@ -237,7 +237,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
                          (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
   if (stay_held) {
     r.table.change(m->block, State::filling, State::held);
-    map_.admit(r, m->block, map_.residents()[block.aux].stamp);
+    map_.admit(r, m->block, map_.frame_table()[block.aux].stamp);
     map_.free_transition(m);
     room_.came_free(after);
     return;
@@ -404,7 +404,7 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   speculation_.ended(*m);
   frames_.put_fresh(m->image, r.block_size);
-  map_.free_resident(b, r);
+  map_.free_entry(b, r);
   block.flags &= core::kForgetReadAhead;
   r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
   pressure_.hold_back_after_refusal(s);

@@ -24,18 +24,18 @@ void ReadAhead::used(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   if ((block.flags & core::kReadAhead) == 0) return;
   const bool marker = (block.flags & core::kMarker) != 0;
-  const int64_t stride = std::max<int32_t>(1, std::abs(map_.residents()[block.aux].stride));
-  const int64_t step = map_.residents()[block.aux].stride < 0 ? stride : -stride;
+  const int64_t stride = std::max<int32_t>(1, std::abs(map_.frame_table()[block.aux].stride));
+  const int64_t step = map_.frame_table()[block.aux].stride < 0 ? stride : -stride;
   block.flags &= core::kForgetReadAhead;
-  map_.residents().seen(map_.residents()[block.aux]);
+  map_.frame_table().seen(map_.frame_table()[block.aux]);
   core::add(counters_.prefetch_hits);
   for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
     Block& before = r.table[static_cast<BlockIndex>(i)];
     if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
     before.flags &= core::kForgetReadAhead;
-    map_.residents().seen(map_.residents()[before.aux]);
+    map_.frame_table().seen(map_.frame_table()[before.aux]);
     core::add(counters_.prefetch_hits);
-    if (map_.residents()[before.aux].admitted) map_.policy(before.aux).touched(before.aux);
+    if (map_.frame_table()[before.aux].admitted) map_.policy(before.aux).touched(before.aux);
   }
   follow(r, b, marker);
 }
@@ -48,7 +48,7 @@ void ReadAhead::follow(Region& r, BlockIndex b, bool marker) {
   pass(r, r.readahead.given_up(), false);
   if (w) {
     const uint64_t bytes = w->count * r.block_size;
-    if (map_.residents().ahead_bytes() + bytes > limit) give_up_idle(bytes);
+    if (map_.frame_table().ahead_bytes() + bytes > limit) give_up_idle(bytes);
     speculate(r, *w, Urgency::readahead);
   }
   drop_behind(r);
@@ -106,15 +106,15 @@ void ReadAhead::pass(Region& r, const policy::Run& run, bool used) {
     const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
     Block& block = r.table[b];
     if (block.state != State::resident && (used || block.state != State::held)) continue;
-    Resident& resident = map_.residents()[block.aux];
-    if (!used && !resident.ahead) continue;
-    if ((block.flags & core::kReadAhead) != 0 && resident.admitted) map_.policy(block.aux).touched(block.aux);
+    Frame& frame = map_.frame_table()[block.aux];
+    if (!used && !frame.ahead) continue;
+    if ((block.flags & core::kReadAhead) != 0 && frame.admitted) map_.policy(block.aux).touched(block.aux);
     if (used && (block.flags & core::kReadAhead) != 0) {
       block.flags &= core::kForgetReadAhead;
       core::add(counters_.prefetch_hits);
     }
-    if (used) map_.residents().seen(resident);
-    if (!leave || !resident.admitted) continue;
+    if (used) map_.frame_table().seen(frame);
+    if (!leave || !frame.admitted) continue;
     bool pinned = false;
     if (temperature(r, b, &pinned) != policy::Temperature::normal || pinned) continue;
     map_.policy(block.aux).advise(block.aux, policy::Temperature::cold, r.priority, false);
@@ -163,7 +163,7 @@ void ReadAhead::pump_speculative(DeferredWork& after) {
       speculation_.pop();
       continue;
     }
-    if (s.urgency == Urgency::readahead && map_.residents().ahead_bytes() + r.block_size > budget_.ahead_limit()) {
+    if (s.urgency == Urgency::readahead && map_.frame_table().ahead_bytes() + r.block_size > budget_.ahead_limit()) {
       r.readahead.on_cut({s.next, s.stride, s.count});
       speculation_.pop();
       continue;
@@ -189,10 +189,10 @@ void ReadAhead::pump_speculative(DeferredWork& after) {
       if (s.urgency == Urgency::prefetch) {
         block.flags |= core::kPrefetched;
       } else {
-        map_.residents().read_ahead(map_.residents()[block.aux]);
+        map_.frame_table().read_ahead(map_.frame_table()[block.aux]);
       }
       if (s.urgency == Urgency::readahead && s.next == s.marker) block.flags |= core::kMarker;
-      map_.residents()[block.aux].stride = static_cast<int32_t>(s.stride);
+      map_.frame_table()[block.aux].stride = static_cast<int32_t>(s.stride);
     } else if (core::in_memory(block.state) && s.urgency == Urgency::readahead && s.next == s.marker) {
       // The marker is in memory already: nobody would notice the stream pass it. The next miss begins a new window.
     }

@@ -34,7 +34,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   if (!map_.reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
   Block& block = r.table[b];
   const uint32_t stamp = block.aux;
-  const ResidentId id = map_.new_resident(r, b, nullptr);
+  const FrameId id = map_.new_entry(r, b, nullptr);
   r.table.change(b, State::failed, State::filling);
   Transition* m = map_.new_transition(r, b);
   const bool hides = r.gpu && !gpus_.own_page_tables();
@@ -43,7 +43,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   core::step("file.hiding");
   Status s = hides ? hide_file(trap_, r, b, &shown) : drop_shown(trap_, r, b);
   lock.lock();
-  map_.give_resident(id);
+  map_.give_entry(id);
   block.aux = stamp;
   DeferredWork after;
   if (s.ok() && hides) {

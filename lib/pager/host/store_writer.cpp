@@ -146,7 +146,7 @@ void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
   // Worth it: it was stored to. On a device a lease says so, and what it has may have been there before.
   if (Block& block = r.table[m->block]; m->device < 0 && (block.flags & core::kReadAhead) != 0) {
     block.flags &= core::kForgetReadAhead;
-    map_.residents().seen(map_.residents()[block.aux]);
+    map_.frame_table().seen(map_.frame_table()[block.aux]);
     core::add(counters_.prefetch_hits);
   }
   after.submit.push_back(m);
@@ -184,7 +184,7 @@ void StoreWriter::note_write_failure(Transition* m) {
   const int code = m->status.code();
   if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(r, m->block);  // it was begun
   core::add(counters_.io_errors);
-  map_.residents()[r.table[m->block].aux].droppable =
+  map_.frame_table()[r.table[m->block].aux].droppable =
       shared && (refuses_for_good(code) || (again && !says_nothing_of_the_file(code)));
   if (has_no_room(m->status) && !r.table[m->block].extent && !shared) writes_.no_room(now_ns());
   if (m->status.text().empty()) {

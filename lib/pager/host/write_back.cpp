@@ -34,8 +34,8 @@ void WriteBack::evict_batch(std::span<Transition*> batch) {
     Lock lock(map_.mutex());
     // Evictors pause where they chose what they knew to be pinned, which they do when there is nothing else.
     const auto pinned = [&](const Transition* m) {
-      const Resident& resident = map_.residents()[m->region->table[m->block].aux];
-      return m->status.code() == -EBUSY && m->reclaims && m->begun_ns < resident.pinned_until_ns;
+      const Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
+      return m->status.code() == -EBUSY && m->reclaims && m->begun_ns < frame.pinned_until_ns;
     };
     if (std::all_of(batch.begin(), batch.end(), pinned)) writes_.pinned(now_ns());
     for (Transition* m : batch) settle_taken(m, after);
@@ -48,7 +48,7 @@ void WriteBack::evict_batch(std::span<Transition*> batch) {
 void WriteBack::settle_taken(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   if (!m->keep)  // a block that stays in its place is not looked at
-    found_pinned(map_.residents()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
+    found_pinned(map_.frame_table()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
   if (m->probe && m->status.ok()) {
     isolated_.keep_frame(m, after);
   } else if (m->torn) {
@@ -57,10 +57,10 @@ void WriteBack::settle_taken(Transition* m, DeferredWork& after) {
     put_back_dirty(m, after);
   } else if (!m->status.ok()) {
     if (m->stored != 0) {
-      map_.residents()[r.table[m->block].aux].unwritten = true;
+      map_.frame_table()[r.table[m->block].aux].unwritten = true;
       writer_.note_write_failure(m);
     } else {
-      map_.residents()[r.table[m->block].aux].unwritten |= m->only_clean;  // not to be tried again and again
+      map_.frame_table()[r.table[m->block].aux].unwritten |= m->only_clean;  // not to be tried again and again
       if (m->status.code() == -EBUSY && m->job != nullptr) {
         m->status =
             core::error(EBUSY, "%s stays in memory: I/O in flight or a registered buffer has pinned a page of it",
@@ -72,7 +72,7 @@ void WriteBack::settle_taken(Transition* m, DeferredWork& after) {
   } else if (m->clean) {
     finish_clean(m, after);
   } else if (m->only_clean) {
-    map_.residents()[r.table[m->block].aux].unwritten = true;
+    map_.frame_table()[r.table[m->block].aux].unwritten = true;
     isolated_.put_back(m, after);
   } else {
     if (r.table[m->block].state == State::taking) r.table.change(m->block, State::taking, State::writing);
@@ -226,7 +226,7 @@ void WriteBack::settle_write(Transition* m, DeferredWork& after) {
       failed_.mark_unknown(r, m->block);
       if (m->reclaims) writes_.pinned(now_ns());
     } else {
-      map_.residents()[block.aux].unwritten = true;
+      map_.frame_table()[block.aux].unwritten = true;
       writer_.note_write_failure(m);
     }
     writer_.give_back_extent(m);
@@ -246,9 +246,9 @@ void WriteBack::settle_write(Transition* m, DeferredWork& after) {
   block.digest = m->digest;
   block.flags |= core::kDigest;
   // Not all of it is there; or other bytes are than were looked at.
-  if (cut || !same || map_.residents()[block.aux].holed) block.flags &= static_cast<uint16_t>(~core::kDigest);
+  if (cut || !same || map_.frame_table()[block.aux].holed) block.flags &= static_cast<uint16_t>(~core::kDigest);
   block.flags &= static_cast<uint16_t>(~core::kDirty);
-  map_.residents()[block.aux].unwritten = map_.residents()[block.aux].droppable = false;
+  map_.frame_table()[block.aux].unwritten = map_.frame_table()[block.aux].droppable = false;
   failed_.clear_unknown(block);
   if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {
     isolated_.put_back(m, after);
@@ -269,7 +269,7 @@ bool WriteBack::drop_written(Transition* m) {
       writes_.settled(m->leaving);
       return false;
     }
-    map_.residents()[r.table[m->block].aux].dropping = m->in_place;
+    map_.frame_table()[r.table[m->block].aux].dropping = m->in_place;
   }
   if (in_slot(*m)) {
     trap_.release_frames(m->image, r.block_size).ignore();
@@ -278,7 +278,7 @@ bool WriteBack::drop_written(Transition* m) {
   }
   if (drop_one(trap_, r, m->block)) return true;
   Lock lock(map_.mutex());
-  map_.residents()[r.table[m->block].aux].dropping = false;
+  map_.frame_table()[r.table[m->block].aux].dropping = false;
   m->keep = true;
   writes_.settled(m->leaving);
   if (m->reclaims) writes_.pinned(now_ns());
@@ -293,23 +293,23 @@ void WriteBack::drop_cut_off(Transition* m) {
   Region& r = *m->region;
   {
     Lock lock(map_.mutex());
-    const ResidentId id = r.table[m->block].aux;
-    Resident& resident = map_.residents()[id];
-    if (resident.holed || (m->keep && (leased(r, m->block) || resident.lent))) {
+    const FrameId id = r.table[m->block].aux;
+    Frame& frame = map_.frame_table()[id];
+    if (frame.holed || (m->keep && (leased(r, m->block) || frame.lent))) {
       stays_cut_off(m);
       return;
     }
     if (m->keep) {
-      if (resident.admitted) map_.policy(id).unhold(id);
+      if (frame.admitted) map_.policy(id).unhold(id);
       map_.withdraw(id);
       m->keep = false;
       isolated_.leaves(m);
     }
-    resident.dropping = true;
+    frame.dropping = true;
   }
   if (m->in_place && !(isolator_.still_same(m) && drop_one(trap_, r, m->block))) {
     Lock lock(map_.mutex());
-    map_.residents()[r.table[m->block].aux].dropping = false;
+    map_.frame_table()[r.table[m->block].aux].dropping = false;
     stays_cut_off(m);
     return;
   }

@@ -38,7 +38,7 @@ void PendingReleases::forget_saved(const PendingRelease& ending) {
   for (const SpanOf& s : ending.spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
       const Block& block = s.region->table[b];
-      if (core::on_a_device(block.state)) map_.residents()[block.aux].saved = false;
+      if (core::on_a_device(block.state)) map_.frame_table()[block.aux].saved = false;
     }
   }
 }
@@ -211,7 +211,7 @@ Status PendingReleases::check_stale(std::span<const SpanOf> spans, bool* wait) {
     const Region& r = *s.region;
     if (r.stale == 0) continue;
     for (BlockIndex b = r.table.next_touched(s.first); b <= s.last && b < r.blocks; b = r.table.next_touched(b + 1)) {
-      if (!core::on_a_device(r.table[b].state) || !map_.residents()[r.table[b].aux].stale)
+      if (!core::on_a_device(r.table[b].state) || !map_.frame_table()[r.table[b].aux].stale)
         continue;  // a sync has it, too
       const Leases* leases = r.leases.find(b);
       if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))

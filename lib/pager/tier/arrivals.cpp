@@ -50,12 +50,12 @@ void Arrivals::pull(Batch& batch, int d) {
     Lock lock(map_.mutex());
     for (Transition* m : batch) {
       if (m->source == nullptr || !m->status.ok() || m->out) continue;
-      Resident& resident = map_.residents()[m->region->table[m->block].aux];
-      if (resident.holed) {  // there may have been stores since it was copied
+      Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
+      if (frame.holed) {  // there may have been stores since it was copied
         m->status = core::error(EBUSY, "the program dropped a page of the block meanwhile");
         continue;
       }
-      resident.dropping = true;
+      frame.dropping = true;
       if (m->source == m->region->address(m->block))
         drops.push_back({reinterpret_cast<uintptr_t>(m->source), m->region->block_size});
     }
@@ -108,7 +108,7 @@ Status Arrivals::take_aside(Transition* m) {
   {
     Lock lock(map_.mutex());
     slot = frames_.get_slot(r.block_size);
-    map_.residents()[r.table[m->block].aux].in_place = false;
+    map_.frame_table()[r.table[m->block].aux].in_place = false;
   }
   if (slot == nullptr) return core::error(ENOMEM, "no address space for the image of a block");
   Status s = trap_.take(m->source, r.block_size, slot, trap::Transfer::copy);
@@ -128,7 +128,7 @@ Status Arrivals::take_aside(Transition* m) {
 // Locked; state taking. A part of its pages could not go back to where they were.
 void Arrivals::lose_taken(Transition* m) {
   Region& r = *m->region;
-  map_.free_resident(m->block, r);
+  map_.free_entry(m->block, r);
   budget_.credit(r.block_size);
   failed_.mark_lost(r, m->block, State::taking, m->status);
 }
@@ -138,7 +138,7 @@ void Arrivals::pulled(Transition* m, int d) {
   Region& r = *m->region;
   Gpu& g = gpus_[static_cast<size_t>(d)];
   Block& block = r.table[m->block];
-  Resident& resident = map_.residents()[block.aux];
+  Frame& frame = map_.frame_table()[block.aux];
   if (!m->status.ok()) {
     g.budget.credit(r.block_size);
     g.failure = m->status;
@@ -146,7 +146,7 @@ void Arrivals::pulled(Transition* m, int d) {
     staging_.of(r).frames.put(m->image);
     if (half_way(m->status)) return lose_taken(m);
     block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kWanted | core::kWantedWrite));
-    resident.promoted = false;
+    frame.promoted = false;
     r.table.change(m->block, State::taking, State::resident);
     trap_.unprotect(r.address(m->block), r.block_size).ignore();
     map_.note_dirty(r, m->block);
@@ -159,12 +159,12 @@ void Arrivals::pulled(Transition* m, int d) {
     map_.note_clean(r, m->block);
     r.table.change(m->block, State::taking, State::entering);
     block.device = static_cast<uint8_t>(d);
-    resident.pool = static_cast<uint8_t>(kDevicePools + d);
+    frame.pool = static_cast<uint8_t>(kDevicePools + d);
   }
   budget_.credit(r.block_size);
   block.flags &= static_cast<uint16_t>(~core::kProtected);
-  resident.in_place = resident.dropping = resident.promoted = false;
-  resident.frame = nullptr;
+  frame.in_place = frame.dropping = frame.promoted = false;
+  frame.bytes = nullptr;
   m->source = nullptr;
 }
 
@@ -219,10 +219,10 @@ void Arrivals::begin_in(InBatch& in) {
 void Arrivals::note_issued(const InBatch& in) {
   uint64_t copied = 0;
   for (Transition* m : in.transitions) {
-    Resident& resident = map_.residents()[m->region->table[m->block].aux];
-    resident.issued = true;
+    Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
+    frame.issued = true;
     ++m->region->issued;
-    resident.ticket = in.ticket;
+    frame.ticket = in.ticket;
     if (m->image != nullptr) copied += m->region->block_size;
   }
   gpus_[static_cast<size_t>(in.device)].in_bytes += copied;
@@ -294,17 +294,17 @@ void Arrivals::open(InBatch& in) {
 void Arrivals::arrived(Transition* m) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
-  Resident& resident = map_.residents()[block.aux];
-  resident.issued = false;
+  Frame& frame = map_.frame_table()[block.aux];
+  frame.issued = false;
   --r.issued;
-  resident.ticket.reset();
-  resident.frame = nullptr;
-  const uint32_t stamp = resident.stamp;
+  frame.ticket.reset();
+  frame.bytes = nullptr;
+  const uint32_t stamp = frame.stamp;
   r.table.change(m->block, State::entering, State::on_device);
   ++r.arrived;
   if (!gpus_.own_page_tables())
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
-  if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
+  if (frame.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
   if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
   map_.admit(r, m->block, stamp);
   blocks_.answer(r, m->block);
@@ -321,25 +321,25 @@ void Arrivals::undo(Transition* m, const Status& why, bool trapped, DeferredWork
   g.failure = why;
   ++g.failures;
   m->status = why;
-  Resident& resident = map_.residents()[block.aux];
-  const bool lent = resident.issued && resident.changed;
-  r.issued -= resident.issued ? 1 : 0;
-  resident.issued = false;
-  resident.ticket.reset();
+  Frame& frame = map_.frame_table()[block.aux];
+  const bool lent = frame.issued && frame.changed;
+  r.issued -= frame.issued ? 1 : 0;
+  frame.issued = false;
+  frame.ticket.reset();
   if (!trapped) r.lost = true;
   if (lent) {
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
-    map_.free_resident(b, r);
+    map_.free_entry(b, r);
     failed_.mark_lost(r, b, State::entering, why);
     map_.free_transition(m);
     return;
   }
   if (m->image == nullptr) {
-    map_.free_resident(b, r);
+    map_.free_entry(b, r);
     r.table.change(b, State::entering, block.extent ? State::stored : State::untouched);
   } else {
-    resident.frame = m->image;
-    resident.pool = staging_pool(r);
+    frame.bytes = m->image;
+    frame.pool = staging_pool(r);
     r.table.change(b, State::entering, State::held);
     if (!proven_clean(block)) map_.note_dirty(r, b);
     map_.admit(r, b, map_.clock().stamp());
@@ -381,7 +381,7 @@ bool Arrivals::end_issued(Lock& lock, int d) {
   TransitionList& issued = gpus_[static_cast<size_t>(d)].issued;
   if (issued.empty()) return false;
   const auto ticket_of = [&](const Transition* m) VMEM_LOCKED -> const device::Ticket& {
-    return map_.residents()[m->region->table[m->block].aux].ticket;
+    return map_.frame_table()[m->region->table[m->block].aux].ticket;
   };
   {
     InBatch in{.device = d, .ticket = ticket_of(issued.head), .made = true};

@@ -32,20 +32,20 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   if (!map_.reserve_transition() || !shown_.unrefuse(r, b)) return nullptr;
   Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
-  const bool shown = map_.residents()[block.aux].shown && how != Leave::sync;
+  const bool shown = map_.frame_table()[block.aux].shown && how != Leave::sync;
   const bool kept = how != Leave::drop && !shown && map_.copies().has(block.aux);
   const bool copy = !shown && !kept && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   // The device has it no more as it should be written, or has it no more at all.
   const bool from_cpu =
-      copy && map_.residents()[block.aux].shown && (map_.residents()[block.aux].stale || gpus_[block.device].lost);
-  std::byte* frame = nullptr;
-  if (kept) frame = map_.copies().hold(block.aux);
+      copy && map_.frame_table()[block.aux].shown && (map_.frame_table()[block.aux].stale || gpus_[block.device].lost);
+  std::byte* bytes = nullptr;
+  if (kept) bytes = map_.copies().hold(block.aux);
   if (copy) {
-    frame = supply_.frame(r, 0);
-    if (frame == nullptr) return nullptr;
+    bytes = supply_.frame(r, 0);
+    if (bytes == nullptr) return nullptr;
   }
   Transition* m = map_.new_transition(r, b);
-  m->image = frame;
+  m->image = bytes;
   m->shown = shown;
   if (from_cpu) m->source = r.address(b);
   m->device = block.device;
@@ -57,15 +57,15 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   r.table.change(b, State::on_device, State::leaving);
-  Resident& resident = map_.residents()[block.aux];
-  resident.in_place = from_cpu;
+  Frame& frame = map_.frame_table()[block.aux];
+  frame.in_place = from_cpu;
   if (how == Leave::sync) {
-    resident.saved = core::exiting();  // will_change() takes it back, also while it is copied and written
-    if (resident.admitted) map_.policy(block.aux).hold(block.aux);
+    frame.saved = core::exiting();  // will_change() takes it back, also while it is copied and written
+    if (frame.admitted) map_.policy(block.aux).hold(block.aux);
   } else {
     m->was_guest = map_.guests().remove(block.aux);
-    if (resident.admitted) map_.policy(block.aux).remove(block.aux);
-    resident.admitted = false;
+    if (frame.admitted) map_.policy(block.aux).remove(block.aux);
+    frame.admitted = false;
     gpus_[block.device].budget.leaves(r.block_size);
   }
   return m;
@@ -106,9 +106,9 @@ Status Demoter::copy_shown(Transition* m) {
     core::add(counters_.copied_bytes, r.block_size);
   }
   Lock lock(map_.mutex());
-  Resident& resident = map_.residents()[r.table[m->block].aux];
-  resident.in_place = false;
-  if (resident.stale) trap_.unprotect(m->source, r.block_size).ignore();  // stores go on while it is written
+  Frame& frame = map_.frame_table()[r.table[m->block].aux];
+  frame.in_place = false;
+  if (frame.stale) trap_.unprotect(m->source, r.block_size).ignore();  // stores go on while it is written
   return s;
 }
 
@@ -239,7 +239,7 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
   } else if (dirty && !m->kept) {
     m->status = copied;
   }
-  if (map_.residents()[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
+  if (map_.frame_table()[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
   block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
   if (lost) r.lost = true;
   if (dirty && !m->kept && !copied.ok()) {
@@ -256,7 +256,7 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
 void Demoter::lose_left(Transition* m, const Status& why) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
-  map_.free_resident(b, r);
+  map_.free_entry(b, r);
   if (m->image != nullptr) staging_.of(r).frames.put(m->image);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
                  why.text().data(), map_.where(r, b).c_str());
@@ -273,10 +273,10 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
   Block& block = r.table[b];
   Gpu& g = gpus_[static_cast<size_t>(m->device)];
   if (m->shown && m->leave != Leave::drop) {  // what is in place is the block now
-    map_.free_resident(b, r);
+    map_.free_entry(b, r);
     ++g.evictions;
-    map_.new_resident(r, b, nullptr);
-    map_.residents()[block.aux].stamp = map_.clock().stamp();
+    map_.new_entry(r, b, nullptr);
+    map_.frame_table()[block.aux].stamp = map_.clock().stamp();
     r.table.change(b, State::leaving, State::resident);
     block.flags &= static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kWanted | core::kWantedWrite));
     trap_.unprotect(r.address(b), r.block_size).ignore();
@@ -286,23 +286,23 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     ++g.evictions;
     ++g.clean_drops;
     core::add(counters_.clean_drops);
-    const ResidentId id = map_.copies().become(block.aux);
-    map_.free_resident(b, r);
-    map_.residents()[id].stamp = map_.clock().stamp();
+    const FrameId id = map_.copies().become(block.aux);
+    map_.free_entry(b, r);
+    map_.frame_table()[id].stamp = map_.clock().stamp();
     block.aux = id;
     map_.match_hold(r, b);
     r.table.change(b, State::leaving, State::held);
     if (!proven_clean(block)) map_.note_dirty(r, b);
   } else if (m->image != nullptr && copied) {
-    map_.free_resident(b, r);
+    map_.free_entry(b, r);
     ++g.evictions;
-    const core::ResidentId id = map_.new_resident(r, b, m->image, staging_pool(r));
-    map_.residents()[id].stamp = map_.clock().stamp();
+    const core::FrameId id = map_.new_entry(r, b, m->image, staging_pool(r));
+    map_.frame_table()[id].stamp = map_.clock().stamp();
     r.table.change(b, State::leaving, State::held);
     if (!proven_clean(block)) map_.note_dirty(r, b);
     map_.admit(r, b, map_.clock().stamp());
   } else {
-    map_.free_resident(b, r);
+    map_.free_entry(b, r);
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     ++g.evictions;
     ++g.clean_drops;

@@ -7,20 +7,20 @@ namespace vmem::pager {
 void DeviceBlocks::will_change(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   block.flags |= core::kDirty;
-  map_.residents()[block.aux].changed = true;
-  map_.residents()[block.aux].undecided = false;
-  map_.residents()[block.aux].saved = false;
+  map_.frame_table()[block.aux].changed = true;
+  map_.frame_table()[block.aux].undecided = false;
+  map_.frame_table()[block.aux].saved = false;
   map_.copies().drop(block.aux);
 }
 
 void DeviceBlocks::may_change(Region& r, BlockIndex b) {
   Block& block = r.table[b];
-  Resident& resident = map_.residents()[block.aux];
+  Frame& frame = map_.frame_table()[block.aux];
   // Somebody else's lease is undecided, or was never decided.
-  if (resident.changed) return will_change(r, b);
-  resident.undecided = resident.changed = true;
-  resident.was_dirty = (block.flags & core::kDirty) != 0;
-  resident.saved = false;
+  if (frame.changed) return will_change(r, b);
+  frame.undecided = frame.changed = true;
+  frame.was_dirty = (block.flags & core::kDirty) != 0;
+  frame.saved = false;
   block.flags |= core::kDirty;
 }
 
@@ -29,20 +29,20 @@ void DeviceBlocks::not_changed(const SpanOf& span, int d) {
   for (BlockIndex b = span.first; b <= span.last; ++b) {
     Block& block = r.table[b];
     if (!core::on_a_device(block.state) || block.device != d) continue;
-    Resident& resident = map_.residents()[block.aux];
-    if (!resident.undecided || resident.shown) continue;
-    resident.undecided = resident.changed = false;
-    if (!resident.was_dirty) block.flags &= static_cast<uint16_t>(~core::kDirty);
+    Frame& frame = map_.frame_table()[block.aux];
+    if (!frame.undecided || frame.shown) continue;
+    frame.undecided = frame.changed = false;
+    if (!frame.was_dirty) block.flags &= static_cast<uint16_t>(~core::kDirty);
   }
 }
 
 void DeviceBlocks::claim(Region& r, BlockIndex b) {
   r.table.change(b, State::on_device, State::leaving);
-  if (const auto id = r.table[b].aux; map_.residents()[id].admitted) map_.policy(id).hold(id);
+  if (const auto id = r.table[b].aux; map_.frame_table()[id].admitted) map_.policy(id).hold(id);
 }
 
 void DeviceBlocks::unclaim(Region& r, BlockIndex b) {
-  if (const auto id = r.table[b].aux; map_.residents()[id].admitted) map_.policy(id).unhold(id);
+  if (const auto id = r.table[b].aux; map_.frame_table()[id].admitted) map_.policy(id).unhold(id);
   stays(r, b);
 }
 
@@ -82,7 +82,7 @@ void DeviceBlocks::know_again(const Transition& m) {
 bool DeviceBlocks::has_come(const Region& r, BlockIndex b, int d) {
   const Block& block = r.table[b];
   return core::on_a_device(block.state) && block.device == d &&
-         (block.state == State::on_device || (block.state == State::entering && map_.residents()[block.aux].issued));
+         (block.state == State::on_device || (block.state == State::entering && map_.frame_table()[block.aux].issued));
 }
 
 }  // namespace vmem::pager

@@ -65,8 +65,8 @@ int DeviceRoom::home_with_room(const Region& r, BlockIndex b) {
 // Locked; on a device. To drop it costs nothing, or its bytes are as near elsewhere.
 bool DeviceRoom::worth_keeping_near(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
-  const Resident& resident = map_.residents()[block.aux];
-  if (resident.shown || r.lost || gpus_[block.device].lost) return false;
+  const Frame& frame = map_.frame_table()[block.aux];
+  if (frame.shown || r.lost || gpus_[block.device].lost) return false;
   if (proven_clean(block) && !block.extent && !r.from_file()) return false;  // zeros
   const int preferred = r.places.at(b).preferred;
   if (preferred == VMEM_HOST) return false;
@@ -79,13 +79,13 @@ void DeviceRoom::evict_guests(int d, Batch& leaving) {
   const auto at = static_cast<size_t>(d);
   const DeviceBudget& budget = gpus_[at].budget;
   uint64_t bytes = std::min(std::max(budget.missing(), map_.guests().over(at, budget, now_ns())), kBatchBytes);
-  ResidentId next = kNoResident;
+  FrameId next = kNoFrame;
   size_t looked = 0;
-  for (ResidentId id = map_.guests().first(at);
-       id != kNoResident && bytes != 0 && leaving.size() < kDeviceBatch && looked < kLook; id = next, ++looked) {
+  for (FrameId id = map_.guests().first(at);
+       id != kNoFrame && bytes != 0 && leaving.size() < kDeviceBatch && looked < kLook; id = next, ++looked) {
     next = map_.guests().after(id);
-    Region& r = *map_.residents()[id].region;
-    const BlockIndex b = map_.residents()[id].block;
+    Region& r = *map_.frame_table()[id].region;
+    const BlockIndex b = map_.frame_table()[id].block;
     if (r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b)) continue;
     Transition* m = demoter_.begin(r, b, Leave::evict);
     if (m == nullptr) return;  // no frame: what is dropped without one may be among the device's own
@@ -129,10 +129,10 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
   const bool others_end = releases_.end_soon(d, now) && now < since + kPatience;
   for (size_t i = 0; i < count; ++i) {
     if (victims[i].probe) continue;
-    Resident& resident = map_.residents()[victims[i].id];
-    Region& r = *resident.region;
-    const BlockIndex b = resident.block;
-    resident.admitted = false;
+    Frame& frame = map_.frame_table()[victims[i].id];
+    Region& r = *frame.region;
+    const BlockIndex b = frame.block;
+    frame.admitted = false;
     const bool last = is_to_stay(r, b, d);
     const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b) || (others_end && last);
     bool leaves = !stays && spill(r, b, spilling, neighbour);
@@ -156,7 +156,7 @@ Transition* DeviceRoom::begin_leave_for_others(int d) {
     if (w.device == d || w.owner == nullptr || w.region->dying) continue;
     Region& r = *w.region;
     for (BlockIndex b = w.next; b <= w.last && looked < kLook; ++b, ++looked) {
-      if (r.table[b].state != State::on_device || r.table[b].device != d || map_.residents()[r.table[b].aux].shown)
+      if (r.table[b].state != State::on_device || r.table[b].device != d || map_.frame_table()[r.table[b].aux].shown)
         continue;
       const Leases* leases = r.leases.find(b);
       if (leases == nullptr || leases->front().location == d) continue;

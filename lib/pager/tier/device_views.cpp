@@ -33,14 +33,14 @@ Transition* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free)
   }
   Block& block = r.table[b];
   const bool kept = map_.copies().has(block.aux);
-  std::byte* const frame = kept ? map_.copies().hold(block.aux) : supply_.frame(r, 0);
-  if (frame == nullptr) {
+  std::byte* const bytes = kept ? map_.copies().hold(block.aux) : supply_.frame(r, 0);
+  if (bytes == nullptr) {
     shown_.not_shown();
     budget_.credit(r.block_size);
     return nullptr;
   }
   Transition* m = map_.new_transition(r, b);
-  m->image = frame;
+  m->image = bytes;
   m->kept = kept;
   m->staged = true;
   m->device = block.device;
@@ -102,12 +102,12 @@ void DeviceViews::show(Transition* m, uintptr_t load_at) {
   Lock lock(map_.mutex());
   gpus_.saw_loss(m->device, health);
   Block& block = r.table[b];
-  Resident& resident = map_.residents()[block.aux];
+  Frame& frame = map_.frame_table()[block.aux];
   if (m->kept) {
     map_.copies().unhold(block.aux);
   } else {
     // Where it is read most of all, what has been copied once stays.
-    const bool stays = m->status.ok() && r.places.at(b).read_mostly && !resident.changed;
+    const bool stays = m->status.ok() && r.places.at(b).read_mostly && !frame.changed;
     if (!stays || !supply_.keep_copy(r, b, m->image)) staging_.of(r).frames.put(m->image);
   }
   const bool shown = m->status.ok();
@@ -123,7 +123,7 @@ void DeviceViews::show(Transition* m, uintptr_t load_at) {
     budget_.credit(r.block_size);
   }
   r.table.change(b, State::leaving, State::on_device);
-  if (resident.admitted) map_.policy(block.aux).unhold(block.aux);
+  if (frame.admitted) map_.policy(block.aux).unhold(block.aux);
   if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
   if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
   map_.free_transition(m);
@@ -166,7 +166,7 @@ bool DeviceViews::rescue(Lock& lock) {
       for (BlockIndex b = r->table.next_touched(0); b < r->blocks && !batch.full(); b = r->table.next_touched(b + 1)) {
         const core::Block& block = r->table[b];
         if (block.state != State::on_device || block.device != d) continue;
-        if (!map_.residents()[block.aux].shown && !map_.copies().has(block.aux)) continue;
+        if (!map_.frame_table()[block.aux].shown && !map_.copies().has(block.aux)) continue;
         if (Transition* m = demoter_.begin(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {
@@ -187,7 +187,7 @@ bool DeviceViews::rescue(Lock& lock) {
 bool DeviceViews::may_show(const Region& r, BlockIndex b) {
   const auto said = r.places.at(b);
   return said.read_mostly && said.preferred != VMEM_HOST && trap_.caps().write_protect &&
-         !map_.residents()[r.table[b].aux].displaced;
+         !map_.frame_table()[r.table[b].aux].displaced;
 }
 
 // Locked. Nobody waits for memory, and none will for want of a copy of one more block.
@@ -250,7 +250,7 @@ bool DeviceViews::hide_oldest(Lock& lock) {
   if (!shown_.any() || !waits_.must_evict()) return false;
   const Shown* const s = oldest();
   if (s == nullptr) return false;
-  map_.residents()[s->region->table[s->block].aux].displaced = true;
+  map_.frame_table()[s->region->table[s->block].aux].displaced = true;
   return hide(lock, *s->region, s->block);
 }
 

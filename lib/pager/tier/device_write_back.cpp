@@ -55,11 +55,11 @@ void DeviceWriteBack::note_written(Transition* m, bool cut) {
     block.flags |= core::kDigest;
     if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
     failed_.clear_unknown(block);
-    map_.residents()[block.aux].droppable = false;
+    map_.frame_table()[block.aux].droppable = false;
     if (r.backing == Backing::file_shared) writes_.file_succeeded(r);
   }
   // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
-  if (!cut && !lent_for_writing(r, m->block) && !map_.residents()[block.aux].stale)
+  if (!cut && !lent_for_writing(r, m->block) && !map_.frame_table()[block.aux].stale)
     block.flags &= static_cast<uint16_t>(~core::kDirty);
 }
 
@@ -95,12 +95,12 @@ void DeviceWriteBack::finish_write(Transition* m, DeferredWork& after) {
     writer_.note_write_failure(m);
     writer_.give_back_extent(m);
   }
-  if (!m->status.ok() || cut) map_.residents()[block.aux].saved = false;
+  if (!m->status.ok() || cut) map_.frame_table()[block.aux].saved = false;
   give_back_frame(m);
   if (!opened.ok() && m->status.ok()) m->status = opened;
   blocks_.stays(r, m->block);
-  const core::ResidentId id = block.aux;
-  if (map_.residents()[id].admitted) map_.policy(id).unhold(id);
+  const core::FrameId id = block.aux;
+  if (map_.frame_table()[id].admitted) map_.policy(id).unhold(id);
   map_.free_transition(m);
   room_.came_free(after);
 }

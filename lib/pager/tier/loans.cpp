@@ -33,7 +33,7 @@ void Loans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std
     const BlockIndex b = first + blocks[i];
     const Block& block = r.table[b];
     const bool idle = block.state == State::on_device && block.device == d && !leased(r, b);
-    if (!idle || map_.residents()[block.aux].shown || !map_.copies().has(block.aux)) continue;
+    if (!idle || map_.frame_table()[block.aux].shown || !map_.copies().has(block.aux)) continue;
     if (Transition* m = demoter_.begin(r, b, Leave::evict)) batch.push_back(m);
   }
   if (batch.empty()) return;
@@ -62,14 +62,14 @@ size_t Loans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
     const Block& block = r->table[b];
     if (block.state != State::held || (block.flags & kSomebodyWants) != 0 || map_.waiters().any(*r, b) || leased(*r, b))
       continue;
-    Resident& resident = map_.residents()[block.aux];
-    if (!in_staging(resident.pool) || resident.frame == nullptr || resident.leaves) continue;
-    if (resident.admitted) map_.policy(block.aux).remove(block.aux);
-    resident.admitted = false;
-    resident.lent = true;
+    Frame& frame = map_.frame_table()[block.aux];
+    if (!in_staging(frame.pool) || frame.bytes == nullptr || frame.leaves) continue;
+    if (frame.admitted) map_.policy(block.aux).remove(block.aux);
+    frame.admitted = false;
+    frame.lent = true;
     ++pool.lent;
     r->table.change(b, State::held, State::taking);
-    frames[lent] = resident.frame;
+    frames[lent] = frame.bytes;
     std::swap(number, blocks[lent++]);
   }
   return lent;
@@ -78,13 +78,13 @@ size_t Loans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
 // Locked. Nothing where it is not lent any more.
 void Loans::end(Region& r, BlockIndex b, DeferredWork& after) {
   const Block& block = r.table[b];
-  if ((block.state != State::taking && block.state != State::writing) || !map_.residents()[block.aux].lent) return;
-  map_.residents()[block.aux].lent = false;
+  if ((block.state != State::taking && block.state != State::writing) || !map_.frame_table()[block.aux].lent) return;
+  map_.frame_table()[block.aux].lent = false;
   --staging_.of(r).lent;
   if (block.state == State::writing) return;  // put_back() does the rest
   r.table.change(b, State::taking, State::held);
   map_.admit(r, b, map_.clock().stamp());
-  if (std::exchange(map_.residents()[block.aux].leaves, false)) evictor_.leaves(r, b);
+  if (std::exchange(map_.frame_table()[block.aux].leaves, false)) evictor_.leaves(r, b);
   if (!r.dying) page_in_.settle(r, b, after);
 }
 
@@ -125,7 +125,7 @@ size_t Loans::wanted(const OpenRange& range, std::span<const uint32_t> lent, std
     const bool requested = std::any_of(requests_.begin(), requests_.end(), [&](const PromotionRequest& w) {
       return w.region == r && w.next <= b && b <= w.last;
     });
-    if (r->dying || requested || (block.flags & kSomebodyWants) != 0 || map_.residents()[block.aux].leaves ||
+    if (r->dying || requested || (block.flags & kSomebodyWants) != 0 || map_.frame_table()[block.aux].leaves ||
         map_.waiters().any(*r, b))
       out[count++] = number;
   }

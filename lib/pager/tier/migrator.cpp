@@ -22,15 +22,15 @@ constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; no guest tries a device 
 
 Transition* Migrator::begin(Region& r, BlockIndex b, int d) {
   Block& block = r.table[b];
-  Resident& resident = map_.residents()[block.aux];
+  Frame& frame = map_.frame_table()[block.aux];
   Transition* m = map_.new_transition(r, b);
   m->device = block.device;
   m->migrates = true;
   m->way = core::Way::between_devices;
   m->was_guest = map_.guests().remove(block.aux);
-  if (resident.admitted) map_.policy(block.aux).remove(block.aux);
-  resident.admitted = false;
-  resident.pool = static_cast<uint8_t>(kDevicePools + d);
+  if (frame.admitted) map_.policy(block.aux).remove(block.aux);
+  frame.admitted = false;
+  frame.pool = static_cast<uint8_t>(kDevicePools + d);
   r.table.change(b, State::on_device, State::leaving);
   gpus_[block.device].budget.leaves(r.block_size, true);
   gpus_[static_cast<size_t>(d)].budget.charge(r.block_size);
@@ -67,7 +67,7 @@ void Migrator::settle(Transition* m, int d) {
   Region& r = *m->region;
   Gpu& from = gpus_[static_cast<size_t>(m->device)];
   Block& block = r.table[m->block];
-  Resident& resident = map_.residents()[block.aux];
+  Frame& frame = map_.frame_table()[block.aux];
   if (!m->status.ok()) {
     from.budget.stays(r.block_size, true);
     g.budget.credit(r.block_size);
@@ -79,10 +79,10 @@ void Migrator::settle(Transition* m, int d) {
       ++g.failures;
     }
     block.device = static_cast<uint8_t>(m->device);
-    resident.pool = static_cast<uint8_t>(kDevicePools + m->device);
-    resident.hinted = (block.flags & core::kReadAhead) != 0;
+    frame.pool = static_cast<uint8_t>(kDevicePools + m->device);
+    frame.hinted = (block.flags & core::kReadAhead) != 0;
   } else {
-    if (resident.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
+    if (frame.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
     from.budget.left(r.block_size, true);
     from.out_bytes += r.block_size;
     g.in_bytes += r.block_size;

@@ -86,7 +86,7 @@ bool Promoter::start_without_frames(const PromotionRequest& request, BlockIndex 
   const BlockIndex last = std::min<BlockIndex>(request.last, request.next + looks - 1);
   for (BlockIndex b = request.next; b <= last; ++b) {
     const Block& block = r.table[b];
-    const bool needs_none = (block.state == State::held && in_staging(map_.residents()[block.aux].pool)) ||
+    const bool needs_none = (block.state == State::held && in_staging(map_.frame_table()[block.aux].pool)) ||
                             (block.state == State::on_device && block.device != request.device);
     if (needs_none && start(r, b, request.device, request.urgency, after) == Start::no_room) return false;
   }
@@ -114,7 +114,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
         blocks_.adopt(r, b);
         return Start::done;
       }
-      if (map_.residents()[block.aux].shown) return Start::done;  // an acquire hides it first
+      if (map_.frame_table()[block.aux].shown) return Start::done;  // an acquire hides it first
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
       break;
     case State::failed:
@@ -146,67 +146,67 @@ Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredW
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
-    map_.residents()[block.aux].hinted = hinted;
+    map_.frame_table()[block.aux].hinted = hinted;
     if (hinted) core::add(counters_.prefetched_blocks);
     g.from_peers.push_back(migrator_.begin(r, b, d));
     gpus_.work().notify_one();
     return Start::done;
   }
   const bool zero = from == State::untouched && !r.from_file();
-  const bool staged = from == State::held && in_staging(map_.residents()[block.aux].pool);
-  std::byte* frame = nullptr;
+  const bool staged = from == State::held && in_staging(map_.frame_table()[block.aux].pool);
+  std::byte* bytes = nullptr;
   std::byte* scratch = nullptr;
-  if (!zero && !staged && !take_frames(r, b, &frame, &scratch)) return Start::no_frame;
+  if (!zero && !staged && !take_frames(r, b, &bytes, &scratch)) return Start::no_frame;
   if (hinted) core::add(counters_.prefetched_blocks);
   g.budget.charge(r.block_size);
   if (from == State::held || from == State::resident) {
-    claim_in_host(r, b, d, hinted, frame);
+    claim_in_host(r, b, d, hinted, bytes);
   } else {
-    claim_in_store(r, b, d, urgency, frame, scratch, after);
+    claim_in_store(r, b, d, urgency, bytes, scratch, after);
   }
   return Start::done;
 }
 
 // A staging frame, and a buffer where what the store has is encoded.
-bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** frame, std::byte** scratch) {
+bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** bytes, std::byte** scratch) {
   const Block& block = r.table[b];
   if (block.extent && block.extent.codec() != 0 && (block.state == State::stored || block.state == State::untouched)) {
     *scratch = frames_.get_bounce(r.block_size);
     if (*scratch == nullptr) return false;
   }
-  *frame = supply_.frame(r, staging_.of(r).growth.reserve());
-  if (*frame != nullptr) return true;
+  *bytes = supply_.frame(r, staging_.of(r).growth.reserve());
+  if (*bytes != nullptr) return true;
   if (*scratch != nullptr) frames_.put_bounce(*scratch, r.block_size);
   *scratch = nullptr;
   return false;
 }
 
 // In host memory, in a frame or in place.
-void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::byte* frame) {
+void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::byte* bytes) {
   Block& block = r.table[b];
   const State from = block.state;
-  Resident& resident = map_.residents()[block.aux];
-  if (resident.admitted) map_.policy(block.aux).remove(block.aux);
-  resident.admitted = false;
-  resident.changed = resident.undecided = false;
-  resident.hinted = hinted;
+  Frame& frame = map_.frame_table()[block.aux];
+  if (frame.admitted) map_.policy(block.aux).remove(block.aux);
+  frame.admitted = false;
+  frame.changed = frame.undecided = false;
+  frame.hinted = hinted;
   if ((block.flags & core::kReadAhead) != 0) read_ahead_.used(r, b);
   Transition* m = map_.new_transition(r, b);
   m->device = d;
   m->way = core::Way::to_device;
-  if (frame == nullptr) {
-    m->image = resident.frame;
+  if (bytes == nullptr) {
+    m->image = frame.bytes;
   } else {
-    m->image = frame;
-    m->source = from == State::held ? resident.frame : r.address(b);
+    m->image = bytes;
+    m->source = from == State::held ? frame.bytes : r.address(b);
   }
   if (from == State::resident) {
-    if (!stood_protected(trap_.caps().pins, block, resident)) block.flags |= core::kDirty;
-    resident.in_place = resident.promoted = true;
-    resident.dropping = resident.holed = false;
+    if (!stood_protected(trap_.caps().pins, block, frame)) block.flags |= core::kDirty;
+    frame.in_place = frame.promoted = true;
+    frame.dropping = frame.holed = false;
     r.table.change(b, State::resident, State::taking);
   } else {
-    resident.pool = static_cast<uint8_t>(kDevicePools + d);
+    frame.pool = static_cast<uint8_t>(kDevicePools + d);
     map_.note_clean(r, b);  // its flags say from here on whether the file has its bytes
     r.table.change(b, State::held, State::entering);
     block.device = static_cast<uint8_t>(d);
@@ -216,15 +216,15 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
 }
 
 // The store has it, or its file, or nobody: it is zeros then, and has no frame.
-void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, std::byte* frame, std::byte* scratch,
+void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, std::byte* bytes, std::byte* scratch,
                               DeferredWork& after) {
   Block& block = r.table[b];
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   const uint32_t stamp = block.aux;
-  const ResidentId id = map_.new_resident(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
-  map_.residents()[id].stamp = stamp;
-  map_.residents()[id].hinted = hinted;
+  const FrameId id = map_.new_entry(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
+  map_.frame_table()[id].stamp = stamp;
+  map_.frame_table()[id].hinted = hinted;
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   r.table.change(b, from, State::entering);
   block.device = static_cast<uint8_t>(d);
@@ -232,12 +232,12 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   Transition* m = map_.new_transition(r, b);
   m->device = d;
   m->way = core::Way::to_device;
-  m->image = frame;
+  m->image = bytes;
   m->coded = scratch;
   m->staged = true;
   m->was_untouched = from == State::untouched;
   m->speculative = hinted;
-  if (frame == nullptr) {
+  if (bytes == nullptr) {
     core::add(counters_.zero_fills);
     block.digest = store::zero_digest(r.block_size);
     block.flags |= core::kDigest;
@@ -300,7 +300,7 @@ void Promoter::read_over(Transition* m, DeferredWork& after) {
   keep_failure(m);
   staging_.of(r).frames.put(m->image);
   gpus_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
-  map_.free_resident(m->block, r);
+  map_.free_entry(m->block, r);
   r.table.change(m->block, State::entering, block.extent ? State::stored : State::untouched);
   const BlockIndex b = m->block;
   map_.free_transition(m);

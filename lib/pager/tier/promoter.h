@@ -59,9 +59,9 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
   bool start_without_frames(const PromotionRequest& request, core::BlockIndex looks, DeferredWork& after) VMEM_LOCKED;
   Start start(Region& r, core::BlockIndex b, int d, core::Urgency urgency, DeferredWork& after) VMEM_LOCKED;
   std::optional<Start> not_now(Region& r, core::BlockIndex b, int d, core::Urgency urgency) VMEM_LOCKED;
-  bool take_frames(const Region& r, core::BlockIndex b, std::byte** frame, std::byte** scratch) VMEM_LOCKED;
-  void claim_in_host(Region& r, core::BlockIndex b, int d, bool hinted, std::byte* frame) VMEM_LOCKED;
-  void claim_in_store(Region& r, core::BlockIndex b, int d, core::Urgency urgency, std::byte* frame, std::byte* scratch,
+  bool take_frames(const Region& r, core::BlockIndex b, std::byte** bytes, std::byte** scratch) VMEM_LOCKED;
+  void claim_in_host(Region& r, core::BlockIndex b, int d, bool hinted, std::byte* bytes) VMEM_LOCKED;
+  void claim_in_store(Region& r, core::BlockIndex b, int d, core::Urgency urgency, std::byte* bytes, std::byte* scratch,
                       DeferredWork& after) VMEM_LOCKED;
 
   PooledList<PromotionRequest>& requests_;

@@ -12,7 +12,7 @@ namespace vmem::pager {
 std::byte* StagingSupply::frame(const Region& r, size_t keep) {
   Staging& frames = staging_.of(r).frames;
   StagingGrowth& growth = staging_.of(r).growth;
-  if (std::byte* frame = frames.get(keep)) return frame;
+  if (std::byte* bytes = frames.get(keep)) return bytes;
   const bool grows = growth.grows();
   if (growth.may_try_again(now_ns())) {
     growth.want();
@@ -21,13 +21,13 @@ std::byte* StagingSupply::frame(const Region& r, size_t keep) {
   for (int i = 0; i < 8 && !grows; ++i) {
     policy::Victim victim;
     if (map_.policy_of(staging_pool(r)).victims(1, {&victim, 1}) == 0) break;
-    Resident& resident = map_.residents()[victim.id];
-    if (resident.is_copy) {
+    Frame& frame = map_.frame_table()[victim.id];
+    if (frame.is_copy) {
       if (!evict_copy(victim.id)) break;
     } else {
-      Region& other = *resident.region;
-      const BlockIndex b = resident.block;
-      resident.admitted = false;
+      Region& other = *frame.region;
+      const BlockIndex b = frame.block;
+      frame.admitted = false;
       if (other.dying) continue;
       const Block& block = other.table[b];
       if (block.state != State::held || !proven_clean(block) || (block.flags & core::kWanted) != 0) {
@@ -42,7 +42,7 @@ std::byte* StagingSupply::frame(const Region& r, size_t keep) {
       DeferredWork nothing;  // nobody wants it
       isolated_.drop_held(other, b, nothing);
     }
-    if (std::byte* frame = frames.get(keep)) return frame;
+    if (std::byte* bytes = frames.get(keep)) return bytes;
   }
   growth.want();
   gpus_.work().notify_one();
@@ -50,22 +50,22 @@ std::byte* StagingSupply::frame(const Region& r, size_t keep) {
   return nullptr;
 }
 
-bool StagingSupply::keep_copy(Region& r, BlockIndex b, std::byte* frame) {
+bool StagingSupply::keep_copy(Region& r, BlockIndex b, std::byte* bytes) {
   bool pinned = false;
   temperature(r, b, &pinned);
   // A pinned block will not leave, and a copy of what changes is none.
-  const Resident& resident = map_.residents()[r.table[b].aux];
-  if (pinned || (resident.changed && !resident.undecided) || r.dying || !map_.reserve_block()) return false;
-  map_.copies().keep(r, b, frame);
+  const Frame& frame = map_.frame_table()[r.table[b].aux];
+  if (pinned || (frame.changed && !frame.undecided) || r.dying || !map_.reserve_block()) return false;
+  map_.copies().keep(r, b, bytes);
   return true;
 }
 
-bool StagingSupply::evict_copy(ResidentId id) {
-  const Resident& copy = map_.residents()[id];
+bool StagingSupply::evict_copy(FrameId id) {
+  const Frame& copy = map_.frame_table()[id];
   const Block& block = copy.region->table[copy.block];
   // Of what moves between devices the books name the one that it goes to; the other may be lost.
   const bool may_be_last = gpus_[block.device].lost || (block.state == State::leaving && gpus_.size() > 1);
-  const bool goes = !may_be_last || proven_clean(block) || map_.residents()[block.aux].undecided;
+  const bool goes = !may_be_last || proven_clean(block) || map_.frame_table()[block.aux].undecided;
   goes ? map_.copies().evict(id) : map_.copies().refuse(id);
   return goes;
 }

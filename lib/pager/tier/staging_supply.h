@@ -32,9 +32,9 @@ class StagingSupply : private Shared {
   // first.
   std::byte* frame(const Region& r, size_t keep) VMEM_LOCKED;
   // The block has come to its device from `frame`. False: that is not kept.
-  bool keep_copy(Region& r, core::BlockIndex b, std::byte* frame) VMEM_LOCKED;
+  bool keep_copy(Region& r, core::BlockIndex b, std::byte* bytes) VMEM_LOCKED;
   // The policy has chosen the copy and forgotten it. False: it stays, being all there is of the block.
-  bool evict_copy(core::ResidentId copy) VMEM_LOCKED;
+  bool evict_copy(core::FrameId copy) VMEM_LOCKED;
 
   // The pool of a size whose frames are short, so that blocks have to leave them; looked for from `first` on.
   std::optional<uint8_t> is_short(uint8_t first = kStagingPools) VMEM_LOCKED;

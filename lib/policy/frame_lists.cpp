@@ -1,16 +1,16 @@
-#include "policy/resident_lists.h"
+#include "policy/frame_lists.h"
 
 namespace vmem::policy {
 
-using core::kNoResident;
-using core::ResidentId;
+using core::FrameId;
+using core::kNoFrame;
 
-void ResidentLists::push_head(ListId list, ResidentId id) {
+void FrameLists::push_head(ListId list, FrameId id) {
   List& l = lists_[list];
   Node& n = nodes_[id];
-  n.newer = kNoResident;
+  n.newer = kNoFrame;
   n.older = l.head;
-  if (l.head != kNoResident) {
+  if (l.head != kNoFrame) {
     nodes_[l.head].newer = id;
   } else {
     l.tail = id;
@@ -20,23 +20,23 @@ void ResidentLists::push_head(ListId list, ResidentId id) {
   l.pages += n.weight();
 }
 
-void ResidentLists::unlink(ResidentId id) {
+void FrameLists::unlink(FrameId id) {
   Node& n = nodes_[id];
   if (n.list == kNoList) return;
   List& l = lists_[n.list];
-  if (n.newer != kNoResident) {
+  if (n.newer != kNoFrame) {
     nodes_[n.newer].older = n.older;
   } else {
     l.head = n.older;
   }
-  if (n.older != kNoResident) {
+  if (n.older != kNoFrame) {
     nodes_[n.older].newer = n.newer;
   } else {
     l.tail = n.newer;
   }
   l.pages -= n.weight();
   n.list = kNoList;
-  n.newer = n.older = kNoResident;
+  n.newer = n.older = kNoFrame;
 }
 
 }  // namespace vmem::policy

@@ -17,21 +17,21 @@
 
 namespace vmem::pager {
 
-// Resident::pool: one of staging frames for each size of blocks, one for each device.
+// Frame::pool: one of staging frames for each size of blocks, one for each device.
 inline constexpr uint8_t kHostPool = 0, kStagingPools = 1, kDevicePools = kStagingPools + device::kUnitSizes;
 constexpr bool in_staging(uint8_t pool) {
   return pool >= kStagingPools && pool < kDevicePools;
 }
 
-// Resident::pool of a block that is in a staging frame.
+// Frame::pool of a block that is in a staging frame.
 inline uint8_t staging_pool(const Region& r) {
   return static_cast<uint8_t>(kStagingPools + device::unit_class(r.block_size));
 }
 
-struct Resident {
+struct Frame {
   Region* region = nullptr;  // null: the number is free
   core::BlockIndex block = 0;
-  std::byte* frame = nullptr;  // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
+  std::byte* bytes = nullptr;  // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
   uint32_t stamp = 0;          // of its last eviction, 0 = never
   int32_t stride = 0;          // of its read-ahead window
   uint8_t pool = kHostPool;    // whose memory it occupies, and which policy knows it
@@ -44,11 +44,11 @@ struct Resident {
   // .. but kernels that ask say in the end whether they stored: if they did not, all is as it was. A block that was
   // dirty before stays so. Until then nobody relies on its copy.
   bool undecided = false, was_dirty = false;
-  bool hinted = false;                        // entering, on a device: a hint brought it, no lease has used it yet
-  bool ahead = false;                         // read ahead, and nobody was seen to use it: see read_ahead(), seen()
-  bool leaves = false;                        // prefetch to the SSD met it in transition: it leaves when that is over
-  bool is_copy = false;                       // the same bytes as a block that is on a device
-  core::ResidentId copy = core::kNoResident;  // on a device: its copy in a staging frame. Free: the next that is
+  bool hinted = false;                  // entering, on a device: a hint brought it, no lease has used it yet
+  bool ahead = false;                   // read ahead, and nobody was seen to use it: see read_ahead(), seen()
+  bool leaves = false;                  // prefetch to the SSD met it in transition: it leaves when that is over
+  bool is_copy = false;                 // the same bytes as a block that is on a device
+  core::FrameId copy = core::kNoFrame;  // on a device: its copy in a staging frame. Free: the next that is
   bool shown = false;      // on a device: a copy is in place for the CPU, write-protected and charged (DeviceViews)
   bool stale = false;      // .. not protected any more: it has what the device has not
   uint8_t missed = 0;      // .. accesses that found no page of it since
@@ -58,7 +58,7 @@ struct Resident {
   bool apart = false;      // .. those of a few pages do, where stores had no room, and others wait for a moment
   static constexpr uint8_t kNoGuest = UINT8_MAX;
   uint8_t guest_of = kNoGuest;  // on a device, which is not the one that it was on for somebody: see Guests
-  core::ResidentId previous_guest = core::kNoResident, next_guest = core::kNoResident;  // .. there
+  core::FrameId previous_guest = core::kNoFrame, next_guest = core::kNoFrame;  // .. there
   bool saved = false;  // on a device, at exit: its file has it, or gets it, as far as the books know
   device::Ticket ticket;
   bool unwritten = false;        // found to need a write while none could be made; no policy may know it until one can
@@ -73,15 +73,15 @@ struct Resident {
   uint64_t pinned_until_ns = 0;  // .. until then
   uint64_t dirty_since_ns = 0;   // DirtyBlocks; 0: not listed
   bool overdue = false;  // .. it could not be written when it was due, and is written when whatever is in the way ends
-  core::ResidentId dirty_before = core::kNoResident, dirty_after = core::kNoResident;
+  core::FrameId dirty_before = core::kNoFrame, dirty_after = core::kNoFrame;
 };
 
-class Residents {
+class FrameTable {
  public:
-  static constexpr size_t kStep = core::Chunks<Resident>::kStep;
+  static constexpr size_t kStep = core::Chunks<Frame>::kStep;
 
-  Resident& operator[](core::ResidentId id) { return all_[id]; }
-  const Resident& operator[](core::ResidentId id) const { return all_[id]; }
+  Frame& operator[](core::FrameId id) { return all_[id]; }
+  const Frame& operator[](core::FrameId id) const { return all_[id]; }
   size_t size() const { return all_.size(); }  // numbers, free or not
   size_t free() const { return free_; }
   size_t used() const { return all_.size() - free_; }
@@ -89,45 +89,46 @@ class Residents {
   // kStep numbers more. Throws bad_alloc, and nothing has changed.
   void grow();
   // One must be free.
-  core::ResidentId take(Region& r, core::BlockIndex b, std::byte* frame, uint8_t pool);
+  core::FrameId take(Region& r, core::BlockIndex b, std::byte* bytes, uint8_t pool);
   // The policy knows it no more.
-  void give(core::ResidentId id);
+  void give(core::FrameId id);
 
   // It was read before anybody asked for it; somebody used it.
-  void read_ahead(Resident& resident);
-  void seen(Resident& resident);
+  void read_ahead(Frame& frame);
+  void seen(Frame& frame);
   uint64_t ahead_bytes() const { return ahead_bytes_; }
 
   // Tests: recounts all. What is wrong; empty: nothing.
   std::string check() const;
 
  private:
-  core::Chunks<Resident> all_;
-  core::ResidentId first_free_ = core::kNoResident;
+  core::Chunks<Frame> all_;
+  core::FrameId first_free_ = core::kNoFrame;
   size_t free_ = 0;
   uint64_t ahead_bytes_ = 0;
 };
 
 // The block was to leave, and a page of it is pinned, or not. Each time that it is found pinned in a row it is passed
 // over four times as long: a buffer that is registered stays so for long.
-inline void found_pinned(Resident& resident, bool pinned, uint64_t now_ns) {
+inline void found_pinned(Frame& frame, bool pinned, uint64_t now_ns) {
   constexpr uint64_t kShortest = 16000000;  // ns
   constexpr unsigned kMostTries = 5;        // 16 s
-  resident.pinned = pinned;
-  resident.pinned_until_ns = pinned ? now_ns + (kShortest << 2 * resident.pinned_tries) : 0;
-  if (!pinned) resident.pinned_tries = 0;
-  if (pinned && resident.pinned_tries < kMostTries) ++resident.pinned_tries;
+  frame.pinned = pinned;
+  frame.pinned_until_ns = pinned ? now_ns + (kShortest << 2 * frame.pinned_tries) : 0;
+  if (!pinned) frame.pinned_tries = 0;
+  if (pinned && frame.pinned_tries < kMostTries) ++frame.pinned_tries;
 }
 
 // In place, and nobody can have stored to it since it was equal to the store: neither a thread, nor a device that had
 // pinned its pages before they were protected.
-inline bool stood_protected(trap::Pins pins, const core::Block& block, const Resident& resident) {
-  return (block.flags & core::kProtected) != 0 && (pins == trap::Pins::protected_ || resident.proven);
+inline bool stood_protected(trap::Pins pins, const core::Block& block, const Frame& frame) {
+  return (block.flags & core::kProtected) != 0 && (pins == trap::Pins::protected_ || frame.proven);
 }
 
 // Whoever asks the block elsewhere has to wait for it: it will be on a device, where the request did not find it.
-inline bool comes_to_device(const Residents& residents, const core::Block& block) {
-  return block.state == core::State::entering || (block.state == core::State::taking && residents[block.aux].promoted);
+inline bool comes_to_device(const FrameTable& frame_table, const core::Block& block) {
+  return block.state == core::State::entering ||
+         (block.state == core::State::taking && frame_table[block.aux].promoted);
 }
 
 }  // namespace vmem::pager

@@ -1,4 +1,4 @@
-// Doubly linked lists over arrays indexed by ResidentId: 16 bytes a resident, every operation O(1). A resident is in
+// Doubly linked lists over arrays indexed by FrameId: 16 bytes a frame, every operation O(1). A frame is in
 // one list, or in none. Lists count the pages in them.
 #pragma once
 
@@ -17,16 +17,16 @@ inline constexpr ListId kNoList = 0;
 inline constexpr unsigned kPinnedTemperature = 3;  // a temperature of its own: whatever was advised besides
 
 struct Node {
-  core::ResidentId newer = core::kNoResident;  // towards the head
-  core::ResidentId older = core::kNoResident;  // towards the tail; of a parked resident: how often it is held
-  uint32_t stamp = 0;                          // the policy's own
-  uint32_t weight_beyond_one : 14 = 0;         // pages
+  core::FrameId newer = core::kNoFrame;  // towards the head
+  core::FrameId older = core::kNoFrame;  // towards the tail; of a parked frame: how often it is held
+  uint32_t stamp = 0;                    // the policy's own
+  uint32_t weight_beyond_one : 14 = 0;   // pages
   uint32_t list : 5 = kNoList;
   uint32_t known : 1 = 0;        // admitted
   uint32_t parked : 1 = 0;       // held: in no list
   uint32_t probes : 1 = 0;       // may be probed
   uint32_t probed : 1 = 0;       // out of sight
-  uint32_t used : 1 = 0;         // seen to be wanted; the policy's own, or of a parked resident
+  uint32_t used : 1 = 0;         // seen to be wanted; the policy's own, or of a parked frame
   uint32_t priority : 2 = 0;     // Priority
   uint32_t temperature : 2 = 0;  // Temperature, or kPinnedTemperature
   uint32_t just_probed : 1 = 0;  // by the victims() call under way
@@ -41,40 +41,40 @@ struct Node {
 static_assert(Node::kMostWeight >= core::kMaxBlock / core::kPage);
 static_assert(sizeof(Node) == 16);
 
-class ResidentLists {
+class FrameLists {
  public:
-  explicit ResidentLists(size_t lists) : lists_(lists) {}
+  explicit FrameLists(size_t lists) : lists_(lists) {}
 
-  void resize(size_t residents) {
-    if (residents <= residents_) return;
-    nodes_.grow(residents);
-    residents_ = residents;
+  void resize(size_t frames) {
+    if (frames <= frames_) return;
+    nodes_.grow(frames);
+    frames_ = frames;
   }
-  size_t residents() const { return residents_; }
-  Node& operator[](core::ResidentId id) { return nodes_[id]; }
-  const Node& operator[](core::ResidentId id) const { return nodes_[id]; }
+  size_t frames() const { return frames_; }
+  Node& operator[](core::FrameId id) { return nodes_[id]; }
+  const Node& operator[](core::FrameId id) const { return nodes_[id]; }
 
   uint64_t pages(ListId list) const { return lists_[list].pages; }
-  core::ResidentId head(ListId list) const { return lists_[list].head; }
-  core::ResidentId tail(ListId list) const { return lists_[list].tail; }
-  bool empty(ListId list) const { return lists_[list].head == core::kNoResident; }
+  core::FrameId head(ListId list) const { return lists_[list].head; }
+  core::FrameId tail(ListId list) const { return lists_[list].tail; }
+  bool empty(ListId list) const { return lists_[list].head == core::kNoFrame; }
 
-  // As the newest of the list. The resident must be in none.
-  void push_head(ListId list, core::ResidentId id);
+  // As the newest of the list. The frame must be in none.
+  void push_head(ListId list, core::FrameId id);
   // Takes it out of the list it is in; nothing when it is in none.
-  void unlink(core::ResidentId id);
-  void move_to_head(ListId list, core::ResidentId id) {
+  void unlink(core::FrameId id);
+  void move_to_head(ListId list, core::FrameId id) {
     unlink(id);
     push_head(list, id);
   }
 
  private:
   struct List {
-    core::ResidentId head = core::kNoResident, tail = core::kNoResident;
+    core::FrameId head = core::kNoFrame, tail = core::kNoFrame;
     uint64_t pages = 0;
   };
   core::Chunks<Node> nodes_;
-  size_t residents_ = 0;
+  size_t frames_ = 0;
   std::vector<List> lists_;
 };
 

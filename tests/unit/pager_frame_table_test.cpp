@@ -7,59 +7,59 @@
 #include <utility>
 #include <vector>
 
-#include "pager/block/residents.h"
+#include "pager/block/frame_table.h"
 
 namespace {
 
-using vmem::core::kNoResident;
-using vmem::core::ResidentId;
+using vmem::core::FrameId;
+using vmem::core::kNoFrame;
+using vmem::pager::Frame;
+using vmem::pager::FrameTable;
 using vmem::pager::kHostPool;
 using vmem::pager::kStagingPools;
 using vmem::pager::Region;
-using vmem::pager::Resident;
-using vmem::pager::Residents;
 
-class PagerResidents : public ::testing::Test {
+class PagerFrameTable : public ::testing::Test {
  protected:
-  PagerResidents() {
+  PagerFrameTable() {
     small.block_size = 4096;
     large.block_size = 2 << 20;
   }
   Region small{16, 4}, large{16, 4};
-  Residents all;
+  FrameTable all;
 };
 
-TEST_F(PagerResidents, GrowByAStepAndKeepWhatIsThere) {
+TEST_F(PagerFrameTable, GrowByAStepAndKeepWhatIsThere) {
   EXPECT_EQ(all.size(), 0u);
   EXPECT_EQ(all.check(), "");
   all.grow();
-  EXPECT_EQ(all.size(), Residents::kStep);
-  EXPECT_EQ(all.free(), Residents::kStep);
+  EXPECT_EQ(all.size(), FrameTable::kStep);
+  EXPECT_EQ(all.free(), FrameTable::kStep);
   std::byte frame{};
-  const ResidentId id = all.take(small, 7, &frame, kStagingPools);
-  const Resident* const at = &all[id];
+  const FrameId id = all.take(small, 7, &frame, kStagingPools);
+  const Frame* const at = &all[id];
   all.grow();
-  EXPECT_EQ(all.free(), 2 * Residents::kStep - 1);
+  EXPECT_EQ(all.free(), 2 * FrameTable::kStep - 1);
   EXPECT_EQ(all.used(), 1u);
   EXPECT_EQ(&all[id], at) << "references stay good";
   EXPECT_EQ(at->region, &small);
   EXPECT_EQ(at->block, 7u);
-  EXPECT_EQ(at->frame, &frame);
+  EXPECT_EQ(at->bytes, &frame);
   EXPECT_EQ(at->pool, kStagingPools);
   EXPECT_EQ(all.check(), "");
 }
 
-TEST_F(PagerResidents, EachNumberIsTakenOnceAndComesBackEmpty) {
+TEST_F(PagerFrameTable, EachNumberIsTakenOnceAndComesBackEmpty) {
   all.grow();
-  std::set<ResidentId> taken;
-  for (size_t i = 0; i < Residents::kStep; ++i) {
-    const ResidentId id = all.take(small, i, nullptr, kHostPool);
-    EXPECT_LT(id, Residents::kStep);
+  std::set<FrameId> taken;
+  for (size_t i = 0; i < FrameTable::kStep; ++i) {
+    const FrameId id = all.take(small, i, nullptr, kHostPool);
+    EXPECT_LT(id, FrameTable::kStep);
     EXPECT_TRUE(taken.insert(id).second) << id;
   }
   EXPECT_EQ(all.free(), 0u);
   EXPECT_EQ(all.check(), "");
-  Resident& one = all[5];
+  Frame& one = all[5];
   one.stamp = 3;
   one.leaves = one.in_place = true;
   one.copy = 9;
@@ -69,12 +69,12 @@ TEST_F(PagerResidents, EachNumberIsTakenOnceAndComesBackEmpty) {
   EXPECT_EQ(one.region, &large);
   EXPECT_EQ(one.stamp, 0u);
   EXPECT_FALSE(one.leaves || one.in_place);
-  EXPECT_EQ(one.copy, kNoResident);
+  EXPECT_EQ(one.copy, kNoFrame);
 }
 
-TEST_F(PagerResidents, WhatWasReadAheadIsCountedUntilItIsUsedOrLeaves) {
+TEST_F(PagerFrameTable, WhatWasReadAheadIsCountedUntilItIsUsedOrLeaves) {
   all.grow();
-  const ResidentId a = all.take(small, 1, nullptr, kHostPool), b = all.take(large, 1, nullptr, kHostPool);
+  const FrameId a = all.take(small, 1, nullptr, kHostPool), b = all.take(large, 1, nullptr, kHostPool);
   all.seen(all[a]);
   EXPECT_EQ(all.ahead_bytes(), 0u) << "somebody asked for it";
   all.read_ahead(all[a]);
@@ -90,11 +90,11 @@ TEST_F(PagerResidents, WhatWasReadAheadIsCountedUntilItIsUsedOrLeaves) {
   EXPECT_EQ(all.check(), "");
 }
 
-TEST_F(PagerResidents, TheCheckSeesWhatWasChangedBehindItsBack) {
+TEST_F(PagerFrameTable, TheCheckSeesWhatWasChangedBehindItsBack) {
   all.grow();
-  const ResidentId a = all.take(small, 1, nullptr, kHostPool);
+  const FrameId a = all.take(small, 1, nullptr, kHostPool);
   all[a].ahead = true;
-  EXPECT_EQ(all.check(), "bytes that were read ahead and residents disagree");
+  EXPECT_EQ(all.check(), "bytes that were read ahead and frames disagree");
   all[a].ahead = false;
   EXPECT_EQ(all.check(), "");
   all[a].region = nullptr;
@@ -108,9 +108,9 @@ TEST_F(PagerResidents, TheCheckSeesWhatWasChangedBehindItsBack) {
   EXPECT_EQ(all.check(), "more numbers are free than are counted");
 }
 
-TEST_F(PagerResidents, NothingIsLostInALongMix) {
+TEST_F(PagerFrameTable, NothingIsLostInALongMix) {
   std::mt19937 random(7);
-  std::vector<ResidentId> mine;
+  std::vector<FrameId> mine;
   for (int n = 0; n < 20000; ++n) {
     if (random() % 2 == 0 || mine.empty()) {
       if (all.free() == 0) all.grow();
@@ -126,7 +126,7 @@ TEST_F(PagerResidents, NothingIsLostInALongMix) {
       ASSERT_EQ(all.check(), "") << n;
     }
   }
-  for (const ResidentId id : mine) all.give(id);
+  for (const FrameId id : mine) all.give(id);
   EXPECT_EQ(all.used(), 0u);
   EXPECT_EQ(all.ahead_bytes(), 0u);
   EXPECT_EQ(all.check(), "");
