@@ -43,7 +43,7 @@ Pager::Pager(Parts parts, Config config)
       reader_(shared_),
       installer_(shared_, pressure_, failed_, waits_, *this),
       page_in_(shared_, pressure_, failed_, waits_, installer_, reader_, speculation_, *this),
-      read_ahead_(shared_, waits_, page_in_, speculation_, evict_requests_, pressure_),
+      read_ahead_(shared_, waits_, page_in_, speculation_, reclaim_requests_, pressure_),
       isolator_(shared_),
       writer_(shared_, pressure_, failed_),
       isolated_(shared_, failed_, installer_, page_in_),
@@ -58,8 +58,8 @@ Pager::Pager(Parts parts, Config config)
                *this),
       range_demoter_(shared_, devices_.get(), gpus_, page_in_, demoter_),
       range_writer_(shared_, isolator_, write_back_, releases_, range_demoter_),
-      evictor_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, evict_requests_, *this, *this),
-      loans_(shared_, queues_.promotion_requests, page_in_, evictor_, supply_, demoter_, *this),
+      reclaim_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, reclaim_requests_, *this, *this),
+      loans_(shared_, queues_.promotion_requests, page_in_, reclaim_, supply_, demoter_, *this),
       views_(shared_, devices_.get(), gpus_, shown_, blocks_, pressure_, waits_, page_in_, supply_, releases_, demoter_,
              *this),
       device_room_(shared_, devices_.get(), queues_.promotion_requests, gpus_, releases_, demoter_, migrator_),
@@ -75,19 +75,19 @@ Pager::Pager(Parts parts, Config config)
                    range_demoter_),
       sync_(shared_, queues_.promotion_requests, sums_, failed_, releases_, range_demoter_, range_writer_),
       exit_writes_(shared_, devices_.get(), gpus_, failed_, range_writer_),
-      hints_(shared_, devices_.get(), queues_, evict_requests_, gpus_, pressure_, page_in_, read_ahead_, releases_,
+      hints_(shared_, devices_.get(), queues_, reclaim_requests_, gpus_, pressure_, page_in_, read_ahead_, releases_,
              demoter_, promoter_),
       advisor_(shared_, devices_.get(), gpus_, blocks_, failed_, shown_files_, page_in_, isolated_, releases_, demoter_,
                range_writer_, hints_, *this),
       region_charges_(shared_, sums_, speculation_, gpus_, pressure_, failed_, waits_),
       maker_(shared_, devices_.get(), sums_, gpus_, supply_, region_charges_),
-      teardown_(shared_, devices_.get(), queues_, speculation_, evict_requests_, gpus_, shown_, pressure_, failed_,
+      teardown_(shared_, devices_.get(), queues_, speculation_, reclaim_requests_, gpus_, shown_, pressure_, failed_,
                 waits_, installer_, page_in_, writer_, grants_, releases_, loans_, promoter_, sync_, region_charges_,
                 *this),
       queries_(shared_, devices_.get(), gpus_, blocks_, failed_, releases_),
       workers_(shared_, devices_.get(), queues_.promotion_requests, gpus_, shown_, blocks_, page_in_, supply_,
                releases_, migrator_, demoter_, part_copies_, promoter_, arrivals_, views_, device_room_, hints_),
-      faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, evict_requests_, shown_,
+      faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, reclaim_requests_, shown_,
               gpus_.work(), *this),
       tunables_(shared_, config_, devices_.get(), gpus_, pressure_, page_in_, reader_, supply_, releases_, promoter_,
                 faults_, *this) {
@@ -104,20 +104,20 @@ Status Pager::start() {
   }
   tunables_.follow_module();
   if (Status s = faults_.start(); !s.ok()) return s;
-  if (Status s = evictor_.start(config_.evict_threads); !s.ok()) return s;
+  if (Status s = reclaim_.start(config_.evict_threads); !s.ok()) return s;
   return workers_.start();
 }
 
 Pager::~Pager() {
   {
     Lock lock(map_.mutex());
-    evictor_.stop();
+    reclaim_.stop();
     gpus_.work().notify_all();
     faults_.stop_renewing();
   }
   workers_.stop();
   faults_.stop();
-  evictor_.join();
+  reclaim_.join();
   space_.reset();   // its files are known to the engine
   engine_.reset();  // waits for its threads; nothing is in flight
   if (drains != 0) static_cast<void>(devices_.release());
@@ -198,7 +198,7 @@ void Pager::write_overdue(const void* ptr, size_t size) {
   SpanOf span;
   if (!map_.check_range(ptr, size, &span).ok()) return;
   ++span.region->in_flight;
-  evictor_.background().write_overdue(lock, span);
+  reclaim_.background().write_overdue(lock, span);
   --span.region->in_flight;
   map_.notify();
 }
@@ -232,7 +232,7 @@ std::string Pager::check() {
   if (std::string s = waits_.queue().check(); !s.empty()) return s;
   if (std::string s = failed_.check(); !s.empty()) return s;
   if (std::string s = releases_.check(); !s.empty()) return s;
-  if (std::string s = evict_requests_.check(); !s.empty()) return s;
+  if (std::string s = reclaim_requests_.check(); !s.empty()) return s;
   if (std::string s = speculation_.check(map_.transitions().all()); !s.empty()) return s;
   if (std::string s = page_in_.check(); !s.empty()) return s;
   if (charged != budget_.charged(Use::blocks)) {

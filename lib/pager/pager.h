@@ -37,10 +37,10 @@
 #include "pager/calls/region_teardown.h"
 #include "pager/calls/sync.h"
 #include "pager/calls/tunables.h"
-#include "pager/host/evictor.h"
 #include "pager/host/fault_service.h"
 #include "pager/host/memory_waits.h"
 #include "pager/host/read_ahead.h"
+#include "pager/host/reclaim.h"
 #include "pager/host/shown_files.h"
 #include "pager/lease/asks.h"
 #include "pager/lease/lease_grants.h"
@@ -60,7 +60,7 @@
 
 namespace vmem::pager {
 
-class Pager final : private BlockMap::Above, private Evictor::Above, private FaultService::Above, private Room {
+class Pager final : private BlockMap::Above, private Reclaim::Above, private FaultService::Above, private Room {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
@@ -114,7 +114,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   // pager.cpp
   uint64_t pages(uint8_t pool) const VMEM_LOCKED override;
   void reserve_queues(size_t transitions) VMEM_LOCKED override;
-  void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { evictor_.leaves(r, b); }
+  void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { reclaim_.leaves(r, b); }
   void host_is_short() VMEM_LOCKED override;
   std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED override { return supply_.is_short(first); }
   bool evict_copy(core::FrameId copy) VMEM_LOCKED override { return supply_.evict_copy(copy); }
@@ -151,7 +151,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   MemoryWaits waits_;
   Sums sums_ VMEM_GUARDED_BY(core::big_lock);
   Speculation speculation_ VMEM_GUARDED_BY(core::big_lock);
-  EvictRequests evict_requests_ VMEM_GUARDED_BY(core::big_lock);
+  ReclaimRequests reclaim_requests_ VMEM_GUARDED_BY(core::big_lock);
   StoreReader reader_;
   Installer installer_;
   PageIn page_in_;
@@ -169,7 +169,7 @@ class Pager final : private BlockMap::Above, private Evictor::Above, private Fau
   Demoter demoter_;
   RangeDemoter range_demoter_;
   RangeWriter range_writer_;
-  Evictor evictor_;
+  Reclaim reclaim_;
   Loans loans_;
   DeviceViews views_;
   DeviceRoom device_room_;

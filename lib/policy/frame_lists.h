@@ -8,7 +8,7 @@
 
 #include "core/chunks.h"
 #include "core/types.h"
-#include "policy/evictor.h"
+#include "policy/eviction_policy.h"
 
 namespace vmem::policy {
 

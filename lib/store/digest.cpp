@@ -78,8 +78,8 @@ core::Digest digest(const void* bytes, size_t size) {
 }
 
 core::Digest zero_digest(size_t size) {
-  // Blocks come in few sizes; the last one of a region may be odd. Evictors ask, also while the process exits: no
-  // destructor, no memory that may be short, and no lock that a child could find held.
+  // Blocks come in few sizes; the last one of a region may be odd. Reclaim threads ask, also while the process exits:
+  // no destructor, no memory that may be short, and no lock that a child could find held.
   struct Known {
     std::atomic<size_t> size{0};  // 0: free; kTaken: being filled in
     core::Digest digest;

@@ -240,7 +240,7 @@ TEST_P(Pins, APageWhoseRightsAreChangedHidesNoPinOfAnother) {
   EXPECT_EQ(at[kPinned], 8);
 }
 
-// Evictors take others, and come back to it now and then.
+// Reclaim threads take others, and come back to it now and then.
 TEST_P(Pins, WhatIsPinnedForLongIsSeldomTried) {
   start("64MiB");
   NEEDS_PINS();

@@ -65,7 +65,7 @@ TEST_F(Signals, EveryThreadOfTheLibraryHasANameAndBlocksThemAll) {
         EXPECT_EQ(thread.first.rfind("vmem-", 0), 0u) << "a thread is called " << thread.first;
         EXPECT_EQ(thread.second & kAllSignals, kAllSignals) << thread.first << " takes signals";
       }
-      EXPECT_GE(ours, 4u) << "evictors, I/O threads, the trimmer, the publisher";
+      EXPECT_GE(ours, 4u) << "reclaim threads, I/O threads, the trimmer, the publisher";
     }
   }
   vmem_shutdown();

@@ -75,10 +75,10 @@ TEST_F(Threads, TheEvictorSleepsWhileThereIsMemory) {
   if (IsSkipped()) return;
   TempFile file(kBytes);
   vmem::region region(kBytes, file.path(), 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
-  const uint64_t before = sleeps("vmem-evict-");
+  const uint64_t before = sleeps("vmem-reclaim-");
   read(region);
   EXPECT_EQ(vmem::stats().evictions, 0u);
-  EXPECT_LT(sleeps("vmem-evict-") - before, 32u);
+  EXPECT_LT(sleeps("vmem-reclaim-") - before, 32u);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ uint64_t long_enough() {
   return static_cast<uint64_t>(std::chrono::nanoseconds(vmem::test::patiently(std::chrono::seconds(60))).count());
 }
 
-// Blocks in a store and fewer frames; a server that pages in, and sleeps while nobody asks; an evictor.
+// Blocks in a store and fewer frames; a server that pages in, and sleeps while nobody asks; a reclaim thread.
 // ---- a device of threads
 // ---------------------------------------------------------------------------------------------
 

@@ -34,7 +34,7 @@ namespace core = vmem::core;
 
 constexpr uint64_t kHour = uint64_t{3600} * 1000000000;
 
-// By hand: no evictor runs, and the test says what time it is.
+// By hand: no reclaim thread runs, and the test says what time it is.
 class BackgroundWritesByHand : public PagerParts {
  protected:
   BackgroundWritesByHand() { config.writeback_interval_ns = kHour; }
@@ -261,7 +261,7 @@ TEST_F(BackgroundWritesByHand, WhatLeavesMemoryIsDirtyNoMore) {
   EXPECT_EQ(map.dirty().bytes(), 0u);
 }
 
-// The whole pager: its evictors write.
+// The whole pager: its reclaim threads write.
 class PagerBackgroundWrites : public PagerSteps {
  protected:
   // Two blocks, which count when they are in place.
@@ -392,7 +392,7 @@ TEST_F(PagerBackgroundWrites, EvictionsThatMeetAPinDoNotKeepABlockFromItsFile) {
   put(r, 1);
   trap->fail_take(EBUSY);
   std::atomic<bool> stop{false};
-  std::thread evictor([&] {
+  std::thread reclaim([&] {
     while (!stop) pager->evict(r, kSmall, VMEM_SSD).ignore();
   });
   for (uint64_t n = 2; n < 7; ++n) {
@@ -400,7 +400,7 @@ TEST_F(PagerBackgroundWrites, EvictionsThatMeetAPinDoNotKeepABlockFromItsFile) {
     EXPECT_TRUE(eventually([&] { return in_file(0) == n; })) << n;
   }
   stop = true;
-  evictor.join();
+  reclaim.join();
   trap->fail_take(0);
 }
 

@@ -150,7 +150,7 @@ TEST_F(PagerBudget, BlocksStayInWhatFixedMemoryLeavesThem) {
   std::byte* const r = region(8, kMiB);
   put(r, 1);
   put(r + kMiB, 2);
-  // A round of the evictor's before each of these, and one after the first.
+  // A round of the reclaim thread's before each of these, and one after the first.
   for (int round = 0; round < 2; ++round) {
     put(r + 7 * kMiB, 3);
     ASSERT_TRUE(pager->prefetch(r + 7 * kMiB, kMiB, VMEM_SSD).ok());
@@ -161,7 +161,7 @@ TEST_F(PagerBudget, BlocksStayInWhatFixedMemoryLeavesThem) {
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(get(r + i * kMiB), 56 + i);
 }
 
-// What a prefetch leaves to faults is no more than evictors keep free for both: else it would wait for nobody.
+// What a prefetch leaves to faults is no more than reclaim threads keep free for both: else it would wait for nobody.
 TEST_F(PagerBudget, APrefetchFindsTheRoomThatEvictorsKeep) {
   start(config(34 * kMiB));
   std::byte* const r = region(48, kMiB);

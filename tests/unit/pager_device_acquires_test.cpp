@@ -48,7 +48,7 @@ class PagerDeviceAcquires : public vmem::pager::test::PromotionParts {
   static bool over(const std::future<Status>& call) {
     return call.wait_for(std::chrono::milliseconds(1)) == std::future_status::ready;
   }
-  // As an evictor does it.
+  // As a reclaim thread does it.
   template <typename F>
   void ask_again_until(const F& done) {
     ASSERT_TRUE(vmem::test::eventually([&] {

@@ -308,7 +308,7 @@ class PromotionParts : public DeviceParts {
     return gpus[d].budget.charged();
   }
 
-  EvictRequests evictions;
+  ReclaimRequests evictions;
   ReadAhead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
   PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
   PooledList<DemotionRequest>& demotion_requests = queues.demotion_requests;

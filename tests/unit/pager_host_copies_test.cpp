@@ -24,13 +24,13 @@ using vmem::pager::kDevicePools;
 using vmem::pager::kStagingPools;
 using vmem::pager::Region;
 using vmem::policy::Admission;
-using vmem::policy::EvictorStats;
+using vmem::policy::EvictionPolicyStats;
 using vmem::policy::Priority;
 using vmem::policy::Temperature;
 using vmem::policy::Victim;
 
 // Knows what it was told, and chooses nobody.
-class FakePolicy final : public vmem::policy::Evictor {
+class FakePolicy final : public vmem::policy::EvictionPolicy {
  public:
   const char* name() const override { return "fake"; }
   void resize(size_t, uint64_t) override {}
@@ -41,7 +41,7 @@ class FakePolicy final : public vmem::policy::Evictor {
   size_t victims(uint64_t, std::span<Victim>) override { return 0; }
   void hold(FrameId id) override { holds[id] += known.count(id) != 0 ? 1 : 1000; }
   void unhold(FrameId id) override { --holds[id]; }
-  EvictorStats stats() const override { return {}; }
+  EvictionPolicyStats stats() const override { return {}; }
 
   std::map<FrameId, Admission> known;
   std::map<FrameId, int> holds;
@@ -85,8 +85,8 @@ class PagerHostCopies : public ::testing::Test {
   vmem::memory::Staging* staging = &pools.of(vmem::core::kHugePage).frames;
   Region region{16, 4};
   FrameTable frame_table;
-  std::vector<std::unique_ptr<vmem::policy::Evictor>> policies = [] {
-    std::vector<std::unique_ptr<vmem::policy::Evictor>> all(kDevicePools);
+  std::vector<std::unique_ptr<vmem::policy::EvictionPolicy>> policies = [] {
+    std::vector<std::unique_ptr<vmem::policy::EvictionPolicy>> all(kDevicePools);
     all[kStagingPools] = std::make_unique<FakePolicy>();
     return all;
   }();

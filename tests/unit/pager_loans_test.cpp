@@ -11,13 +11,13 @@ namespace {
 using vmem::core::BigLock;
 using vmem::core::BlockIndex;
 using vmem::core::State;
-using vmem::pager::Evictor;
 using vmem::pager::OpenRange;
 using vmem::pager::PromotionRequest;
+using vmem::pager::Reclaim;
 using vmem::pager::Region;
 namespace core = vmem::core;
 
-class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above {
+class PagerLoans : public vmem::pager::test::DeviceParts, private Reclaim::Above {
  protected:
   void SetUp() override {
     devices.transitions = true;
@@ -72,10 +72,10 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Evictor::Above
 
   std::vector<uint32_t> asked;
   std::vector<const std::byte*> homes;
-  vmem::pager::EvictRequests requests;
-  Evictor evictor{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
+  vmem::pager::ReclaimRequests requests;
+  Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
   vmem::pager::PooledList<PromotionRequest> promotion_requests;
-  vmem::pager::Loans loans{shared, promotion_requests, page_in, evictor, supply, demoter, *this};
+  vmem::pager::Loans loans{shared, promotion_requests, page_in, reclaim, supply, demoter, *this};
 };
 
 TEST_F(PagerLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) {

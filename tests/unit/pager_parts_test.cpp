@@ -205,7 +205,7 @@ TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnd
     ASSERT_TRUE(waits.starve_fault(r, 0));
     EXPECT_TRUE(waits.queue().marked(r.table[0]));
     const uint64_t begun = now_ns();
-    // As evictors look: often, and for longer than the time-out.
+    // As reclaim threads look: often, and for longer than the time-out.
     for (uint64_t ms = 0; ms < 1000; ms += 50) EXPECT_FALSE(waits.check_starved(lock, begun + ms * 1000000));
     r.table.change(1, State::filling, State::untouched);
     map.free_entry(1, r);

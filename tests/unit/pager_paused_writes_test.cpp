@@ -1,4 +1,4 @@
-// What evictors do while nothing can be written.
+// What reclaim threads do while nothing can be written.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -8,7 +8,7 @@
 
 #include "common/patience.h"
 #include "core/clock.h"
-#include "pager/host/evictor.h"
+#include "pager/host/reclaim.h"
 #include "pager_parts.h"
 
 namespace {
@@ -23,7 +23,7 @@ using vmem::pager::Region;
 using vmem::store::Io;
 namespace core = vmem::core;
 
-class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pager::Evictor::Above {
+class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pager::Reclaim::Above {
  protected:
   static constexpr uint64_t kHour = uint64_t{3600} * 1000000000;
 
@@ -31,9 +31,9 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
     {
       BigLock lock(map.mutex());
       writes.has_room();
-      if (evicts) evictor.stop();
+      if (evicts) reclaim.stop();
     }
-    if (evicts) evictor.join();
+    if (evicts) reclaim.join();
     PagerParts::TearDown();
   }
   // As when a write has failed, but for longer than any test takes.
@@ -44,7 +44,7 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
   void write_again() {
     BigLock lock(map.mutex());
     writes.has_room();
-    pressure.call_evictors();
+    pressure.wake_all_reclaim();
   }
   // False: there is no memory, and it waits for some.
   bool try_to_bring(Region& r, BlockIndex b) {
@@ -62,14 +62,14 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
     engine.until_idle();
     return true;
   }
-  // Whether each of the blocks has b + 1000, when the evictors have written what they like and are gone.
+  // Whether each of the blocks has b + 1000, when the reclaim threads have written what they like and are gone.
   void expect_all(Region& r, BlockIndex blocks) {
     {
       BigLock lock(map.mutex());
       waits.queue().forget(r);
-      evictor.stop();
+      reclaim.stop();
     }
-    evictor.join();
+    reclaim.join();
     evicts = false;
     engine.until_idle();
     for (BlockIndex b = 0; b < blocks; ++b) {
@@ -93,8 +93,8 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
   }
 
   bool evicts = true;
-  vmem::pager::EvictRequests requests;
-  vmem::pager::Evictor evictor{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
+  vmem::pager::ReclaimRequests requests;
+  vmem::pager::Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
 
  private:
   std::optional<uint8_t> short_of_staging(uint8_t) override { return {}; }
@@ -111,7 +111,7 @@ TEST_F(PagerPausedWrites, WhatNeedNotBeWrittenLeavesWhileNothingCanBe) {
   changed -= kClean;
   for (BlockIndex b = 0; b < changed; ++b) put(r, b, 1000 + b);
   put_writes_off();
-  ASSERT_TRUE(evictor.start(2).ok());
+  ASSERT_TRUE(reclaim.start(2).ok());
   for (BlockIndex b = changed + kClean; b < changed + kMore; ++b)
     ASSERT_TRUE(vmem::test::eventually([&] { return try_to_bring(r, b); })) << b;
   EXPECT_GE(counters.clean_drops, kMore - 2 * kClean);
@@ -127,7 +127,7 @@ TEST_F(PagerPausedWrites, NobodyLooksForEverWhereNothingIsClean) {
   while (try_to_bring(r, changed)) ++changed;
   for (BlockIndex b = 0; b < changed; ++b) put(r, b, 1000 + b);
   put_writes_off();
-  ASSERT_TRUE(evictor.start(1).ok());
+  ASSERT_TRUE(reclaim.start(1).ok());
   const auto looked_at = [&] {
     BigLock lock(map.mutex());
     size_t found = 0;
@@ -163,7 +163,7 @@ TEST_F(PagerPausedWrites, APinIsNoReasonToEvictInAnotherOrder) {
     BigLock lock(map.mutex());
     writes.pinned(vmem::pager::now_ns() + kHour);
   }
-  ASSERT_TRUE(evictor.start(1).ok());
+  ASSERT_TRUE(reclaim.start(1).ok());
   for (int i = 0; i < 50; ++i, usleep(1000)) ASSERT_FALSE(try_to_bring(r, blocks)) << "something left";
   engine.hold(Io::Op::write, true);
   write_again();

@@ -53,7 +53,7 @@ class PagerPressure : public PagerSteps {
 // Its file system is another's business.
 TEST_F(PagerPressure, NoRoomForASharedFileKeepsNothingFromTheStore) {
   Config c = config();  // 256 blocks, less what buffers take
-  c.evictor = vmem::policy::EvictorKind::fifo;
+  c.reclaim = vmem::policy::EvictionPolicyKind::fifo;
   start(c);
   std::byte* oldest = region(64);
   std::byte* stored = region(100);

@@ -17,13 +17,13 @@ using vmem::core::Status;
 using vmem::core::Urgency;
 using vmem::pager::Backing;
 using vmem::pager::DeferredWork;
-using vmem::pager::Evictor;
 using vmem::pager::NewRegion;
+using vmem::pager::Reclaim;
 using vmem::pager::Region;
 using vmem::store::Io;
 namespace core = vmem::core;
 
-class PagerRegionTeardown : public vmem::pager::test::PromotionParts, private Evictor::Above {
+class PagerRegionTeardown : public vmem::pager::test::PromotionParts, private Reclaim::Above {
  protected:
   Region& made(size_t count, size_t block_size = kBlock) {
     NewRegion what;
@@ -54,8 +54,8 @@ class PagerRegionTeardown : public vmem::pager::test::PromotionParts, private Ev
   void host_is_short() override {}
 
   vmem::pager::Sums sums;
-  Evictor evictor{shared, pressure, failed, waits, page_in, isolator, write_back, evictions, *this, *this};
-  vmem::pager::Loans loans{shared, promotion_requests, page_in, evictor, supply, demoter, *this};
+  Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, evictions, *this, *this};
+  vmem::pager::Loans loans{shared, promotion_requests, page_in, reclaim, supply, demoter, *this};
   vmem::pager::RangeWriter range_writer{shared, isolator, write_back, releases, range_demoter};
   vmem::pager::Sync sync{shared, queues.promotion_requests, sums, failed, releases, range_demoter, range_writer};
   vmem::pager::RegionCharges charges{shared, sums, speculation, gpus, pressure, failed, waits};

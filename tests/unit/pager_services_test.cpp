@@ -1,14 +1,14 @@
 // Those who begin what moves blocks of host memory, on what they stand on and on fakes: the reader of stores,
-// read-ahead, the evictors, and the service of faults. The last two with their threads.
+// read-ahead, the reclaim threads, and the service of faults. The last two with their threads.
 #include <gtest/gtest.h>
 
 #include <cerrno>
 #include <vector>
 
 #include "common/patience.h"
-#include "pager/host/evictor.h"
 #include "pager/host/fault_service.h"
 #include "pager/host/read_ahead.h"
+#include "pager/host/reclaim.h"
 #include "pager_parts.h"
 #include "store/digest.h"
 
@@ -20,11 +20,11 @@ using vmem::core::State;
 using vmem::core::Urgency;
 using vmem::pager::Backing;
 using vmem::pager::DeferredWork;
-using vmem::pager::Evictor;
-using vmem::pager::EvictRequests;
 using vmem::pager::FaultService;
 using vmem::pager::IoEnd;
 using vmem::pager::ReadAhead;
+using vmem::pager::Reclaim;
+using vmem::pager::ReclaimRequests;
 using vmem::pager::Region;
 using vmem::pager::Transition;
 using vmem::test::eventually;
@@ -32,7 +32,7 @@ namespace core = vmem::core;
 namespace policy = vmem::policy;
 namespace store = vmem::store;
 
-class Services : public vmem::pager::test::PagerParts, protected Evictor::Above, protected FaultService::Above {
+class Services : public vmem::pager::test::PagerParts, protected Reclaim::Above, protected FaultService::Above {
  protected:
   std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
   bool evict_copy(core::FrameId) override { return false; }
@@ -47,7 +47,7 @@ class Services : public vmem::pager::test::PagerParts, protected Evictor::Above,
     PagerParts::TearDown();
   }
   std::atomic<size_t> tunables = 0;
-  EvictRequests requests;
+  ReclaimRequests requests;
   ReadAhead read_ahead{shared, waits, page_in, speculation, requests, pressure};
 };
 
@@ -313,19 +313,19 @@ TEST_F(PagerReadAhead, WithoutRoomNothingIsReadAheadAndWithRoomItGoesOn) {
 
 // ---- which blocks leave
 
-class PagerEvictor : public Services {
+class PagerReclaim : public Services {
  protected:
   void stop() {
     {
       BigLock lock(map.mutex());
-      evictor.stop();
+      reclaim.stop();
     }
-    evictor.join();
+    reclaim.join();
   }
-  Evictor evictor{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
+  Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
 };
 
-TEST_F(PagerEvictor, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
+TEST_F(PagerReclaim, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
   Region& r = region(4);
   for (BlockIndex b = 0; b < 3; ++b) bring(r, b);
   put(r, 0, 7);
@@ -336,14 +336,14 @@ TEST_F(PagerEvictor, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
     map.match_hold(r, 1);
     ASSERT_TRUE(requests.add({&r, 0, 3}, false));
   }
-  ASSERT_TRUE(evictor.start(1).ok());
+  ASSERT_TRUE(reclaim.start(1).ok());
   EXPECT_TRUE(eventually([&] { return state(r, 0) == State::stored && state(r, 2) == State::untouched; }));
   stop();
   EXPECT_EQ(state(r, 1), State::resident);
   EXPECT_TRUE(requests.empty());
 }
 
-TEST_F(PagerEvictor, WhoWaitsForMemoryGetsWhatOthersCanDoWithout) {
+TEST_F(PagerReclaim, WhoWaitsForMemoryGetsWhatOthersCanDoWithout) {
   Region& r = region(kBudget / kBlock + 8);
   BlockIndex last = 0;
   for (bool room = true; room; last += room ? 1 : 0) {
@@ -359,9 +359,9 @@ TEST_F(PagerEvictor, WhoWaitsForMemoryGetsWhatOthersCanDoWithout) {
     rest = budget.available();
     ASSERT_TRUE(budget.charge(rest, 0));
     ASSERT_TRUE(waits.starve_fault(r, last));
-    pressure.call_evictors();
+    pressure.wake_all_reclaim();
   }
-  ASSERT_TRUE(evictor.start(1).ok());
+  ASSERT_TRUE(reclaim.start(1).ok());
   EXPECT_TRUE(eventually([&] {
     BigLock lock(map.mutex());
     return budget.available() >= kBlock;
@@ -374,13 +374,13 @@ TEST_F(PagerEvictor, WhoWaitsForMemoryGetsWhatOthersCanDoWithout) {
   budget.credit(rest);
 }
 
-TEST_F(PagerEvictor, WhatIsAskedAgainIsAskedOnceForABlockAtRestAndNotForOneThatMoves) {
+TEST_F(PagerReclaim, WhatIsAskedAgainIsAskedOnceForABlockAtRestAndNotForOneThatMoves) {
   Region& r = region(2);
   bring(r, 0);
   BigLock lock(map.mutex());
-  evictor.leaves(r, 1);
+  reclaim.leaves(r, 1);
   EXPECT_TRUE(requests.empty()) << "it is not in memory";
-  evictor.leaves(r, 0);
+  reclaim.leaves(r, 0);
   ASSERT_FALSE(requests.empty());
   EXPECT_EQ(requests.first().span.first, 0u);
   requests.forget(r);

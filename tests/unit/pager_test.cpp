@@ -390,7 +390,7 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
   auto toucher = std::async(std::launch::async, [&] { return trap->store(r + n * kHugePage, n + 100); });
   const auto leased_range = std::vector{range(r + (n + 1) * kHugePage, 1)};
   auto acquiring = calling([&] { return pager->acquire(leased_range, VMEM_HOST, nullptr); });
-  // Each write that is tried and fails is a round of the evictor, which looks first who has waited too long.
+  // Each write that is tried and fails is a round of the reclaim thread, which looks first who has waited too long.
   const auto rounds = [&](uint64_t count) {
     const uint64_t until = pager->counters().io_errors + count;
     while (pager->counters().io_errors < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -1,4 +1,4 @@
-// vmem-replay: what each evictor, and the read-ahead, would have made of a trace.
+// vmem-replay: what each eviction policy, and the read-ahead, would have made of a trace.
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -91,7 +91,8 @@ double percent(uint64_t part, uint64_t whole) {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("Replays a trace of accesses of blocks, or a generated one, through every evictor and the read-ahead.");
+  CLI::App app(
+      "Replays a trace of accesses of blocks, or a generated one, through every eviction policy and the read-ahead.");
   std::string file, save;
   replay::Pattern pattern;
   std::vector<double> fractions = {0.1, 0.25, 0.5};
@@ -167,8 +168,9 @@ int run(int argc, char** argv) {
         }
         printf("\n");
       };
-      for (const auto kind : {policy::EvictorKind::adaptive, policy::EvictorKind::fifo, policy::EvictorKind::sieve,
-                              policy::EvictorKind::s3fifo, policy::EvictorKind::twoq}) {
+      for (const auto kind :
+           {policy::EvictionPolicyKind::adaptive, policy::EvictionPolicyKind::fifo, policy::EvictionPolicyKind::sieve,
+            policy::EvictionPolicyKind::s3fifo, policy::EvictionPolicyKind::twoq}) {
         setup.kind = kind;
         setup.window = 0;
         const replay::Result plain = replay::simulate(trace, setup, warmup);

@@ -10,7 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "policy/evictor.h"
+#include "policy/eviction_policy.h"
 #include "policy/neighbours.h"
 #include "policy/readahead.h"
 #include "replay/generate.h"
@@ -28,7 +28,7 @@ struct Result {
 };
 
 struct Setup {
-  policy::EvictorKind kind = policy::EvictorKind::adaptive;
+  policy::EvictionPolicyKind kind = policy::EvictionPolicyKind::adaptive;
   uint64_t capacity = 1024;  // blocks
   uint32_t weight = 512;     // pages a block
   bool probes = true;
@@ -43,14 +43,14 @@ class Pager {
   Pager(const Setup& setup, uint64_t blocks)
       : setup_(setup),
         blocks_(blocks),
-        evictor_(policy::make_evictor(setup.kind)),
+        policy_(policy::make_eviction_policy(setup.kind)),
         readahead_(blocks, setup.window),
         neighbours_(blocks, setup.group) {
     owner_.resize(setup.capacity + 1);
     for (uint64_t i = owner_.size(); i-- > 0;) free_.push_back(static_cast<core::FrameId>(i));
-    evictor_->resize(owner_.size(), setup.capacity * setup.weight);
+    policy_->resize(owner_.size(), setup.capacity * setup.weight);
     readahead_.set_access(setup.access);
-    result_.policy = evictor_->name();
+    result_.policy = policy_->name();
   }
 
   void touch(uint64_t block, bool counts = true) {
@@ -63,7 +63,7 @@ class Pager {
     } else if (b.hidden) {
       b.hidden = false;
       ++result_.soft_faults;
-      evictor_->touched(b.id);
+      policy_->touched(b.id);
     }
     if (counts) {
       ++result_.touches;
@@ -78,11 +78,11 @@ class Pager {
     if (setup_.group != 0 && misses != result_.misses && !readahead_.streams()) read_beside(block);
   }
   Result result() {
-    result_.probes = evictor_->stats().probed;
+    result_.probes = policy_->stats().probed;
     return result_;
   }
   bool present(uint64_t block) const { return blocks_[block].present; }
-  policy::Evictor& evictor() { return *evictor_; }
+  policy::EvictionPolicy& policy() { return *policy_; }
 
  private:
   struct Block {
@@ -99,7 +99,7 @@ class Pager {
       Block& b = blocks_[static_cast<uint64_t>(at)];
       if (!b.present || !b.reported_ahead) break;
       b.reported_ahead = false;
-      if (static_cast<uint64_t>(at) != block) evictor_->touched(b.id);
+      if (static_cast<uint64_t>(at) != block) policy_->touched(b.id);
     }
   }
   void bring(uint64_t block, bool ahead = false) {
@@ -117,11 +117,11 @@ class Pager {
     a.sequential = setup_.access == policy::Access::sequential;
     if (b.left_at != 0) a.age = evicted_ - b.left_at;
     a.ahead = b.ahead = b.reported_ahead = ahead;
-    evictor_->admit(a);
+    policy_->admit(a);
   }
   void evict() {
     std::vector<policy::Victim> out(2 * setup_.batch + 14);
-    const size_t n = evictor_->victims(setup_.batch * setup_.weight, out);
+    const size_t n = policy_->victims(setup_.batch * setup_.weight, out);
     for (size_t i = 0; i < n; ++i) {
       Block& b = blocks_[owner_[out[i].id]];
       if (out[i].probe) {
@@ -174,7 +174,7 @@ class Pager {
   std::vector<Block> blocks_;
   std::vector<uint64_t> owner_;
   std::vector<core::FrameId> free_;
-  std::unique_ptr<policy::Evictor> evictor_;
+  std::unique_ptr<policy::EvictionPolicy> policy_;
   policy::ReadAhead readahead_;
   policy::Neighbours neighbours_;
   uint64_t evicted_ = 0;  // pages

@@ -1,5 +1,5 @@
 // How much of the host budget is kept free, and for whom: for faults what regions of the largest blocks need; ahead of
-// those who ask, what evictors keep free for them; and none of it is leased.
+// those who ask, what reclaim threads keep free for them; and none of it is leased.
 //
 //   largest_block() is that of the regions counted, and bytes() what faults are kept for it
 //   what is leased in host memory, and what is stale at a device, nobody can evict: pinned()
@@ -63,12 +63,13 @@ class HostReserve {
   // What is kept free ahead of those who need it: a part of what blocks can have that may leave, and never so much that
   // two of the largest could not stay, or each would be evicted as soon as it is in place.
   uint64_t low_watermark() const;
-  // What whoever asks for so many bytes leaves to those who are more urgent: no more than evictors keep free with them.
+  // What whoever asks for so many bytes leaves to those who are more urgent: no more than reclaim threads keep free
+  // with them.
   uint64_t left_free(core::Urgency urgency, uint64_t size) const;
   // Free memory, or on its way to being free, is short of the low watermark, or of what the first that waits needs.
   bool short_of(uint64_t first, uint64_t leaving) const;
-  // One more block may be stale at its device, where others move in what it leaves with more free than evictors want:
-  // else they would take away what the CPU is shown as soon as it is.
+  // One more block may be stale at its device, where others move in what it leaves with more free than reclaim threads
+  // want: else they would take away what the CPU is shown as soon as it is.
   bool room_for_stale(uint64_t block_size) const;
 
   // Tests: `leased` are recounted, as the regions with blocks of each size. What is wrong; empty: nothing.

@@ -13,9 +13,9 @@ namespace vmem::pager {
 namespace {
 
 // By Frame::pool.
-std::vector<std::unique_ptr<policy::Evictor>> make_policies(size_t devices, policy::EvictorKind kind) {
-  std::vector<std::unique_ptr<policy::Evictor>> policies(kDevicePools + devices);
-  for (auto& policy : policies) policy = policy::make_evictor(kind);
+std::vector<std::unique_ptr<policy::EvictionPolicy>> make_policies(size_t devices, policy::EvictionPolicyKind kind) {
+  std::vector<std::unique_ptr<policy::EvictionPolicy>> policies(kDevicePools + devices);
+  for (auto& policy : policies) policy = policy::make_eviction_policy(kind);
   return policies;
 }
 
@@ -28,7 +28,7 @@ BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& st
       counters_(counters),
       config_(config),
       above_(above),
-      policies_(make_policies(devices, config.evictor)),
+      policies_(make_policies(devices, config.reclaim)),
       copies_(frame_table_, staging, policies_, clock_),
       guests_(frame_table_),
       dirty_(frame_table_, config) {
@@ -190,8 +190,8 @@ void BlockMap::match_hold(Region& r, BlockIndex b) {
 }
 
 // Locked, and now and then not; the region is in flight. Its leases have changed: so do the holds, whichever leases
-// there are by then. An evictor may get to a block first that was leased just now, and leaves it alone; one that was
-// released just now it finds when this has passed it.
+// there are by then. A reclaim thread may get to a block first that was leased just now, and leaves it alone; one that
+// was released just now it finds when this has passed it.
 void BlockMap::match_holds(Lock& lock, const SpanOf& span) {
   Region& r = *span.region;
   for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && !r.dying; b = r.table.next_touched(b + 1)) {

@@ -82,8 +82,8 @@ class BlockMap {
   EvictionClock& clock() VMEM_LOCKED { return clock_; }
 
   // Which of them leave first, by Frame::pool. admit(): from here on it may be chosen.
-  policy::Evictor& policy(core::FrameId id) VMEM_LOCKED { return *policies_[frame_table_[id].pool]; }
-  policy::Evictor& policy_of(uint8_t pool) VMEM_LOCKED { return *policies_[pool]; }
+  policy::EvictionPolicy& policy(core::FrameId id) VMEM_LOCKED { return *policies_[frame_table_[id].pool]; }
+  policy::EvictionPolicy& policy_of(uint8_t pool) VMEM_LOCKED { return *policies_[pool]; }
   // withdraw(): it may not be chosen any more.
   void admit(Region& r, core::BlockIndex b, uint32_t stamp) VMEM_LOCKED;
   void withdraw(core::FrameId id) VMEM_LOCKED;
@@ -129,7 +129,7 @@ class BlockMap {
   Waiters waiters_ VMEM_GUARDED_BY(core::big_lock);  // for one block each
   std::condition_variable changed_;                  // .. for more: some block came to rest, memory came free
   core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_ VMEM_GUARDED_BY(core::big_lock);  // by base
-  std::vector<std::unique_ptr<policy::Evictor>> policies_;                                    // by Frame::pool
+  std::vector<std::unique_ptr<policy::EvictionPolicy>> policies_;                             // by Frame::pool
   FrameTable frame_table_ VMEM_GUARDED_BY(core::big_lock);
   TransitionPool transitions_ VMEM_GUARDED_BY(core::big_lock);
   EvictionClock clock_ VMEM_GUARDED_BY(core::big_lock);

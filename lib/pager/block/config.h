@@ -10,7 +10,7 @@
 #include "memory/frame_pool.h"
 #include "memory/host_budget.h"
 #include "memory/staging.h"
-#include "policy/evictor.h"
+#include "policy/eviction_policy.h"
 #include "store/io.h"
 #include "store/space.h"
 #include "trap/trap.h"
@@ -37,7 +37,7 @@ struct Config {
   bool allow_move = true;
   bool direct_io = true;
   std::vector<int> numa_nodes;
-  policy::EvictorKind evictor = policy::EvictorKind::adaptive;
+  policy::EvictionPolicyKind reclaim = policy::EvictionPolicyKind::adaptive;
   bool auto_device_blocks = false;  // as setting device_block_size has them; else as large as the devices' unit
   unsigned device_neighbours = 50;  // percent of a device's budget that blocks of others may have
   uint64_t device_budget = 0;  // bytes on each device; 0: 0.8 of what is free when it is first used, following it down

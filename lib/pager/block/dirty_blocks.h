@@ -5,7 +5,7 @@
 // - since() never decreases along the list: a block joins at its end, and goes back there when it is put off.
 // - An overdue block is one that was put off when it was due. It is overdue until its write begins.
 // - A block leaves the list when its file has its bytes, or when it leaves host memory.
-// - Evictors are woken when the list is not empty any more, and when it is long.
+// - Reclaim threads are woken when the list is not empty any more, and when it is long.
 //
 // Not thread-safe: the pager's lock protects it. slow() may need memory; nothing else does.
 #pragma once
@@ -30,7 +30,7 @@ class DirtyBlocks {
   static constexpr uint64_t kLeastLimit = uint64_t{64} << 20;   // by default: any disk writes it in no time
 
   DirtyBlocks(FrameTable& frame_table, const Config& config) : frame_table_(frame_table), config_(config) {}
-  // The evictors sleep there.
+  // The reclaim threads sleep there.
   void set_bell(std::condition_variable* bell) { bell_ = bell; }
 
   // The block keeps its place if it is listed already.
@@ -45,7 +45,7 @@ class DirtyBlocks {
   uint64_t bytes() const { return bytes_; }
 
   // Writes of listed blocks that nobody waits for. Enough are under way: the next begins when one has ended, which
-  // wakes an evictor.
+  // wakes a reclaim thread.
   void write_begins(uint64_t bytes) { writing_ += bytes; }
   void write_ends(uint64_t bytes, uint64_t now_ns);
   uint64_t writing() const { return writing_; }

@@ -19,15 +19,15 @@
 #include "pager/account/staging_pools.h"
 #include "pager/block/eviction_clock.h"
 #include "pager/block/frame_table.h"
-#include "policy/evictor.h"
+#include "policy/eviction_policy.h"
 
 namespace vmem::pager {
 
 class HostCopies {
  public:
   // policies: by Frame::pool.
-  HostCopies(FrameTable& frame_table, StagingPools& staging, std::span<const std::unique_ptr<policy::Evictor>> policies,
-             const EvictionClock& clock)
+  HostCopies(FrameTable& frame_table, StagingPools& staging,
+             std::span<const std::unique_ptr<policy::EvictionPolicy>> policies, const EvictionClock& clock)
       : frame_table_(frame_table), staging_(staging), policies_(policies), clock_(clock) {}
 
   // The block, which has come to its device from `frame`, keeps it. A resident must be free.
@@ -62,11 +62,11 @@ class HostCopies {
  private:
   void admit(core::FrameId copy);
   void give(core::FrameId copy);
-  policy::Evictor& policy(core::FrameId copy) { return *policies_[frame_table_[copy].pool]; }
+  policy::EvictionPolicy& policy(core::FrameId copy) { return *policies_[frame_table_[copy].pool]; }
 
   FrameTable& frame_table_;
   StagingPools& staging_;
-  const std::span<const std::unique_ptr<policy::Evictor>> policies_;
+  const std::span<const std::unique_ptr<policy::EvictionPolicy>> policies_;
   const EvictionClock& clock_;
   size_t count_ = 0;
 };

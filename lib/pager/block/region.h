@@ -16,7 +16,7 @@
 #include "pager/block/lease_map.h"
 #include "pager/block/names.h"
 #include "pager/block/place_advice.h"
-#include "policy/evictor.h"
+#include "policy/eviction_policy.h"
 #include "policy/heat.h"
 #include "policy/neighbours.h"
 #include "policy/readahead.h"

@@ -85,8 +85,8 @@ Status Hints::start(const SpanOf& span, int location, DeferredWork& after) {
     if (location == VMEM_SSD) return {};
   }
   if (location == VMEM_SSD) {
-    if (!evict_requests_.full() && !evict_requests_.add(span, false)) return no_memory();
-    pressure_.call_evictor();
+    if (!reclaim_requests_.full() && !reclaim_requests_.add(span, false)) return no_memory();
+    pressure_.wake_reclaim();
     return {};
   }
   // More than the cache holds would only chase out what was fetched first.
@@ -183,7 +183,7 @@ bool Hints::serve_demotion(Lock& lock) {
     ++r.in_flight;
     demoter_.run(lock, batch.all());
     // What is in staging frames now goes on.
-    if (on && !r.dying && !evict_requests_.full() && evict_requests_.add(*on, false)) pressure_.call_evictor();
+    if (on && !r.dying && !reclaim_requests_.full() && reclaim_requests_.add(*on, false)) pressure_.wake_reclaim();
     --r.in_flight;
     map_.notify();
     return true;

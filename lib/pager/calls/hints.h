@@ -16,13 +16,13 @@ namespace vmem::pager {
 class Hints final : private Shared, public DeviceWorkers::Above {
  public:
   // devices: null: there is no device tier. queues, evict_requests: under the lock.
-  Hints(const Shared& shared, device::Devices* devices, Queues& queues, EvictRequests& evict_requests, Gpus& gpus,
+  Hints(const Shared& shared, device::Devices* devices, Queues& queues, ReclaimRequests& reclaim_requests, Gpus& gpus,
         MemoryPressure& pressure, PageIn& page_in, ReadAhead& read_ahead, PendingReleases& releases, Demoter& demoter,
         Promoter& promoter)
       : Shared(shared),
         devices_(devices),
         queues_(queues),
-        evict_requests_(evict_requests),
+        reclaim_requests_(reclaim_requests),
         gpus_(gpus),
         pressure_(pressure),
         page_in_(page_in),
@@ -46,7 +46,7 @@ class Hints final : private Shared, public DeviceWorkers::Above {
 
   device::Devices* const devices_;
   Queues& queues_;
-  EvictRequests& evict_requests_;
+  ReclaimRequests& reclaim_requests_;
   Gpus& gpus_;
   MemoryPressure& pressure_;
   PageIn& page_in_;

@@ -36,7 +36,7 @@ Status RegionCharges::want_buffers(Lock& lock, Region& r, uint64_t mark) {
       return s;
     }
     reserve_.want(least);
-    pressure_.call_evictors();
+    pressure_.wake_all_reclaim();
   }
 }
 

@@ -25,7 +25,7 @@ void RegionTeardown::forget(Region& r) {
   failed_.forget(r);
   tables_.forget(r);
   speculation_.forget(r);
-  evict_requests_.forget(r);
+  reclaim_requests_.forget(r);
   map_.dirty().forget(r);
   queues_.promotion_requests.erase_if([&](const PromotionRequest& w) { return w.region == &r; });
   queues_.demotion_requests.erase_if([&](const DemotionRequest& d) { return d.region == &r; });

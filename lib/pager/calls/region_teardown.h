@@ -21,7 +21,7 @@ class RegionTeardown : private Shared {
  public:
   // devices: null: there is no device tier. queues, speculation, evict_requests, shown: under the lock.
   RegionTeardown(const Shared& shared, device::Devices* devices, Queues& queues, Speculation& speculation,
-                 EvictRequests& evict_requests, Gpus& gpus, ShownCopies& shown, MemoryPressure& pressure,
+                 ReclaimRequests& reclaim_requests, Gpus& gpus, ShownCopies& shown, MemoryPressure& pressure,
                  FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in, StoreWriter& writer,
                  LeaseGrants& grants, PendingReleases& releases, Loans& loans, Promoter& promoter, Sync& sync,
                  RegionCharges& charges, Room& room)
@@ -29,7 +29,7 @@ class RegionTeardown : private Shared {
         devices_(devices),
         queues_(queues),
         speculation_(speculation),
-        evict_requests_(evict_requests),
+        reclaim_requests_(reclaim_requests),
         gpus_(gpus),
         shown_(shown),
         pressure_(pressure),
@@ -76,7 +76,7 @@ class RegionTeardown : private Shared {
   device::Devices* const devices_;
   Queues& queues_;
   Speculation& speculation_;
-  EvictRequests& evict_requests_;
+  ReclaimRequests& reclaim_requests_;
   Gpus& gpus_;
   ShownCopies& shown_;
   MemoryPressure& pressure_;

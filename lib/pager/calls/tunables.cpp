@@ -35,7 +35,7 @@ Status Tunables::set_host_budget(uint64_t bytes) {
   map_.progress().made();
   budget_.trim();
   map_.resize_policies();
-  pressure_.call_evictors();
+  pressure_.wake_all_reclaim();
   room_.came_free(after);
   lock.unlock();
   page_in_.run(after);
@@ -121,7 +121,7 @@ void Tunables::set_space_budget(uint64_t bytes) {
   space_.set_budget(bytes);
   Lock lock(map_.mutex());
   writes_.has_room();  // there may be: whoever waits for memory should not wait for the back-off
-  pressure_.call_evictors();
+  pressure_.wake_all_reclaim();
 }
 
 void Tunables::set_staging_share(unsigned percent) {

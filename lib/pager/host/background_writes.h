@@ -8,7 +8,7 @@
 //   evicts such a block writes it first: a program that does so in a loop leaves no other moment for it.
 // - Faults wait while writes end. Where none ends or can begin, the faults go on, and the log says so.
 //
-// Evictors call it, under the pager's lock.
+// Reclaim threads call it, under the pager's lock.
 #pragma once
 
 #include "pager/account/shared.h"

@@ -62,7 +62,7 @@ void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
     read_again();
     if (!unread_.push_back(unread)) return;  // an acquire reads it
   }
-  pressure_.call_evictor();
+  pressure_.wake_reclaim();
 }
 
 void FailedBlocks::clear_unread(Region& r, BlockIndex b) {
@@ -114,7 +114,7 @@ bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
   } else {
     trap_.wake(r.address(b), r.block_size).ignore();
   }
-  pressure_.call_evictor();
+  pressure_.wake_reclaim();
   return !known;
 }
 
@@ -137,7 +137,7 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
     trap_.wake(r.address(b), r.block_size).ignore();
   }
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-  pressure_.call_evictor();
+  pressure_.wake_reclaim();
 }
 
 Status FailedBlocks::not_read(const Region& r, BlockIndex b) const {

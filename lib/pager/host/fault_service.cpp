@@ -221,7 +221,7 @@ void FaultService::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
   read_ahead_.used(r, b);
   if (fault.kind == trap::FaultKind::write_protect) {
     core::add(counters_.write_protect_faults);
-    // Under the lock: an evictor that protects this block next must come after.
+    // Under the lock: a reclaim thread that protects this block next must come after.
     const Status s = trap_.unprotect(r.address(b), r.block_size);
     if (s.code() == -EPERM) return met_shut(r, b, s);
     block.flags &= static_cast<uint16_t>(~core::kProtected);
@@ -249,8 +249,8 @@ void FaultService::met_shut(Region& r, BlockIndex b, const Status& why) {
                 "those have left memory and come back, and changed blocks cannot leave",
                 static_cast<int>(why.text().size()), why.text().data());
   failed_.ask_later(r, b);
-  if ((r.table[b].flags & core::kProtected) == 0 || leased(r, b) || evict_requests_.full()) return;
-  if (evict_requests_.add({&r, b, b}, false)) pressure_.call_evictor();
+  if ((r.table[b].flags & core::kProtected) == 0 || leased(r, b) || reclaim_requests_.full()) return;
+  if (reclaim_requests_.add({&r, b, b}, false)) pressure_.wake_reclaim();
 }
 
 void FaultService::met_failed(Region& r, BlockIndex b, const trap::Fault& fault) {

@@ -17,9 +17,9 @@
 #include "core/big_lock.h"
 #include "pager/account/shared.h"
 #include "pager/account/shown_copies.h"
-#include "pager/host/evict_requests.h"
 #include "pager/host/page_in.h"
 #include "pager/host/read_ahead.h"
+#include "pager/host/reclaim_requests.h"
 
 namespace vmem::pager {
 
@@ -36,7 +36,7 @@ class FaultService : private Shared {
 
   // devices: wait for accesses of blocks that are there.
   FaultService(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
-               Installer& installer, PageIn& page_in, ReadAhead& read_ahead, EvictRequests& evict_requests,
+               Installer& installer, PageIn& page_in, ReadAhead& read_ahead, ReclaimRequests& reclaim_requests,
                ShownCopies& shown, core::EventCount& devices, Above& above)
       : Shared(shared),
         pressure_(pressure),
@@ -45,7 +45,7 @@ class FaultService : private Shared {
         installer_(installer),
         page_in_(page_in),
         read_ahead_(read_ahead),
-        evict_requests_(evict_requests),
+        reclaim_requests_(reclaim_requests),
         shown_(shown),
         devices_(devices),
         above_(above) {}
@@ -83,7 +83,7 @@ class FaultService : private Shared {
   Installer& installer_;
   PageIn& page_in_;
   ReadAhead& read_ahead_;
-  EvictRequests& evict_requests_;
+  ReclaimRequests& reclaim_requests_;
   ShownCopies& shown_;
   core::EventCount& devices_;
   Above& above_;

@@ -118,7 +118,7 @@ void Installer::installed(Transition* m, const Status& s, DeferredWork& after) {
     Lock lock(map_.mutex());
     m->status = s;
     pinned_.push_back(m);
-    pressure_.call_evictor();
+    pressure_.wake_reclaim();
     return;
   }
   settle_installed(m, s, after);

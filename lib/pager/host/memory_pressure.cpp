@@ -21,7 +21,7 @@ void MemoryPressure::hold_back(uint64_t bytes, uint64_t ns, bool pressed) {
   pressed_ |= pressed;
   budget_.trim();
   map_.resize_policies();
-  evictors_.notify_all();
+  reclaimers_.notify_all();
 }
 
 void MemoryPressure::hold_back_after_refusal(const Status& why) {
@@ -48,7 +48,7 @@ void MemoryPressure::set_ceiling(uint64_t bytes) {
   if (!pressed_) budget_.lift_cap();  // a refusal may have been of the old limit
   budget_.trim();
   map_.resize_policies();
-  evictors_.notify_all();
+  reclaimers_.notify_all();
 }
 
 void MemoryPressure::watch_idle() {
@@ -56,7 +56,7 @@ void MemoryPressure::watch_idle() {
   watching_ = true;
   frames_.watch();
   watch_until_ns_ = now_ns() + config_.keep_ms * uint64_t{1000000};
-  evictors_.notify_one();
+  reclaimers_.notify_one();
 }
 
 void MemoryPressure::release_idle(uint64_t now_ns) {

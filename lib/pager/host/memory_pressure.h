@@ -1,9 +1,9 @@
 // How much of the host budget the machine lets the library have, how long memory that nobody uses is kept, and the
-// evictors' bell.
+// reclaim threads' bell.
 //
 // Without the module a frame is ordinary memory, and nothing is ever held back. With it each frame is asked for, and a
-// refusal is no failure: the budget is capped at what there is, so that the evictors make room within it, and after a
-// while it is tried again.
+// refusal is no failure: the budget is capped at what there is, so that the reclaim threads make room within it, and
+// after a while it is tried again.
 //
 //   a refusal takes nothing back of what pressure asked for: while pressed(), the cap only falls
 //
@@ -23,7 +23,7 @@ class MemoryPressure : private Shared {
  public:
   explicit MemoryPressure(const Shared& shared) : Shared(shared) {
     const Lock lock(map_.mutex());
-    map_.dirty().set_bell(&evictors_);
+    map_.dirty().set_bell(&reclaimers_);
   }
 
   // The machine wants so many bytes back; refused some.
@@ -44,19 +44,19 @@ class MemoryPressure : private Shared {
   // The while is over: some of what nobody has taken goes.
   void release_idle(uint64_t now_ns) VMEM_LOCKED;
 
-  // Somebody needs memory: evictors have work. They sleep until then.
-  void call_evictor() VMEM_LOCKED { evictors_.notify_one(); }
-  void call_evictors() VMEM_LOCKED { evictors_.notify_all(); }
-  void wait(Lock& lock) VMEM_LOCKED { evictors_.wait(lock); }
-  void wait_for(Lock& lock, std::chrono::nanoseconds most) VMEM_LOCKED { evictors_.wait_for(lock, most); }
+  // Somebody needs memory: reclaim threads have work. They sleep until then.
+  void wake_reclaim() VMEM_LOCKED { reclaimers_.notify_one(); }
+  void wake_all_reclaim() VMEM_LOCKED { reclaimers_.notify_all(); }
+  void wait(Lock& lock) VMEM_LOCKED { reclaimers_.wait(lock); }
+  void wait_for(Lock& lock, std::chrono::nanoseconds most) VMEM_LOCKED { reclaimers_.wait_for(lock, most); }
 
  private:
   void hold_back(uint64_t bytes, uint64_t ns, bool pressed) VMEM_LOCKED;
 
-  std::condition_variable evictors_;
+  std::condition_variable reclaimers_;
   uint64_t cap_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t watch_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
-  bool watching_ VMEM_GUARDED_BY(core::big_lock) = false;  // there is idle memory, and an evictor looks after it
+  bool watching_ VMEM_GUARDED_BY(core::big_lock) = false;  // there is idle memory, and a reclaim thread looks after it
   bool pressed_ VMEM_GUARDED_BY(core::big_lock) = false;   // the cap is what pressure left, and not only a refusal's
 };
 

@@ -21,7 +21,7 @@ bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t sinc
   if (urgency != Urgency::fault && StarvedQueue::marked(r.table[b])) return true;
   const uint64_t now = now_ns();
   const uint64_t lived = clock_.look(now);
-  pressure_.call_evictors();
+  pressure_.wake_all_reclaim();
   return queue_.add({&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived, thread});
 }
 

@@ -1,7 +1,7 @@
 // Who waits for memory: blocks that a fault or an acquire wants, in the order in which they are served, and when a wait
 // is given up. Memory that comes free is given to the first of them (Room), not here.
 //
-//   whoever waits has called the evictors; a fault that waited for the whole time-out, while nothing went on and
+//   whoever waits has called the reclaim threads; a fault that waited for the whole time-out, while nothing went on and
 //   nothing can, gets SIGBUS, and the block's contents are intact; one whose block is held waits on
 //
 // The pager's lock protects it.
@@ -44,7 +44,7 @@ class MemoryWaits : private Shared {
 
   // What is free now is for a larger block, which has waited long.
   bool overtakes(const Region& r) const VMEM_LOCKED;
-  // Somebody waits for memory, or will soon: evictors have work.
+  // Somebody waits for memory, or will soon: reclaim threads have work.
   bool must_evict() const VMEM_LOCKED;
   // Faults that wait while nothing goes on get SIGBUS after the time-out; sooner where a system call has pinned most
   // of the budget and wants more. Locked on entry and on return. True: one did,

@@ -77,7 +77,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   Block& block = r.table[b];
   if (block.state == State::untouched && !tables_.may_grow(r, b)) return false;
   if (!map_.reserve_block()) {
-    pressure_.call_evictor();
+    pressure_.wake_reclaim();
     return false;
   }
   const size_t size = r.block_size;
@@ -100,10 +100,10 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   }
   if (image == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, size);
-    if (!no_buffer) pressure_.call_evictor();
+    if (!no_buffer) pressure_.wake_reclaim();
     return false;
   }
-  if (waits_.must_evict()) pressure_.call_evictor();
+  if (waits_.must_evict()) pressure_.wake_reclaim();
 
   const uint32_t stamp = block.aux;
   const State from = block.state;

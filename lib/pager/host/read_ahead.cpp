@@ -140,13 +140,13 @@ void ReadAhead::give_up_idle(uint64_t bytes) {
 // What a declared scan has passed makes room at once, so that the same few frames, warm and huge, serve the whole scan,
 // and write-back keeps step with the stores.
 void ReadAhead::drop_behind(Region& r) {
-  if (!scanned(r, frames_.room()) || evict_requests_.full()) return;
+  if (!scanned(r, frames_.room()) || reclaim_requests_.full()) return;
   const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
   if (run.count == 0) return;
   const auto last =
       static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count - 1) * run.stride);
-  if (!evict_requests_.add({&r, std::min(run.first, last), std::max(run.first, last)}, true)) return;
-  pressure_.call_evictor();
+  if (!reclaim_requests_.add({&r, std::min(run.first, last), std::max(run.first, last)}, true)) return;
+  pressure_.wake_reclaim();
 }
 
 void ReadAhead::speculate(Region& r, const policy::Window& w, Urgency urgency) {

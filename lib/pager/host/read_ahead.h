@@ -10,8 +10,8 @@
 #include <cstdint>
 
 #include "pager/account/shared.h"
-#include "pager/host/evict_requests.h"
 #include "pager/host/page_in.h"
+#include "pager/host/reclaim_requests.h"
 #include "pager/host/speculation.h"
 
 namespace vmem::pager {
@@ -19,12 +19,12 @@ namespace vmem::pager {
 class ReadAhead : private Shared {
  public:
   ReadAhead(const Shared& shared, MemoryWaits& waits, PageIn& page_in, Speculation& speculation,
-            EvictRequests& evict_requests, MemoryPressure& pressure)
+            ReclaimRequests& reclaim_requests, MemoryPressure& pressure)
       : Shared(shared),
         waits_(waits),
         page_in_(page_in),
         speculation_(speculation),
-        evict_requests_(evict_requests),
+        reclaim_requests_(reclaim_requests),
         pressure_(pressure) {}
 
   // A block is accessed: if it was read ahead, that was worth it, as it was for those of its stream before it.
@@ -47,7 +47,7 @@ class ReadAhead : private Shared {
   MemoryWaits& waits_;
   PageIn& page_in_;
   Speculation& speculation_;
-  EvictRequests& evict_requests_;
+  ReclaimRequests& reclaim_requests_;
   MemoryPressure& pressure_;
   uint64_t looked_ahead_ VMEM_GUARDED_BY(core::big_lock) =
       0;  // the clock when streams that nobody reads were last looked for

@@ -201,7 +201,7 @@ void StoreWriter::note_write_failure(Transition* m) {
 // Unlocked. The store has room again, or may have: who waits to write tries at once.
 void StoreWriter::store_has_room() {
   Lock lock(map_.mutex());
-  if (writes_.has_room()) pressure_.call_evictors();
+  if (writes_.has_room()) pressure_.wake_all_reclaim();
 }
 
 // Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.

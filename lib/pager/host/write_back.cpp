@@ -32,7 +32,7 @@ void WriteBack::evict_batch(std::span<Transition*> batch) {
   DeferredWork after;
   {
     Lock lock(map_.mutex());
-    // Evictors pause where they chose what they knew to be pinned, which they do when there is nothing else.
+    // Reclaim threads pause where they chose what they knew to be pinned, which they do when there is nothing else.
     const auto pinned = [&](const Transition* m) {
       const Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
       return m->status.code() == -EBUSY && m->reclaims && m->begun_ns < frame.pinned_until_ns;

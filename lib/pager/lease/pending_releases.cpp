@@ -241,8 +241,8 @@ void PendingReleases::add(Lock& lock, std::span<const SpanOf> spans, void* end, 
   for (const SpanOf& s : spans) map_.match_holds(lock, s);
   for (const SpanOf& s : spans) --s.region->in_flight;
   map_.notify();
-  // Evictors that lack nothing sleep, and a release gives them nothing to do.
-  if (waits_.must_evict() || !waits_.queue().empty() || supply_.is_short()) pressure_.call_evictors();
+  // Reclaim threads that lack nothing sleep, and a release gives them nothing to do.
+  if (waits_.must_evict() || !waits_.queue().empty() || supply_.is_short()) pressure_.wake_all_reclaim();
 }
 
 // Marks the point on its stream. On error the leases are live again, and the release is among what is over.

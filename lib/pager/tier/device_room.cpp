@@ -122,7 +122,7 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
   const uint64_t bytes = std::min(gpus_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
   if (bytes == 0) return;
   std::array<policy::Victim, kDeviceBatch> victims;
-  policy::Evictor& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
+  policy::EvictionPolicy& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
   const size_t count = policy.victims(std::max<uint64_t>(1, bytes / core::kPage), victims);
   const uint64_t now = now_ns();
   uint64_t& since = needs_[static_cast<size_t>(d)].since_ns;

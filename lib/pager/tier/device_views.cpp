@@ -28,7 +28,7 @@ Transition* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free)
   if (!shown_.unrefuse(r, b) || !map_.reserve_transition() || !shown_.expect()) return nullptr;
   if (!budget_.charge(r.block_size, left_free)) {
     shown_.not_shown();
-    if (left_free == 0) pressure_.call_evictors();
+    if (left_free == 0) pressure_.wake_all_reclaim();
     return nullptr;
   }
   Block& block = r.table[b];

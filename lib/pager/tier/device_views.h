@@ -13,10 +13,10 @@
 // goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
 // that is lost: it is the block then.
 //
-// A block that nobody leases is shown where it is advised read mostly alone. Its copy takes only what evictors keep
-// nothing of: the oldest copy goes for it, so that who loads all of a device's blocks in turn takes others no memory
-// away. Where there is none to go the block moves, as it does where its copy has gone for want of memory before: the
-// policy of host memory knows what is used there then.
+// A block that nobody leases is shown where it is advised read mostly alone. Its copy takes only what reclaim threads
+// keep nothing of: the oldest copy goes for it, so that who loads all of a device's blocks in turn takes others no
+// memory away. Where there is none to go the block moves, as it does where its copy has gone for want of memory before:
+// the policy of host memory knows what is used there then.
 //
 //   an access among ShownCopies' is answered, or refused, or asked again; what is begun for it ends without it
 //   what is shown is charged to the host budget as a block in host memory

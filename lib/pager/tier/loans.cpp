@@ -84,7 +84,7 @@ void Loans::end(Region& r, BlockIndex b, DeferredWork& after) {
   if (block.state == State::writing) return;  // put_back() does the rest
   r.table.change(b, State::taking, State::held);
   map_.admit(r, b, map_.clock().stamp());
-  if (std::exchange(map_.frame_table()[block.aux].leaves, false)) evictor_.leaves(r, b);
+  if (std::exchange(map_.frame_table()[block.aux].leaves, false)) reclaim_.leaves(r, b);
   if (!r.dying) page_in_.settle(r, b, after);
 }
 

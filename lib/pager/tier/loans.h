@@ -14,7 +14,7 @@
 
 #include <span>
 
-#include "pager/host/evictor.h"
+#include "pager/host/reclaim.h"
 #include "pager/tier/demoter.h"
 #include "pager/tier/open_range.h"
 
@@ -23,12 +23,12 @@ namespace vmem::pager {
 class Loans : private Shared {
  public:
   // requests: for promotion; under the lock.
-  Loans(const Shared& shared, const PooledList<PromotionRequest>& requests, PageIn& page_in, Evictor& evictor,
+  Loans(const Shared& shared, const PooledList<PromotionRequest>& requests, PageIn& page_in, Reclaim& reclaim,
         StagingSupply& supply, Demoter& demoter, Room& room)
       : Shared(shared),
         requests_(requests),
         page_in_(page_in),
-        evictor_(evictor),
+        reclaim_(reclaim),
         supply_(supply),
         demoter_(demoter),
         room_(room) {}
@@ -54,7 +54,7 @@ class Loans : private Shared {
 
   const PooledList<PromotionRequest>& requests_;
   PageIn& page_in_;
-  Evictor& evictor_;
+  Reclaim& reclaim_;
   StagingSupply& supply_;
   Demoter& demoter_;
   Room& room_;

@@ -46,7 +46,7 @@ std::byte* StagingSupply::frame(const Region& r, size_t keep) {
   }
   growth.want();
   gpus_.work().notify_one();
-  pressure_.call_evictors();
+  pressure_.wake_all_reclaim();
   return nullptr;
 }
 
@@ -114,7 +114,7 @@ Status StagingSupply::want(const Region& r, uint64_t mark) {
                    static_cast<int>(s.text().size()), s.text().data());
     }
     reserve_.want(frames + reserve_.bytes());
-    pressure_.call_evictors();
+    pressure_.wake_all_reclaim();
   }
   reserve_.want_nothing();
   return {};
@@ -139,7 +139,7 @@ Status StagingSupply::make(Lock& lock, StagingPool& pool, size_t at_most) {
   if (frames == 0) return {};
   if (!pool.frames.reserve(frames, reserve_.bytes())) {
     pool.growth.no_room(now_ns());
-    pressure_.call_evictors();
+    pressure_.wake_all_reclaim();
     return Status(EAGAIN, "");
   }
   pool.growth.begin();

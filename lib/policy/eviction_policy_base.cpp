@@ -1,4 +1,4 @@
-#include "policy/evictor_base.h"
+#include "policy/eviction_policy_base.h"
 
 #include <algorithm>
 
@@ -7,12 +7,12 @@ namespace vmem::policy {
 using core::FrameId;
 using core::kNoFrame;
 
-void EvictorBase::resize(size_t frames, uint64_t capacity_pages) {
+void EvictionPolicyBase::resize(size_t frames, uint64_t capacity_pages) {
   lists_.resize(frames);
   capacity_ = capacity_pages;
 }
 
-void EvictorBase::place(FrameId id, Entry entry, uint64_t age, bool sequential) {
+void EvictionPolicyBase::place(FrameId id, Entry entry, uint64_t age, bool sequential) {
   const Node& n = lists_[id];
   if (n.temperature == kPinnedTemperature) {
     lists_.push_head(kPinned, id);
@@ -26,7 +26,7 @@ void EvictorBase::place(FrameId id, Entry entry, uint64_t age, bool sequential) 
   }
 }
 
-void EvictorBase::take_out(FrameId id) {
+void EvictionPolicyBase::take_out(FrameId id) {
   const Node& n = lists_[id];
   if (in_class(n)) {
     leaving(n.priority, id);
@@ -35,7 +35,7 @@ void EvictorBase::take_out(FrameId id) {
   lists_.unlink(id);
 }
 
-void EvictorBase::admit(const Admission& what) {
+void EvictionPolicyBase::admit(const Admission& what) {
   if (what.id >= lists_.frames() || lists_[what.id].known) return;
   Node& n = lists_[what.id];
   n = Node{};
@@ -51,7 +51,7 @@ void EvictorBase::admit(const Admission& what) {
   place(what.id, what.age ? Entry::refault : Entry::fresh, what.age.value_or(0), what.sequential);
 }
 
-void EvictorBase::touched(FrameId id) {
+void EvictionPolicyBase::touched(FrameId id) {
   if (id >= lists_.frames() || !lists_[id].known) return;
   Node& n = lists_[id];
   if (n.probed) ++stats_.touched;
@@ -70,13 +70,13 @@ void EvictorBase::touched(FrameId id) {
   }
 }
 
-void EvictorBase::remove(FrameId id) {
+void EvictionPolicyBase::remove(FrameId id) {
   if (id >= lists_.frames() || !lists_[id].known) return;
   if (!lists_[id].parked) take_out(id);
   lists_[id] = Node{};
 }
 
-void EvictorBase::advise(FrameId id, Temperature temperature, Priority priority, bool pinned) {
+void EvictionPolicyBase::advise(FrameId id, Temperature temperature, Priority priority, bool pinned) {
   if (id >= lists_.frames() || !lists_[id].known) return;
   Node& n = lists_[id];
   const unsigned t = pinned ? kPinnedTemperature : static_cast<unsigned>(temperature) & 3;
@@ -88,7 +88,7 @@ void EvictorBase::advise(FrameId id, Temperature temperature, Priority priority,
   if (!n.parked) place(id, Entry::advised, 0, false);
 }
 
-void EvictorBase::hold(FrameId id) {
+void EvictionPolicyBase::hold(FrameId id) {
   if (id >= lists_.frames() || !lists_[id].known) return;
   Node& n = lists_[id];
   if (!n.parked) {
@@ -100,7 +100,7 @@ void EvictorBase::hold(FrameId id) {
   ++n.older;
 }
 
-void EvictorBase::unhold(FrameId id) {
+void EvictionPolicyBase::unhold(FrameId id) {
   if (id >= lists_.frames() || !lists_[id].parked) return;
   Node& n = lists_[id];
   if (--n.older != 0) return;
@@ -109,7 +109,7 @@ void EvictorBase::unhold(FrameId id) {
   place(id, Entry::unheld, 0, false);
 }
 
-bool EvictorBase::probe(FrameId id) {
+bool EvictionPolicyBase::probe(FrameId id) {
   Node& n = lists_[id];
   if (!n.probes || n.probed) return true;
   if (probe_room_ == 0 || out_used_ + 1 >= out_.size()) return false;
@@ -122,7 +122,7 @@ bool EvictorBase::probe(FrameId id) {
 }
 
 // The lowest class above its floor; where all are below, the lowest that has anything.
-unsigned EvictorBase::class_to_shrink() const {
+unsigned EvictionPolicyBase::class_to_shrink() const {
   uint64_t total = 0;
   for (const uint64_t p : class_pages_) total += p;
   if (total == 0) return kClasses;
@@ -132,7 +132,7 @@ unsigned EvictorBase::class_to_shrink() const {
   return kClasses;  // not reached: three shares of at most 1/16 do not make a whole
 }
 
-FrameId EvictorBase::next_victim() {
+FrameId EvictionPolicyBase::next_victim() {
   if (!lists_.empty(kCold)) return lists_.tail(kCold);
   if (!lists_.empty(kColdAhead)) return lists_.tail(kColdAhead);
   const unsigned cls = class_to_shrink();
@@ -143,7 +143,7 @@ FrameId EvictorBase::next_victim() {
   return !lists_.empty(kHot) ? lists_.tail(kHot) : lists_.tail(kPinned);
 }
 
-size_t EvictorBase::victims(uint64_t pages, std::span<Victim> out) {
+size_t EvictionPolicyBase::victims(uint64_t pages, std::span<Victim> out) {
   out_ = out;
   out_used_ = 0;
   probe_room_ = out.size() / 2;  // a call that only probes would free nothing

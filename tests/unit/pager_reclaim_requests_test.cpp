@@ -1,22 +1,22 @@
 // Requests to evict: each has its turn in order, a few blocks at a time, until it has none left or its region goes.
 #include <gtest/gtest.h>
 
-#include "pager/host/evict_requests.h"
+#include "pager/host/reclaim_requests.h"
 
 namespace {
 
-using vmem::pager::EvictRequests;
+using vmem::pager::ReclaimRequests;
 using vmem::pager::Region;
 
-class PagerEvictRequests : public ::testing::Test {
+class PagerReclaimRequests : public ::testing::Test {
  protected:
   void SetUp() override { region.blocks = other.blocks = 8; }
   void TearDown() override { EXPECT_EQ(requests.check(), ""); }
-  EvictRequests requests;
+  ReclaimRequests requests;
   Region region{8, 4}, other{8, 4};
 };
 
-TEST_F(PagerEvictRequests, TheFirstGoesOnUntilNoneOfItsBlocksIsLeft) {
+TEST_F(PagerReclaimRequests, TheFirstGoesOnUntilNoneOfItsBlocksIsLeft) {
   EXPECT_TRUE(requests.empty());
   ASSERT_TRUE(requests.add({&region, 2, 4}, false));
   ASSERT_TRUE(requests.add({&other, 0, 1}, true));
@@ -35,7 +35,7 @@ TEST_F(PagerEvictRequests, TheFirstGoesOnUntilNoneOfItsBlocksIsLeft) {
   EXPECT_TRUE(requests.empty());
 }
 
-TEST_F(PagerEvictRequests, AFreedRegionTakesItsRequestsAlong) {
+TEST_F(PagerReclaimRequests, AFreedRegionTakesItsRequestsAlong) {
   ASSERT_TRUE(requests.add({&region, 0, 7}, false));
   ASSERT_TRUE(requests.add({&other, 0, 7}, false));
   ASSERT_TRUE(requests.add({&region, 1, 1}, true));
@@ -46,8 +46,8 @@ TEST_F(PagerEvictRequests, AFreedRegionTakesItsRequestsAlong) {
   EXPECT_TRUE(requests.empty());
 }
 
-TEST_F(PagerEvictRequests, ThereAreAtMostSoMany) {
-  for (size_t i = 0; i < EvictRequests::kMost; ++i) {
+TEST_F(PagerReclaimRequests, ThereAreAtMostSoMany) {
+  for (size_t i = 0; i < ReclaimRequests::kMost; ++i) {
     ASSERT_FALSE(requests.full()) << i;
     ASSERT_TRUE(requests.add({&region, 0, 7}, false));
   }
@@ -56,7 +56,7 @@ TEST_F(PagerEvictRequests, ThereAreAtMostSoMany) {
   EXPECT_FALSE(requests.full()) << "one is over";
 }
 
-TEST_F(PagerEvictRequests, BlocksThatNoRegionHasAreNoticed) {
+TEST_F(PagerReclaimRequests, BlocksThatNoRegionHasAreNoticed) {
   ASSERT_TRUE(requests.add({&region, 0, region.blocks}, false));
   EXPECT_EQ(requests.check(), "a request to evict is of blocks 0 to 8, of 8");
   requests.forget(region);

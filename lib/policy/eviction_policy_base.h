@@ -1,5 +1,5 @@
-// What every evictor shares: temperatures, pins, priorities and holds. A policy orders the blocks of one priority and
-// is asked for one victim at a time.
+// What every eviction policy shares: temperatures, pins, priorities and holds. A policy orders the blocks of one
+// priority and is asked for one victim at a time.
 //
 // Order of eviction: cold, then low, normal, high priority, then hot, then pinned. Of the cold, those that were used go
 // before those that were read ahead and still wait for their use. Two rules soften the order:
@@ -14,7 +14,7 @@
 
 namespace vmem::policy {
 
-class EvictorBase : public Evictor {
+class EvictionPolicyBase : public EvictionPolicy {
  public:
   void resize(size_t frames, uint64_t capacity_pages) override;
   void admit(const Admission& what) override;
@@ -24,13 +24,13 @@ class EvictorBase : public Evictor {
   size_t victims(uint64_t pages, std::span<Victim> out) override;
   void hold(core::FrameId id) override;
   void unhold(core::FrameId id) override;
-  EvictorStats stats() const override { return stats_; }
+  EvictionPolicyStats stats() const override { return stats_; }
 
  protected:
   static constexpr unsigned kClasses = 3;  // priorities
   static constexpr unsigned kListsPerClass = 5;
 
-  EvictorBase() : lists_(kFirstPolicyList + kClasses * kListsPerClass) {}
+  EvictionPolicyBase() : lists_(kFirstPolicyList + kClasses * kListsPerClass) {}
 
   // How a block enters, or comes back into, the order of its class.
   enum class Entry : uint8_t {
@@ -77,7 +77,7 @@ class EvictorBase : public Evictor {
 
   uint64_t capacity_ = 0, evicted_pages_ = 0;
   std::array<uint64_t, kClasses> class_pages_{};
-  EvictorStats stats_{};
+  EvictionPolicyStats stats_{};
   std::span<Victim> out_;  // during victims()
   size_t out_used_ = 0;
   size_t probe_room_ = 0;

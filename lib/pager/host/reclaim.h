@@ -1,6 +1,6 @@
 // Which blocks leave host memory, and when: for those who wait for memory, for the watermarks, for prefetches to the
-// SSD and behind scans. policy::Evictor names the victims, WriteBack takes them out. Here are the evictors' threads,
-// who also give up waits that nothing can end.
+// SSD and behind scans. policy::EvictionPolicy names the victims, WriteBack takes them out. Here are the reclaim
+// threads, who also give up waits that nothing can end.
 //
 //   what is leased, or a region that is being freed, is not begun with; one that was chosen and could not be taken is
 //   admitted again
@@ -15,12 +15,12 @@
 
 #include "pager/account/shared.h"
 #include "pager/host/background_writes.h"
-#include "pager/host/evict_requests.h"
+#include "pager/host/reclaim_requests.h"
 #include "pager/host/write_back.h"
 
 namespace vmem::pager {
 
-class Evictor : private Shared {
+class Reclaim : private Shared {
  public:
   // What is asked of those who know the devices, under the lock.
   class Above {
@@ -36,8 +36,8 @@ class Evictor : private Shared {
     ~Above() = default;
   };
 
-  Evictor(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, PageIn& page_in,
-          Isolator& isolator, WriteBack& write_back, EvictRequests& requests, Room& room, Above& above)
+  Reclaim(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, PageIn& page_in,
+          Isolator& isolator, WriteBack& write_back, ReclaimRequests& requests, Room& room, Above& above)
       : Shared(shared),
         pressure_(pressure),
         failed_(failed),
@@ -70,7 +70,7 @@ class Evictor : private Shared {
   void wait_for_work(Lock& lock) VMEM_LOCKED;
   void serve_request(Lock& lock) VMEM_LOCKED;
   void wait_for_writes(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
-  void evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) VMEM_LOCKED;
+  void shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) VMEM_LOCKED;
   void set_aside(core::FrameId id) VMEM_LOCKED;
   bool admit_aside(uint64_t now_ns) VMEM_LOCKED;
 
@@ -80,7 +80,7 @@ class Evictor : private Shared {
   PageIn& page_in_;
   Isolator& isolator_;
   WriteBack& write_back_;
-  EvictRequests& requests_;
+  ReclaimRequests& requests_;
   Room& room_;
   Above& above_;
   BackgroundWrites background_;

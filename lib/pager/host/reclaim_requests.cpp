@@ -1,22 +1,22 @@
-#include "pager/host/evict_requests.h"
+#include "pager/host/reclaim_requests.h"
 
 #include "core/status.h"
 
 namespace vmem::pager {
 
-void EvictRequests::go_on(core::BlockIndex next) {
+void ReclaimRequests::go_on(core::BlockIndex next) {
   SpanOf& span = queue_.front().span;
   span.first = next;
   if (next > span.last || next >= span.region->blocks) queue_.pop_front();
 }
 
-void EvictRequests::forget(const Region& r) {
-  queue_.erase_if([&](const EvictRequest& e) { return e.span.region == &r; });
+void ReclaimRequests::forget(const Region& r) {
+  queue_.erase_if([&](const ReclaimRequest& e) { return e.span.region == &r; });
 }
 
-std::string EvictRequests::check() const {
+std::string ReclaimRequests::check() const {
   if (queue_.size() > kMost) return core::strprintf("%zu requests to evict are known", queue_.size());
-  for (const EvictRequest& e : queue_) {
+  for (const ReclaimRequest& e : queue_) {
     if (e.span.first > e.span.last || e.span.last >= e.span.region->blocks) {
       return core::strprintf(
           "a request to evict is of blocks %llu to %llu, of %llu", static_cast<unsigned long long>(e.span.first),

@@ -1,4 +1,4 @@
-#include "policy/simple_evictors.h"
+#include "policy/simple_policies.h"
 
 #include <algorithm>
 
@@ -11,23 +11,23 @@ namespace {
 constexpr int kMostSteps = 64;  // of any loop inside one pick or look ahead
 }
 
-void FifoEvictor::insert(unsigned cls, FrameId id, Entry, uint64_t, bool) {
+void FifoPolicy::insert(unsigned cls, FrameId id, Entry, uint64_t, bool) {
   lists_.push_head(list(cls, 0), id);
 }
 
-void SieveEvictor::insert(unsigned cls, FrameId id, Entry entry, uint64_t, bool) {
+void SievePolicy::insert(unsigned cls, FrameId id, Entry entry, uint64_t, bool) {
   Node& n = lists_[id];
   n.stamp = 0;
   if (entry != Entry::unheld) n.used = 0;
   lists_.push_head(list(cls, 0), id);
 }
 
-void SieveEvictor::reused(unsigned, FrameId id, bool) {
+void SievePolicy::reused(unsigned, FrameId id, bool) {
   lists_[id].used = 1;
 }
 
 // The hand goes past the block, or it leaves.
-void SieveEvictor::pass(Sweep& s, FrameId id) {
+void SievePolicy::pass(Sweep& s, FrameId id) {
   Node& n = lists_[id];
   if (s.scout == id) s.scout = n.newer;
   if (s.hand == id) s.hand = n.newer;
@@ -35,11 +35,11 @@ void SieveEvictor::pass(Sweep& s, FrameId id) {
   n.stamp = 0;
 }
 
-void SieveEvictor::leaving(unsigned cls, FrameId id) {
+void SievePolicy::leaving(unsigned cls, FrameId id) {
   pass(sweeps_[cls], id);
 }
 
-void SieveEvictor::look_ahead(unsigned cls) {
+void SievePolicy::look_ahead(unsigned cls) {
   Sweep& s = sweeps_[cls];
   const ListId l = list(cls, 0);
   for (int i = 0; i < kMostSteps / 4 && s.gap < class_pages(cls) / 8; ++i) {
@@ -52,7 +52,7 @@ void SieveEvictor::look_ahead(unsigned cls) {
   }
 }
 
-FrameId SieveEvictor::pick(unsigned cls) {
+FrameId SievePolicy::pick(unsigned cls) {
   Sweep& s = sweeps_[cls];
   const ListId l = list(cls, 0);
   for (int i = 0;; ++i) {
@@ -65,13 +65,13 @@ FrameId SieveEvictor::pick(unsigned cls) {
   }
 }
 
-bool TwoQueueEvictor::evict_small(unsigned cls) const {
+bool TwoQueuePolicy::evict_small(unsigned cls) const {
   const uint64_t small = lists_.pages(list(cls, kSmall)) + lists_.pages(list(cls, kSmallOut));
   const uint64_t main = class_pages(cls) - small;
   return main == 0 || (small != 0 && small * 64 >= class_pages(cls) * small_share());
 }
 
-void TwoQueueEvictor::insert(unsigned cls, FrameId id, Entry entry, uint64_t age, bool) {
+void TwoQueuePolicy::insert(unsigned cls, FrameId id, Entry entry, uint64_t age, bool) {
   Node& n = lists_[id];
   const bool was_main = entry == Entry::unheld && (n.proven || n.used);
   n.proven = was_main || (entry == Entry::refault && age <= ghost_pages(cls));
@@ -79,7 +79,7 @@ void TwoQueueEvictor::insert(unsigned cls, FrameId id, Entry entry, uint64_t age
   lists_.push_head(list(cls, n.proven ? kMain : kSmall), id);
 }
 
-void TwoQueueEvictor::reused(unsigned cls, FrameId id, bool) {
+void TwoQueuePolicy::reused(unsigned cls, FrameId id, bool) {
   Node& n = lists_[id];
   if (!n.proven && !probe_small()) return;
   n.proven = 1;
@@ -87,7 +87,7 @@ void TwoQueueEvictor::reused(unsigned cls, FrameId id, bool) {
 }
 
 // The oldest of `from` go out of sight until `want` pages of the part are.
-void TwoQueueEvictor::move_out(unsigned cls, unsigned from, unsigned to, uint64_t want) {
+void TwoQueuePolicy::move_out(unsigned cls, unsigned from, unsigned to, uint64_t want) {
   for (int i = 0; i < kMostSteps / 4 && lists_.pages(list(cls, to)) < want; ++i) {
     const FrameId id = lists_.tail(list(cls, from));
     if (id == kNoFrame || !probe(id)) return;
@@ -95,7 +95,7 @@ void TwoQueueEvictor::move_out(unsigned cls, unsigned from, unsigned to, uint64_
   }
 }
 
-void TwoQueueEvictor::look_ahead(unsigned cls) {
+void TwoQueuePolicy::look_ahead(unsigned cls) {
   if (evict_small(cls)) {
     if (!probe_small()) return;
     const uint64_t small = lists_.pages(list(cls, kSmall)) + lists_.pages(list(cls, kSmallOut));
@@ -107,7 +107,7 @@ void TwoQueueEvictor::look_ahead(unsigned cls) {
   }
 }
 
-FrameId TwoQueueEvictor::pick(unsigned cls) {
+FrameId TwoQueuePolicy::pick(unsigned cls) {
   const unsigned first = evict_small(cls) ? kSmall : kMain;
   const FrameId out = lists_.tail(list(cls, first + 1));
   return out != kNoFrame ? out : lists_.tail(list(cls, first));

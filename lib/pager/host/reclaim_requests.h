@@ -16,12 +16,12 @@
 
 namespace vmem::pager {
 
-struct EvictRequest {
+struct ReclaimRequest {
   SpanOf span;
   bool behind;  // a scan left them: what somebody else has ahead of him in there stays
 };
 
-class EvictRequests {
+class ReclaimRequests {
  public:
   static constexpr size_t kMost = 1024;
 
@@ -31,7 +31,7 @@ class EvictRequests {
   [[nodiscard]] bool add(const SpanOf& span, bool behind) { return queue_.push_back({span, behind}); }
 
   // There must be one.
-  const EvictRequest& first() const { return queue_.front(); }
+  const ReclaimRequest& first() const { return queue_.front(); }
   // The blocks of the first before `next` have been looked at. With none left it is over.
   void go_on(core::BlockIndex next);
   // The region goes.
@@ -41,7 +41,7 @@ class EvictRequests {
   std::string check() const;
 
  private:
-  PooledList<EvictRequest> queue_;
+  PooledList<ReclaimRequest> queue_;
 };
 
 }  // namespace vmem::pager

@@ -38,13 +38,13 @@ struct Victim {
   bool probe;  // true: take out of sight, keep the frame, tell touched() or come again; false: give the memory back
 };
 
-struct EvictorStats {
+struct EvictionPolicyStats {
   uint64_t admitted, refaulted, probed, touched, evicted;
 };
 
-class Evictor {
+class EvictionPolicy {
  public:
-  virtual ~Evictor() = default;
+  virtual ~EvictionPolicy() = default;
   virtual const char* name() const = 0;
   virtual void resize(size_t frames, uint64_t capacity_pages) = 0;  // most ids; budget in 4 KiB units; may change
   virtual void admit(const Admission& what) = 0;
@@ -61,10 +61,10 @@ class Evictor {
   // A held block (leased, I/O in flight) stays known but is never a victim. Holds count.
   virtual void hold(core::FrameId id) = 0;
   virtual void unhold(core::FrameId id) = 0;
-  virtual EvictorStats stats() const = 0;
+  virtual EvictionPolicyStats stats() const = 0;
 };
 
-enum class EvictorKind : uint8_t { adaptive /* the default */, fifo, sieve, s3fifo, twoq };
-std::unique_ptr<Evictor> make_evictor(EvictorKind kind = EvictorKind::adaptive);
+enum class EvictionPolicyKind : uint8_t { adaptive /* the default */, fifo, sieve, s3fifo, twoq };
+std::unique_ptr<EvictionPolicy> make_eviction_policy(EvictionPolicyKind kind = EvictionPolicyKind::adaptive);
 
 }  // namespace vmem::policy

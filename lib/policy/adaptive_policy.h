@@ -12,11 +12,11 @@
 // - Blocks that may not be probed cannot be contested with; see young_enough().
 #pragma once
 
-#include "policy/evictor_base.h"
+#include "policy/eviction_policy_base.h"
 
 namespace vmem::policy {
 
-class AdaptiveEvictor final : public EvictorBase {
+class AdaptivePolicy final : public EvictionPolicyBase {
  public:
   const char* name() const override { return "adaptive"; }
 

@@ -1,4 +1,4 @@
-#include "policy/adaptive_evictor.h"
+#include "policy/adaptive_policy.h"
 
 #include <algorithm>
 
@@ -21,16 +21,16 @@ void lean(uint64_t* mean, uint64_t value, int64_t n) {
 }
 }  // namespace
 
-uint64_t AdaptiveEvictor::window_target(const Class& c, uint64_t total) const {
+uint64_t AdaptivePolicy::window_target(const Class& c, uint64_t total) const {
   return total / kWindowShare + std::min(std::min(c.most_ahead, total / 4) + c.most_hinted, total / 4 * 3);
 }
 
-FrameId AdaptiveEvictor::oldest(unsigned cls, unsigned part) const {
+FrameId AdaptivePolicy::oldest(unsigned cls, unsigned part) const {
   const FrameId out = lists_.tail(list(cls, part + 1));
   return out != kNoFrame ? out : lists_.tail(list(cls, part));
 }
 
-void AdaptiveEvictor::put(unsigned cls, FrameId id, bool proven) {
+void AdaptivePolicy::put(unsigned cls, FrameId id, bool proven) {
   lists_[id].proven = proven;
   lists_[id].stamp = stamp_now();
   lists_.move_to_head(list(cls, proven ? kMain : kWindow), id);
@@ -38,7 +38,7 @@ void AdaptiveEvictor::put(unsigned cls, FrameId id, bool proven) {
 
 // What the window cannot hold goes to the main part while that has room: at first without bound, later up to what the
 // class had when it was last shrunk.
-void AdaptiveEvictor::fill_main(unsigned cls) {
+void AdaptivePolicy::fill_main(unsigned cls) {
   const Class& c = classes_[cls];
   const uint64_t total = c.full == 0 ? class_pages(cls) : c.full;
   const uint64_t target = window_target(c, total);
@@ -53,7 +53,7 @@ void AdaptiveEvictor::fill_main(unsigned cls) {
   }
 }
 
-void AdaptiveEvictor::note_idle(Class& c, uint64_t idle, uint64_t weight) {
+void AdaptivePolicy::note_idle(Class& c, uint64_t idle, uint64_t weight) {
   const uint64_t number = now() / epoch_length();
   Epoch& e = c.epochs[number % kEpochs];
   if (e.number != number) e = {number, 0, 0};
@@ -61,14 +61,14 @@ void AdaptiveEvictor::note_idle(Class& c, uint64_t idle, uint64_t weight) {
   e.idle += idle * weight;
 }
 
-uint64_t AdaptiveEvictor::idle_when_left(const Class& c, uint64_t age) const {
+uint64_t AdaptivePolicy::idle_when_left(const Class& c, uint64_t age) const {
   const uint64_t number = (now() - std::min(age, now())) / epoch_length();
   const Epoch& e = c.epochs[number % kEpochs];
   return e.number == number ? e.idle / e.pages : 0;
 }
 
 // Of the main part: what was idle longest, as far as is known. kNoFrame: nothing is known.
-FrameId AdaptiveEvictor::worst(unsigned cls, uint64_t* idle) const {
+FrameId AdaptivePolicy::worst(unsigned cls, uint64_t* idle) const {
   const FrameId out = lists_.tail(list(cls, kMainOut)), weak = lists_.tail(list(cls, kWeak));
   *idle = out == kNoFrame ? 0 : since(lists_[out].stamp);
   if (weak == kNoFrame || (out != kNoFrame && lists_[weak].stamp <= *idle)) return out;
@@ -78,7 +78,7 @@ FrameId AdaptiveEvictor::worst(unsigned cls, uint64_t* idle) const {
 
 // A block of the main part in no order that a load could be in step with: the oldest of a queue is what a loop wants
 // next, so that one eviction would draw all the others after it.
-FrameId AdaptiveEvictor::any_of_main(unsigned cls) {
+FrameId AdaptivePolicy::any_of_main(unsigned cls) {
   for (int i = 0; i < kMostSteps; ++i) {
     dice_ ^= dice_ << 13;
     dice_ ^= dice_ >> 7;
@@ -91,14 +91,14 @@ FrameId AdaptiveEvictor::any_of_main(unsigned cls) {
 
 // A main part is presumed dead when no probe of it was touched for clearly longer than the longest pause so far: a loop
 // passes through the main part once a round, and touches nothing of it in between.
-bool AdaptiveEvictor::main_alive(const Class& c, uint64_t total) const {
+bool AdaptivePolicy::main_alive(const Class& c, uint64_t total) const {
   const uint64_t gap = std::max(c.gap_now, c.gap_before);
   return now() - c.last_touch <= gap + gap / 4 + total / 16;
 }
 
 // Whether a block that was idle for `idle` deserves the place of the main part's worst. That one's time is known from
 // below only, and one short interval proves little: so a live part must be beaten by a factor of two.
-bool AdaptiveEvictor::wins(unsigned cls, uint64_t idle, uint64_t weight) {
+bool AdaptivePolicy::wins(unsigned cls, uint64_t idle, uint64_t weight) {
   Class& c = classes_[cls];
   uint64_t its = 0;
   const FrameId rival = worst(cls, &its);
@@ -110,7 +110,7 @@ bool AdaptiveEvictor::wins(unsigned cls, uint64_t idle, uint64_t weight) {
 // Without probes there is nothing to contest with, so a block that comes back soon enough is let in. Where nearly all
 // that leaves comes back soon, and for longer than it takes to turn the main part over, the load is larger than memory
 // and letting in helps nobody: the main part is frozen.
-bool AdaptiveEvictor::young_enough(unsigned cls, uint64_t age, uint64_t weight) {
+bool AdaptivePolicy::young_enough(unsigned cls, uint64_t age, uint64_t weight) {
   Class& c = classes_[cls];
   const uint64_t total = class_pages(cls);
   if (age > main_pages(cls)) {
@@ -123,7 +123,7 @@ bool AdaptiveEvictor::young_enough(unsigned cls, uint64_t age, uint64_t weight) 
   return !c.frozen || trickle(c, weight);
 }
 
-bool AdaptiveEvictor::trickle(Class& c, uint64_t weight) {
+bool AdaptivePolicy::trickle(Class& c, uint64_t weight) {
   if (c.renew != 0) {
     c.renew -= std::min(c.renew, weight);
     return true;
@@ -135,7 +135,7 @@ bool AdaptiveEvictor::trickle(Class& c, uint64_t weight) {
 }
 
 // A run of strangers means that the load moves on: time to ask whether the main part is still of use.
-void AdaptiveEvictor::meet(Class& c, std::optional<uint64_t> age, uint64_t weight, uint64_t total) {
+void AdaptivePolicy::meet(Class& c, std::optional<uint64_t> age, uint64_t weight, uint64_t total) {
   if (age && c.mean_age == 0) c.mean_age = *age;
   const bool strange = !age || *age > 2 * c.mean_age + total;
   if (age) {
@@ -151,7 +151,7 @@ void AdaptiveEvictor::meet(Class& c, std::optional<uint64_t> age, uint64_t weigh
   if (c.strangers > total / 2) c.renew = total;
 }
 
-void AdaptiveEvictor::insert(unsigned cls, FrameId id, Entry entry, uint64_t age, bool sequential) {
+void AdaptivePolicy::insert(unsigned cls, FrameId id, Entry entry, uint64_t age, bool sequential) {
   Class& c = classes_[cls];
   Node& n = lists_[id];
   const uint64_t total = class_pages(cls);
@@ -185,12 +185,12 @@ void AdaptiveEvictor::insert(unsigned cls, FrameId id, Entry entry, uint64_t age
   fill_main(cls);
 }
 
-void AdaptiveEvictor::leaving(unsigned cls, FrameId id) {
+void AdaptivePolicy::leaving(unsigned cls, FrameId id) {
   const Node& n = lists_[id];
   if (n.ahead) (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight();
 }
 
-void AdaptiveEvictor::first_used(unsigned cls, FrameId id) {
+void AdaptivePolicy::first_used(unsigned cls, FrameId id) {
   Node& n = lists_[id];
   (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight();
   n.ahead = 0;
@@ -198,7 +198,7 @@ void AdaptiveEvictor::first_used(unsigned cls, FrameId id) {
   if (n.list == list(cls, kMainOut) || n.list == list(cls, kWindowOut)) put(cls, id, n.proven);
 }
 
-void AdaptiveEvictor::judge(Class& c, uint64_t total) {
+void AdaptivePolicy::judge(Class& c, uint64_t total) {
   if (c.against + c.pro < total / 16) return;
   if (c.pro * 2 < c.against) {
     c.rarity = std::min(c.rarity + 1, kRarest);
@@ -208,7 +208,7 @@ void AdaptiveEvictor::judge(Class& c, uint64_t total) {
   c.against = c.pro = 0;
 }
 
-void AdaptiveEvictor::found_alive(Class& c, uint64_t wait, uint64_t weight, uint64_t total) {
+void AdaptivePolicy::found_alive(Class& c, uint64_t wait, uint64_t weight, uint64_t total) {
   const uint64_t gap = now() - c.last_touch;
   c.last_touch = now();
   if (now() >= c.gap_until) {
@@ -222,7 +222,7 @@ void AdaptiveEvictor::found_alive(Class& c, uint64_t wait, uint64_t weight, uint
   judge(c, total);
 }
 
-void AdaptiveEvictor::reused(unsigned cls, FrameId id, bool probed) {
+void AdaptivePolicy::reused(unsigned cls, FrameId id, bool probed) {
   Class& c = classes_[cls];
   Node& n = lists_[id];
   n.used = 0;
@@ -240,7 +240,7 @@ void AdaptiveEvictor::reused(unsigned cls, FrameId id, bool probed) {
   lists_.move_to_head(list(cls, kWeak), id);
 }
 
-void AdaptiveEvictor::probe_main(unsigned cls) {
+void AdaptivePolicy::probe_main(unsigned cls) {
   Class& c = classes_[cls];
   c.credit += (now() - c.credit_at) * 64 >> c.rarity;
   c.credit = std::min(c.credit, class_pages(cls) * 64 / 8);
@@ -257,7 +257,7 @@ void AdaptiveEvictor::probe_main(unsigned cls) {
 }
 
 // The older half of the window is out of sight: it is about to be evicted anyway.
-void AdaptiveEvictor::probe_window(unsigned cls) {
+void AdaptivePolicy::probe_window(unsigned cls) {
   Class& c = classes_[cls];
   for (int i = 0; i < kMostSteps && lists_.pages(list(cls, kWindowOut)) * 2 < window_pages(cls); ++i) {
     const FrameId id = lists_.tail(list(cls, kWindow));
@@ -274,12 +274,12 @@ void AdaptiveEvictor::probe_window(unsigned cls) {
   c.window_probed = c.window_touched = 0;
 }
 
-void AdaptiveEvictor::look_ahead(unsigned cls) {
+void AdaptivePolicy::look_ahead(unsigned cls) {
   probe_main(cls);
   probe_window(cls);
 }
 
-FrameId AdaptiveEvictor::pick(unsigned cls) {
+FrameId AdaptivePolicy::pick(unsigned cls) {
   Class& c = classes_[cls];
   c.full = class_pages(cls);
   uint64_t idle = 0;

@@ -1,4 +1,4 @@
-#include "pager/host/evictor.h"
+#include "pager/host/reclaim.h"
 
 #include <algorithm>
 #include <array>
@@ -17,29 +17,29 @@ constexpr uint64_t kPinPause = 1000000;  // ns until a pin is looked at again
 
 }  // namespace
 
-Status Evictor::start(unsigned threads) {
+Status Reclaim::start(unsigned threads) {
   threads_.reserve(threads);
   for (unsigned i = 0; i < threads; ++i) {
-    std::thread evictor;
+    std::thread reclaim;
     Status s = core::start_thread(
-        core::strprintf("vmem-evict-%u", i).c_str(), [this] { loop(); }, &evictor);
+        core::strprintf("vmem-reclaim-%u", i).c_str(), [this] { loop(); }, &reclaim);
     if (!s.ok() && i == 0) return s;
     if (!s.ok()) break;
-    threads_.push_back(std::move(evictor));
+    threads_.push_back(std::move(reclaim));
   }
   return {};
 }
 
-void Evictor::stop() {
+void Reclaim::stop() {
   stop_ = true;
-  pressure_.call_evictors();
+  pressure_.wake_all_reclaim();
 }
 
-void Evictor::join() {
+void Reclaim::join() {
   for (std::thread& t : threads_) t.join();
 }
 
-void Evictor::loop() {
+void Reclaim::loop() {
   uint8_t next_staging = kStagingPools;
   size_t passed = 0;
   bool served = false, wrote = false;  // the other work has its turn
@@ -100,12 +100,12 @@ void Evictor::loop() {
       page_in_.serve_waiting(lock);  // memory or a buffer came free, perhaps, without anybody's word
       continue;
     }
-    evict_some(lock, what, &next_staging, &passed);
+    shrink(lock, what, &next_staging, &passed);
   }
 }
 
 // A write failed lately: the pause until the next try goes by, or a part of it.
-void Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
+void Reclaim::wait_for_writes(Lock& lock, uint64_t now_ns) {
   uint64_t most = waits_.queue().empty() ? UINT64_MAX : Progress::kSlice / 2;
   if (!failed_.retries().empty() || write_back_.any_pinned()) most = std::min(most, failed_.retries().kShortest);
   if (const uint64_t next = failed_.next_ns(); next != UINT64_MAX)
@@ -114,13 +114,13 @@ void Evictor::wait_for_writes(Lock& lock, uint64_t now_ns) {
 }
 
 // It has to be written, and nothing can be for a while: not to be named again before it can.
-void Evictor::set_aside(core::FrameId id) {
+void Reclaim::set_aside(core::FrameId id) {
   map_.frame_table()[id].unwritten = true;
   any_aside_ = aside_since_ = true;
 }
 
 // Locked; something may be written. A few of those that were set aside may leave again. False: none was found yet.
-bool Evictor::admit_aside(uint64_t now_ns) {
+bool Reclaim::admit_aside(uint64_t now_ns) {
   constexpr size_t kLooks = 4096, kMost = 256;
   const FrameTable& all = map_.frame_table();
   size_t found = 0;
@@ -145,10 +145,10 @@ bool Evictor::admit_aside(uint64_t now_ns) {
   return found != 0 || !any_aside_;
 }
 
-// A batch of victims. It is worth about 8 MiB, so that several evictors share the work and small blocks cluster. So
-// many in a row have been passed over. While a write that failed waits to be tried again, what need not be written
+// A batch of victims. It is worth about 8 MiB, so that several reclaim threads share the work and small blocks cluster.
+// So many in a row have been passed over. While a write that failed waits to be tried again, what need not be written
 // leaves, and the rest is set aside: of all regions when a store failed, of one when its own file did.
-void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) {
+void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) {
   Batch batch;
   std::array<policy::Victim, 32> victims;
   static_assert(std::tuple_size_v<decltype(victims)> <= Batch::capacity());
@@ -215,14 +215,14 @@ void Evictor::evict_some(Lock& lock, const Short& what, uint8_t* next_staging, s
 }
 
 // Locked; the block's transition in host memory is over. Where prefetch to the SSD met it, it is asked again.
-void Evictor::leaves(Region& r, BlockIndex b) {
+void Reclaim::leaves(Region& r, BlockIndex b) {
   const State state = r.table[b].state;
   if (r.dying || (state != State::resident && state != State::held) || requests_.full()) return;
-  if (requests_.add({&r, b, b}, false)) pressure_.call_evictor();
+  if (requests_.add({&r, b, b}, false)) pressure_.wake_reclaim();
 }
 
 // A few blocks of the oldest request. What is leased is passed over, what moves has its turn when it has come to rest.
-void Evictor::serve_request(Lock& lock) {
+void Reclaim::serve_request(Lock& lock) {
   const auto [span, behind] = requests_.first();
   Region& r = *span.region;
   Batch batch;
@@ -247,9 +247,9 @@ void Evictor::serve_request(Lock& lock) {
   write_back_.evict_batch(lock, batch.all());
 }
 
-// Locked; an evictor with nothing to do. Memory that nobody has used for a while goes back to the system, some at a
-// time.
-void Evictor::wait_for_work(Lock& lock) {
+// Locked; a reclaim thread with nothing to do. Memory that nobody has used for a while goes back to the system, some at
+// a time.
+void Reclaim::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
   uint64_t next = std::min({failed_.next_ns(), pressure_.next_ns(), background_.next_ns(now)});
   if (write_back_.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));

@@ -1,4 +1,4 @@
-// Promises every evictor keeps. Hit rates: policy_hitrate_test.cpp.
+// Promises every eviction policy keeps. Hit rates: policy_hitrate_test.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -9,19 +9,20 @@
 #include <string>
 #include <vector>
 
-#include "policy/evictor.h"
+#include "policy/eviction_policy.h"
 
 namespace vmem::policy {
 namespace {
 
 using core::FrameId;
 
-constexpr EvictorKind kKinds[] = {EvictorKind::adaptive, EvictorKind::fifo, EvictorKind::sieve, EvictorKind::s3fifo,
-                                  EvictorKind::twoq};
+constexpr EvictionPolicyKind kKinds[] = {EvictionPolicyKind::adaptive, EvictionPolicyKind::fifo,
+                                         EvictionPolicyKind::sieve, EvictionPolicyKind::s3fifo,
+                                         EvictionPolicyKind::twoq};
 
-class PolicyEvictor : public testing::TestWithParam<EvictorKind> {
+class PolicyEvictionPolicy : public testing::TestWithParam<EvictionPolicyKind> {
  protected:
-  PolicyEvictor() : evictor(make_evictor(GetParam())) { evictor->resize(1024, 1024); }
+  PolicyEvictionPolicy() : evictor(make_eviction_policy(GetParam())) { evictor->resize(1024, 1024); }
 
   void admit(FrameId id, uint32_t weight = 1) { evictor->admit({.id = id, .weight = weight}); }
   // Real victims worth `pages`, probes left aside.
@@ -40,15 +41,15 @@ class PolicyEvictor : public testing::TestWithParam<EvictorKind> {
     return ids;
   }
 
-  std::unique_ptr<Evictor> evictor;
+  std::unique_ptr<EvictionPolicy> evictor;
 };
-std::string kind_name(const testing::TestParamInfo<EvictorKind>& info) {
+std::string kind_name(const testing::TestParamInfo<EvictionPolicyKind>& info) {
   static const char* const kNames[] = {"adaptive", "fifo", "sieve", "s3fifo", "twoq"};
   return kNames[static_cast<size_t>(info.param)];
 }
-INSTANTIATE_TEST_SUITE_P(AllKinds, PolicyEvictor, testing::ValuesIn(kKinds), kind_name);
+INSTANTIATE_TEST_SUITE_P(AllKinds, PolicyEvictionPolicy, testing::ValuesIn(kKinds), kind_name);
 
-TEST_P(PolicyEvictor, ColdLeavesFirstThenByPriorityThenHotThenPinned) {
+TEST_P(PolicyEvictionPolicy, ColdLeavesFirstThenByPriorityThenHotThenPinned) {
   evictor->admit({.id = 0, .weight = 1, .pinned = true});
   evictor->admit({.id = 1, .weight = 1, .temperature = Temperature::hot});
   evictor->admit({.id = 2, .weight = 1, .priority = Priority::high});
@@ -58,7 +59,7 @@ TEST_P(PolicyEvictor, ColdLeavesFirstThenByPriorityThenHotThenPinned) {
   EXPECT_EQ(evict(6), (std::vector<FrameId>{5, 4, 3, 2, 1, 0}));
 }
 
-TEST_P(PolicyEvictor, OfTheColdWhatWasReadAheadWaitsForItsUse) {
+TEST_P(PolicyEvictionPolicy, OfTheColdWhatWasReadAheadWaitsForItsUse) {
   evictor->admit({.id = 0, .weight = 1, .temperature = Temperature::cold, .ahead = true, .hinted = true});
   evictor->admit({.id = 1, .weight = 1, .temperature = Temperature::cold, .ahead = true});
   evictor->admit({.id = 2, .weight = 1, .temperature = Temperature::cold});
@@ -73,7 +74,7 @@ TEST_P(PolicyEvictor, OfTheColdWhatWasReadAheadWaitsForItsUse) {
 }
 
 // A call that wants more than there is of them does not take others with them.
-TEST_P(PolicyEvictor, OfWhatIsUsedUpOneCallTakesNoMore) {
+TEST_P(PolicyEvictionPolicy, OfWhatIsUsedUpOneCallTakesNoMore) {
   for (FrameId id = 0; id < 8; ++id) admit(id);
   for (FrameId id = 6; id < 8; ++id) evictor->advise(id, Temperature::cold, Priority::normal, false);
   std::array<Victim, 64> out;
@@ -83,7 +84,7 @@ TEST_P(PolicyEvictor, OfWhatIsUsedUpOneCallTakesNoMore) {
   EXPECT_EQ(evict(6).size(), 6u);
 }
 
-TEST_P(PolicyEvictor, AdviceMovesABlock) {
+TEST_P(PolicyEvictionPolicy, AdviceMovesABlock) {
   for (FrameId id = 0; id < 8; ++id) admit(id);
   evictor->advise(7, Temperature::cold, Priority::normal, false);
   EXPECT_EQ(evict(1), std::vector<FrameId>{7});
@@ -100,7 +101,7 @@ TEST_P(PolicyEvictor, AdviceMovesABlock) {
 // A prefetch of up to half of memory is not undone by the prefetch itself; guesses get a quarter.
 TEST(PolicyAnnounced, WhatTheProgramAnnouncedOutlivesWhatIsOnlyOld) {
   for (const bool hinted : {true, false}) {
-    auto evictor = make_evictor(EvictorKind::adaptive);
+    auto evictor = make_eviction_policy(EvictionPolicyKind::adaptive);
     evictor->resize(2048, 1024);
     for (FrameId id = 0; id < 1024; ++id) evictor->admit({.id = id, .weight = 1});
     size_t lost = 0;
@@ -126,9 +127,9 @@ TEST(PolicyAnnounced, WhatTheProgramAnnouncedOutlivesWhatIsOnlyOld) {
   }
 }
 
-TEST_P(PolicyEvictor, AdviceThatChangesNothingKeepsTheTurn) {
+TEST_P(PolicyEvictionPolicy, AdviceThatChangesNothingKeepsTheTurn) {
   for (FrameId id = 0; id < 8; ++id) admit(id);
-  auto other = make_evictor(GetParam());
+  auto other = make_eviction_policy(GetParam());
   other->resize(1024, 1024);
   for (FrameId id = 0; id < 8; ++id) other->admit({.id = id, .weight = 1});
   for (FrameId id = 0; id < 8; ++id) evictor->advise(id, Temperature::normal, Priority::normal, false);
@@ -140,7 +141,7 @@ TEST_P(PolicyEvictor, AdviceThatChangesNothingKeepsTheTurn) {
   }
 }
 
-TEST_P(PolicyEvictor, HeldBlocksAreNeverVictimsAndHoldsCount) {
+TEST_P(PolicyEvictionPolicy, HeldBlocksAreNeverVictimsAndHoldsCount) {
   for (FrameId id = 0; id < 8; ++id) admit(id);
   for (FrameId id = 0; id < 4; ++id) evictor->hold(id);
   evictor->hold(0);
@@ -154,7 +155,7 @@ TEST_P(PolicyEvictor, HeldBlocksAreNeverVictimsAndHoldsCount) {
   EXPECT_EQ(evict(1), std::vector<FrameId>{0});
 }
 
-TEST_P(PolicyEvictor, AdviceOnAHeldBlockCountsWhenItIsLetGo) {
+TEST_P(PolicyEvictionPolicy, AdviceOnAHeldBlockCountsWhenItIsLetGo) {
   for (FrameId id = 0; id < 8; ++id) admit(id);
   evictor->hold(6);
   evictor->advise(6, Temperature::cold, Priority::normal, false);
@@ -163,7 +164,7 @@ TEST_P(PolicyEvictor, AdviceOnAHeldBlockCountsWhenItIsLetGo) {
   EXPECT_EQ(evict(1), std::vector<FrameId>{6});
 }
 
-TEST_P(PolicyEvictor, VictimsAreWorthWhatWasAsked) {
+TEST_P(PolicyEvictionPolicy, VictimsAreWorthWhatWasAsked) {
   for (FrameId id = 0; id < 16; ++id) admit(id, id % 2 == 0 ? 512 : 1);
   std::array<Victim, 64> out;
   uint64_t pages = 0;
@@ -175,7 +176,7 @@ TEST_P(PolicyEvictor, VictimsAreWorthWhatWasAsked) {
   EXPECT_LT(pages, 1024u + 512u) << "and not a block more";
 }
 
-TEST_P(PolicyEvictor, AVictimIsForgottenAndMayComeBack) {
+TEST_P(PolicyEvictionPolicy, AVictimIsForgottenAndMayComeBack) {
   admit(3);
   EXPECT_EQ(evict(1), std::vector<FrameId>{3});
   EXPECT_TRUE(evict(1).empty());
@@ -188,7 +189,7 @@ TEST_P(PolicyEvictor, AVictimIsForgottenAndMayComeBack) {
   EXPECT_EQ(evict(1), std::vector<FrameId>{3});
 }
 
-TEST_P(PolicyEvictor, BlocksThatMayNotBeProbedAreNot) {
+TEST_P(PolicyEvictionPolicy, BlocksThatMayNotBeProbedAreNot) {
   for (FrameId id = 0; id < 512; ++id) evictor->admit({.id = id, .weight = 1, .probes = false});
   std::array<Victim, 64> out;
   while (const size_t n = evictor->victims(8, out)) {
@@ -198,7 +199,7 @@ TEST_P(PolicyEvictor, BlocksThatMayNotBeProbedAreNot) {
   EXPECT_EQ(evictor->stats().evicted, 512u);
 }
 
-TEST_P(PolicyEvictor, ALowClassKeepsAFloorUnderAHighPriorityScan) {
+TEST_P(PolicyEvictionPolicy, ALowClassKeepsAFloorUnderAHighPriorityScan) {
   for (FrameId id = 0; id < 32; ++id) admit(id);
   FrameId next = 32;
   std::set<FrameId> low_left;
@@ -213,7 +214,7 @@ TEST_P(PolicyEvictor, ALowClassKeepsAFloorUnderAHighPriorityScan) {
   EXPECT_LE(low_left.size(), 18u);
 }
 
-TEST_P(PolicyEvictor, TheLargestBlockCountsWhole) {
+TEST_P(PolicyEvictionPolicy, TheLargestBlockCountsWhole) {
   constexpr uint32_t kLargest = core::kMaxBlock / core::kPage;
   evictor->resize(16, 16 * uint64_t{kLargest});
   for (FrameId id = 0; id < 8; ++id) evictor->admit({.id = id, .weight = kLargest, .probes = false});
@@ -223,7 +224,7 @@ TEST_P(PolicyEvictor, TheLargestBlockCountsWhole) {
 }
 
 // Random calls against a plain model of what is resident.
-TEST_P(PolicyEvictor, KeepsItsWordUnderRandomCalls) {
+TEST_P(PolicyEvictionPolicy, KeepsItsWordUnderRandomCalls) {
   struct Known {
     uint32_t weight;
     bool pinned, probes;
@@ -233,7 +234,7 @@ TEST_P(PolicyEvictor, KeepsItsWordUnderRandomCalls) {
   constexpr FrameId kIds = 300;
   for (uint64_t seed = 1; seed <= 8; ++seed) {
     std::mt19937_64 random(seed);
-    auto policy = make_evictor(GetParam());
+    auto policy = make_eviction_policy(GetParam());
     policy->resize(kIds, 2000);
     std::map<FrameId, Known> known;
     std::set<FrameId> probed;
@@ -336,10 +337,10 @@ TEST_P(PolicyEvictor, KeepsItsWordUnderRandomCalls) {
   }
 }
 
-TEST_P(PolicyEvictor, SameCallsSameAnswers) {
+TEST_P(PolicyEvictionPolicy, SameCallsSameAnswers) {
   auto run = [&] {
     std::mt19937_64 random(7);
-    auto policy = make_evictor(GetParam());
+    auto policy = make_eviction_policy(GetParam());
     policy->resize(256, 256);
     std::vector<std::pair<FrameId, bool>> log;
     std::array<Victim, 16> out;

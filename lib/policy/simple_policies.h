@@ -2,12 +2,12 @@
 // users who know their load. A "touched" bit becomes a probe ahead of the block's turn.
 #pragma once
 
-#include "policy/evictor_base.h"
+#include "policy/eviction_policy_base.h"
 
 namespace vmem::policy {
 
 // First in, first out. Never probes.
-class FifoEvictor final : public EvictorBase {
+class FifoPolicy final : public EvictionPolicyBase {
  public:
   const char* name() const override { return "fifo"; }
 
@@ -21,7 +21,7 @@ class FifoEvictor final : public EvictorBase {
 
 // SIEVE (Zhang et al., NSDI'24): a hand sweeps from old to new and evicts what was not touched; what was stays in
 // place. Here a scout runs up to 1/8 of the memory ahead of the hand and probes.
-class SieveEvictor final : public EvictorBase {
+class SievePolicy final : public EvictionPolicyBase {
  public:
   const char* name() const override { return "sieve"; }
 
@@ -40,7 +40,7 @@ class SieveEvictor final : public EvictorBase {
 };
 
 // Two queues, each with a tail out of sight: what is touched there gets another round. Shared by S3-FIFO and 2Q.
-class TwoQueueEvictor : public EvictorBase {
+class TwoQueuePolicy : public EvictionPolicyBase {
  protected:
   enum Part : unsigned { kSmall, kSmallOut, kMain, kMainOut };
   void insert(unsigned cls, core::FrameId id, Entry entry, uint64_t age, bool sequential) override;
@@ -62,7 +62,7 @@ class TwoQueueEvictor : public EvictorBase {
 
 // S3-FIFO (Yang et al., SOSP'23): a small queue of 10 %, a main queue with second chances, a ghost of the main queue's
 // size.
-class S3FifoEvictor final : public TwoQueueEvictor {
+class S3FifoPolicy final : public TwoQueuePolicy {
  public:
   const char* name() const override { return "s3fifo"; }
 
@@ -74,7 +74,7 @@ class S3FifoEvictor final : public TwoQueueEvictor {
 };
 
 // 2Q (Johnson and Shasha, VLDB'94): 25 % A1in, a ghost of 50 %, the rest near-LRU: its last quarter is out of sight.
-class TwoQEvictor final : public TwoQueueEvictor {
+class TwoQPolicy final : public TwoQueuePolicy {
  public:
   const char* name() const override { return "twoq"; }
 
