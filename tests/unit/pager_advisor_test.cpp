@@ -111,7 +111,7 @@ TEST_F(PagerAdvisor, ThePolicyHearsOfBlocksThatItHas) {
   EXPECT_EQ(map.frame_table()[victims[0].id].block, 1u) << "the other one is pinned";
   if (victims[0].probe) return;
   map.frame_table()[victims[0].id].admitted = false;  // and it does not leave
-  map.admit(r, 1, map.clock().stamp());
+  map.admit(r, 1, map.nonresident_age().shadow());
 }
 
 TEST_F(PagerAdvisor, WhatConcernsDevicesIsTheDriversOfEachBlockAndNobodysWithoutADeviceTier) {

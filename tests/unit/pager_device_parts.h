@@ -189,7 +189,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
     tables.charge(r);
     gpus[static_cast<size_t>(d)].budget.charge(r.block_size);
     r.table.change(b, core::State::entering, core::State::on_device);
-    map.admit(r, b, map.clock().stamp());
+    map.admit(r, b, map.nonresident_age().shadow());
   }
   void remove(Region& r, core::BlockIndex b) VMEM_LOCKED {
     gpus[r.table[b].device].budget.credit(r.block_size);

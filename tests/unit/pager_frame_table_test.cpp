@@ -60,14 +60,14 @@ TEST_F(PagerFrameTable, EachNumberIsTakenOnceAndComesBackEmpty) {
   EXPECT_EQ(all.free(), 0u);
   EXPECT_EQ(all.check(), "");
   Frame& one = all[5];
-  one.stamp = 3;
+  one.shadow = 3;
   one.leaves = one.in_place = true;
   one.copy = 9;
   all.give(5);
   EXPECT_EQ(all.free(), 1u);
   ASSERT_EQ(all.take(large, 1, nullptr, kHostPool), 5u);
   EXPECT_EQ(one.region, &large);
-  EXPECT_EQ(one.stamp, 0u);
+  EXPECT_EQ(one.shadow, 0u);
   EXPECT_FALSE(one.leaves || one.in_place);
   EXPECT_EQ(one.copy, kNoFrame);
 }

@@ -17,11 +17,11 @@ namespace {
 using vmem::core::BlockIndex;
 using vmem::core::FrameId;
 using vmem::core::State;
-using vmem::pager::EvictionClock;
 using vmem::pager::FrameTable;
 using vmem::pager::HostCopies;
 using vmem::pager::kDevicePools;
 using vmem::pager::kStagingPools;
+using vmem::pager::NonresidentAge;
 using vmem::pager::Region;
 using vmem::policy::Admission;
 using vmem::policy::EvictionPolicyStats;
@@ -53,7 +53,7 @@ class PagerHostCopies : public ::testing::Test {
 
   void SetUp() override {
     ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok());
-    copies = std::make_unique<HostCopies>(frame_table, pools, policies, clock);
+    copies = std::make_unique<HostCopies>(frame_table, pools, policies, age);
     ASSERT_TRUE(staging->reserve(kFrames, 0));
     const size_t size = kFrames * vmem::core::kHugePage;
     void* at = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -91,15 +91,15 @@ class PagerHostCopies : public ::testing::Test {
     return all;
   }();
   FakePolicy& policy = static_cast<FakePolicy&>(*policies[kStagingPools]);
-  EvictionClock clock;
+  NonresidentAge age;
   std::unique_ptr<HostCopies> copies;
 };
 
 TEST_F(PagerHostCopies, ACopyIsTheBlocksAndThePolicyKnowsIt) {
-  clock.left(uint64_t{1} << 30);
+  age.left(uint64_t{1} << 30);
   const FrameId id = on_device(3);
-  frame_table[id].stamp = clock.stamp();
-  clock.left(uint64_t{8} << 20);
+  frame_table[id].shadow = age.shadow();
+  age.left(uint64_t{8} << 20);
   std::byte* const frame = staging->get(0);
   EXPECT_FALSE(copies->has(id));
   copies->keep(region, 3, frame);

@@ -29,7 +29,7 @@ BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& st
       config_(config),
       above_(above),
       policies_(make_policies(devices, config.reclaim)),
-      copies_(frame_table_, staging, policies_, clock_),
+      copies_(frame_table_, staging, policies_, nonresident_age_),
       guests_(frame_table_),
       dirty_(frame_table_, config) {
   guests_.set_share(config.device_neighbours);
@@ -129,17 +129,17 @@ void BlockMap::resize_policies(size_t frames) {
     policies_[i]->resize(std::max(frames, frame_table_.size()), above_.pages(static_cast<uint8_t>(i)));
 }
 
-// The block leaves memory: it gets the stamp of its eviction in place of its frame number.
+// The block leaves memory: it gets the shadow of its eviction in place of its frame number.
 void BlockMap::free_entry(BlockIndex b, Region& r) {
   core::Block& block = r.table[b];
   const FrameId id = block.aux;
   copies_.drop(id);
   give_entry(id);
-  clock_.left(r.block_size);
-  block.aux = clock_.stamp();
+  nonresident_age_.left(r.block_size);
+  block.aux = nonresident_age_.shadow();
 }
 
-void BlockMap::admit(Region& r, BlockIndex b, uint32_t stamp) {
+void BlockMap::admit(Region& r, BlockIndex b, uint32_t shadow) {
   core::Block& block = r.table[b];
   Frame& frame = frame_table_[block.aux];
   if (frame.admitted) return;
@@ -152,7 +152,7 @@ void BlockMap::admit(Region& r, BlockIndex b, uint32_t stamp) {
   a.probes = r.probes && frame.pool == kHostPool;
   a.ahead = (block.flags & core::kReadAhead) != 0;
   a.hinted = (block.flags & core::kPrefetched) != 0;
-  if (stamp != 0) a.age = clock_.age(stamp);
+  if (shadow != 0) a.age = nonresident_age_.age(shadow);
   policy(a.id).admit(a);
   frame.admitted = true;
   frame.leased = false;
@@ -165,7 +165,7 @@ void BlockMap::follow_advice(Region& r, BlockIndex b) {
   Frame& frame = frame_table_[block.aux];
   // Where it is a guest it is at home now.
   if (block.state == core::State::on_device && r.places.at(b).preferred == block.device && guests_.remove(block.aux))
-    admit(r, b, clock_.stamp());
+    admit(r, b, nonresident_age_.shadow());
   if (frame.admitted) {
     bool pinned = false;
     const policy::Temperature t = temperature_in(r, b, frame.pool, &pinned);

@@ -19,10 +19,10 @@
 #include "core/os_allocator.h"
 #include "pager/block/config.h"
 #include "pager/block/dirty_blocks.h"
-#include "pager/block/eviction_clock.h"
 #include "pager/block/frame_table.h"
 #include "pager/block/guests.h"
 #include "pager/block/host_copies.h"
+#include "pager/block/nonresident_age.h"
 #include "pager/block/progress.h"
 #include "pager/block/region.h"
 #include "pager/block/transition.h"
@@ -79,13 +79,13 @@ class BlockMap {
   // perhaps.
   void look_for_overdue(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   void note_clean(const Region& r, core::BlockIndex b) VMEM_LOCKED { dirty_.remove(r.table[b].aux); }
-  EvictionClock& clock() VMEM_LOCKED { return clock_; }
+  NonresidentAge& nonresident_age() VMEM_LOCKED { return nonresident_age_; }
 
   // Which of them leave first, by Frame::pool. admit(): from here on it may be chosen.
   policy::EvictionPolicy& policy(core::FrameId id) VMEM_LOCKED { return *policies_[frame_table_[id].pool]; }
   policy::EvictionPolicy& policy_of(uint8_t pool) VMEM_LOCKED { return *policies_[pool]; }
   // withdraw(): it may not be chosen any more.
-  void admit(Region& r, core::BlockIndex b, uint32_t stamp) VMEM_LOCKED;
+  void admit(Region& r, core::BlockIndex b, uint32_t shadow) VMEM_LOCKED;
   void withdraw(core::FrameId id) VMEM_LOCKED;
   // Something else has been advised of the block: those that know it, or its host copy, hear it.
   void follow_advice(Region& r, core::BlockIndex b) VMEM_LOCKED;
@@ -132,7 +132,7 @@ class BlockMap {
   std::vector<std::unique_ptr<policy::EvictionPolicy>> policies_;                             // by Frame::pool
   FrameTable frame_table_ VMEM_GUARDED_BY(core::big_lock);
   TransitionPool transitions_ VMEM_GUARDED_BY(core::big_lock);
-  EvictionClock clock_ VMEM_GUARDED_BY(core::big_lock);
+  NonresidentAge nonresident_age_ VMEM_GUARDED_BY(core::big_lock);
   Progress progress_ VMEM_GUARDED_BY(core::big_lock);
   HostCopies copies_ VMEM_GUARDED_BY(core::big_lock);
   Guests guests_ VMEM_GUARDED_BY(core::big_lock);

@@ -72,7 +72,7 @@ inline constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(kReadAhead 
 struct Block {
   Digest digest;
   Extent extent;     // where the store has it; invalid for file bytes
-  uint32_t aux = 0;  // in memory or on a device: FrameId. Absent: stamp of its last eviction, 0 = never
+  uint32_t aux = 0;  // in memory or on a device: FrameId. Absent: shadow of its last eviction, 0 = never
   State state = State::untouched;
   uint8_t device = 0;  // on_device, entering, leaving: which
   uint16_t flags = 0;
@@ -98,7 +98,7 @@ class BlockTable {
   // Blocks in each state, counted as they change (untouched: not counted).
   uint64_t count(State state) const { return counts_[static_cast<size_t>(state)]; }
   // Bytes of memory the table may occupy by now. A page whose blocks are untouched again is given back before long,
-  // with the stamps of their evictions.
+  // with the shadows of their evictions.
   size_t footprint() const { return footprint_; }
   // .. and how much more with block i in use, 0 for most; and at the most, with all of them.
   size_t cost(BlockIndex i) const { return mapped_ == 0 || committed_[i / kChunk] ? 0 : kPage + 1; }

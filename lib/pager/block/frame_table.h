@@ -32,7 +32,7 @@ struct Frame {
   Region* region = nullptr;  // null: the number is free
   core::BlockIndex block = 0;
   std::byte* bytes = nullptr;  // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
-  uint32_t stamp = 0;          // of its last eviction, 0 = never
+  uint32_t shadow = 0;         // of its last eviction, 0 = never
   int32_t stride = 0;          // of its read-ahead window
   uint8_t pool = kHostPool;    // whose memory it occupies, and which policy knows it
   bool admitted = false;       // known to the policy

@@ -10,7 +10,7 @@ void HostCopies::keep(Region& r, BlockIndex b, std::byte* bytes) {
   const FrameId on_device = r.table[b].aux, id = frame_table_.take(r, b, bytes, staging_pool(r));
   Frame& copy = frame_table_[id];
   copy.is_copy = true;
-  copy.stamp = frame_table_[on_device].stamp;
+  copy.shadow = frame_table_[on_device].shadow;
   frame_table_[on_device].copy = id;
   ++count_;
   admit(id);
@@ -24,7 +24,7 @@ void HostCopies::admit(FrameId id) {
   a.priority = copy.region->priority;
   a.temperature = copy_temperature(*copy.region, copy.block);
   a.probes = false;
-  if (copy.stamp != 0) a.age = clock_.age(copy.stamp);
+  if (copy.shadow != 0) a.age = nonresident_age_.age(copy.shadow);
   policy(id).admit(a);
   copy.admitted = true;
 }

@@ -17,8 +17,8 @@
 #include <string>
 
 #include "pager/account/staging_pools.h"
-#include "pager/block/eviction_clock.h"
 #include "pager/block/frame_table.h"
+#include "pager/block/nonresident_age.h"
 #include "policy/eviction_policy.h"
 
 namespace vmem::pager {
@@ -27,8 +27,8 @@ class HostCopies {
  public:
   // policies: by Frame::pool.
   HostCopies(FrameTable& frame_table, StagingPools& staging,
-             std::span<const std::unique_ptr<policy::EvictionPolicy>> policies, const EvictionClock& clock)
-      : frame_table_(frame_table), staging_(staging), policies_(policies), clock_(clock) {}
+             std::span<const std::unique_ptr<policy::EvictionPolicy>> policies, const NonresidentAge& age)
+      : frame_table_(frame_table), staging_(staging), policies_(policies), nonresident_age_(age) {}
 
   // The block, which has come to its device from `frame`, keeps it. A resident must be free.
   void keep(Region& r, core::BlockIndex b, std::byte* bytes);
@@ -67,7 +67,7 @@ class HostCopies {
   FrameTable& frame_table_;
   StagingPools& staging_;
   const std::span<const std::unique_ptr<policy::EvictionPolicy>> policies_;
-  const EvictionClock& clock_;
+  const NonresidentAge& nonresident_age_;
   size_t count_ = 0;
 };
 

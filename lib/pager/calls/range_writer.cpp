@@ -84,7 +84,7 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
     if (!keep) map_.withdraw(block.aux);
     Transition* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {
-      if (!lent) map_.admit(r, b, map_.clock().stamp());
+      if (!lent) map_.admit(r, b, map_.nonresident_age().shadow());
       again = job.outstanding != 0;  // what these have is free when they have ended
       if (again) {
         write_batch(lock, &batch);

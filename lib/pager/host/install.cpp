@@ -195,7 +195,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   if ((block.flags & core::kProtected) == 0) map_.note_dirty(r, m->block);
   if (frame.holed) trap_.wake(at, r.block_size).ignore();
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-  map_.admit(r, m->block, frame.stamp);
+  map_.admit(r, m->block, frame.shadow);
   if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
   map_.free_transition(m);
   room_.came_free(after);

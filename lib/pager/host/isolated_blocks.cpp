@@ -95,7 +95,7 @@ void IsolatedBlocks::stay_in_place(Transition* m, State from) {
   }
   if ((block.flags & core::kWanted) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
-  map_.admit(r, m->block, map_.clock().stamp());
+  map_.admit(r, m->block, map_.nonresident_age().shadow());
   const BlockIndex b = m->block;
   map_.free_transition(m);
   map_.look_for_overdue(r, b);
@@ -127,13 +127,13 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   const bool wanted = (block.flags & core::kWanted) != 0;
   if (m->from_held && (!wanted || m->staged)) {
     r.table.change(m->block, from, State::held);
-    map_.admit(r, m->block, map_.clock().stamp());
+    map_.admit(r, m->block, map_.nonresident_age().shadow());
     const BlockIndex b = m->block;
     map_.free_transition(m);
     if (wanted) installer_.begin_install(r, b, after);
     return;
   }
-  frame.stamp = map_.clock().stamp();
+  frame.shadow = map_.nonresident_age().shadow();
   // Where the trap keeps frames, the block goes back protected, so that its next store is seen.
   m->protect = m->background && same_in_store && r.transfer == Transfer::install && trap_.caps().write_protect &&
                (block.flags & (core::kDigest | core::kWantedWrite)) == core::kDigest && !lent_for_writing(r, m->block);

@@ -55,10 +55,10 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
     if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
     return false;
   }
-  const uint32_t stamp = block.aux;
+  const uint32_t shadow = block.aux;
   const State from = block.state;
   const FrameId id = map_.new_entry(r, b, bytes, staging_pool(r));
-  map_.frame_table()[id].stamp = stamp;
+  map_.frame_table()[id].shadow = shadow;
   r.table.change(b, from, State::filling);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
@@ -105,10 +105,10 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   }
   if (waits_.must_evict()) pressure_.wake_reclaim();
 
-  const uint32_t stamp = block.aux;
+  const uint32_t shadow = block.aux;
   const State from = block.state;
   const FrameId id = map_.new_entry(r, b, image);
-  map_.frame_table()[id].stamp = stamp;
+  map_.frame_table()[id].shadow = shadow;
   r.table.change(b, from, State::filling);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
@@ -226,7 +226,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
   if (m->staged) {
     r.table.change(m->block, State::filling, State::held);
-    map_.admit(r, m->block, map_.frame_table()[block.aux].stamp);
+    map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
     const BlockIndex b = m->block;
     map_.free_transition(m);
     settle(r, b, after);
@@ -237,7 +237,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
                          (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
   if (stay_held) {
     r.table.change(m->block, State::filling, State::held);
-    map_.admit(r, m->block, map_.frame_table()[block.aux].stamp);
+    map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
     map_.free_transition(m);
     room_.came_free(after);
     return;

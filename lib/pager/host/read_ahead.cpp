@@ -43,7 +43,7 @@ void ReadAhead::used(Region& r, BlockIndex b) {
 // Tells read-ahead of a fault, and does what follows from it.
 void ReadAhead::follow(Region& r, BlockIndex b, bool marker) {
   const uint64_t limit = budget_.ahead_limit();
-  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, map_.clock().pages()});
+  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, map_.nonresident_age().pages()});
   pass(r, r.readahead.passed(), true);
   pass(r, r.readahead.given_up(), false);
   if (w) {
@@ -125,11 +125,12 @@ void ReadAhead::pass(Region& r, const policy::Run& run, bool used) {
 // make some.
 void ReadAhead::give_up_idle(uint64_t bytes) {
   const uint64_t room = frames_.room() / core::kPage;
-  if (map_.clock().pages() < looked_ahead_ + room / 8 || map_.clock().pages() < kIdleRooms * room) return;
-  looked_ahead_ = map_.clock().pages();
+  if (map_.nonresident_age().pages() < looked_ahead_ + room / 8 || map_.nonresident_age().pages() < kIdleRooms * room)
+    return;
+  looked_ahead_ = map_.nonresident_age().pages();
   for (auto& [base, region] : map_.regions()) {
     for (size_t i = 0; i < policy::ReadAhead::kStreams && bytes != 0; ++i) {
-      const policy::Run run = region->readahead.give_up(map_.clock().pages() - kIdleRooms * room);
+      const policy::Run run = region->readahead.give_up(map_.nonresident_age().pages() - kIdleRooms * room);
       if (run.count == 0) break;
       pass(*region, run, false);
       bytes -= std::min(bytes, run.count * region->block_size);

@@ -139,7 +139,7 @@ bool Reclaim::admit_aside(uint64_t now_ns) {
       aside_ns_ = std::min(aside_ns_, r.refused_until_ns);
       continue;
     }
-    map_.admit(r, frame.block, map_.clock().stamp());
+    map_.admit(r, frame.block, map_.nonresident_age().shadow());
     ++found;
   }
   return found != 0 || !any_aside_;
@@ -182,7 +182,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
     const bool is_pinned = now < frame.pinned_until_ns;
     if ((fits_not || is_pinned) && !r.dying && *passed < all) {
       ++*passed;
-      if (!probe) map_.admit(r, b, map_.clock().stamp());
+      if (!probe) map_.admit(r, b, map_.nonresident_age().shadow());
       continue;
     }
     const bool must_be_clean = only_clean || file_refuses(r, now);
@@ -200,7 +200,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
       all_pinned &= is_pinned;
       batch.push_back(m);
     } else if (!victims[i].probe && !r.dying) {
-      map_.admit(r, b, map_.clock().stamp());
+      map_.admit(r, b, map_.nonresident_age().shadow());
     }
   }
   if (batch.empty() && !copies && (aside || *passed != before)) return lock.give_way();
@@ -240,7 +240,7 @@ void Reclaim::serve_request(Lock& lock) {
     if (Transition* m = isolator_.begin_take(r, b, false, false)) {
       batch.push_back(m);
     } else {
-      map_.admit(r, b, map_.clock().stamp());
+      map_.admit(r, b, map_.nonresident_age().shadow());
     }
   }
   requests_.go_on(b);

@@ -33,7 +33,7 @@ Status drop_shown(trap::Trap& trap, const Region& r, BlockIndex b) {
 Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   if (!map_.reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
   Block& block = r.table[b];
-  const uint32_t stamp = block.aux;
+  const uint32_t shadow = block.aux;
   const FrameId id = map_.new_entry(r, b, nullptr);
   r.table.change(b, State::failed, State::filling);
   Transition* m = map_.new_transition(r, b);
@@ -44,7 +44,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   Status s = hides ? hide_file(trap_, r, b, &shown) : drop_shown(trap_, r, b);
   lock.lock();
   map_.give_entry(id);
-  block.aux = stamp;
+  block.aux = shadow;
   DeferredWork after;
   if (s.ok() && hides) {
     block.flags &= static_cast<uint16_t>(~(core::kShowsFile | core::kLost | core::kTold | core::kUnanswered));

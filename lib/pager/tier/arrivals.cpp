@@ -150,7 +150,7 @@ void Arrivals::pulled(Transition* m, int d) {
     r.table.change(m->block, State::taking, State::resident);
     trap_.unprotect(r.address(m->block), r.block_size).ignore();
     map_.note_dirty(r, m->block);
-    map_.admit(r, m->block, map_.clock().stamp());
+    map_.admit(r, m->block, map_.nonresident_age().shadow());
     return;
   }
   if (m->source != r.address(m->block)) {
@@ -299,14 +299,14 @@ void Arrivals::arrived(Transition* m) {
   --r.issued;
   frame.ticket.reset();
   frame.bytes = nullptr;
-  const uint32_t stamp = frame.stamp;
+  const uint32_t shadow = frame.shadow;
   r.table.change(m->block, State::entering, State::on_device);
   ++r.arrived;
   if (!gpus_.own_page_tables())
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
   if (frame.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
   if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
-  map_.admit(r, m->block, stamp);
+  map_.admit(r, m->block, shadow);
   blocks_.answer(r, m->block);
 }
 
@@ -342,7 +342,7 @@ void Arrivals::undo(Transition* m, const Status& why, bool trapped, DeferredWork
     frame.pool = staging_pool(r);
     r.table.change(b, State::entering, State::held);
     if (!proven_clean(block)) map_.note_dirty(r, b);
-    map_.admit(r, b, map_.clock().stamp());
+    map_.admit(r, b, map_.nonresident_age().shadow());
   }
   map_.free_transition(m);
   if (!r.lost) page_in_.settle(r, b, after);

@@ -276,19 +276,19 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     map_.free_entry(b, r);
     ++g.evictions;
     map_.new_entry(r, b, nullptr);
-    map_.frame_table()[block.aux].stamp = map_.clock().stamp();
+    map_.frame_table()[block.aux].shadow = map_.nonresident_age().shadow();
     r.table.change(b, State::leaving, State::resident);
     block.flags &= static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kWanted | core::kWantedWrite));
     trap_.unprotect(r.address(b), r.block_size).ignore();
     map_.note_dirty(r, b);
-    map_.admit(r, b, map_.clock().stamp());
+    map_.admit(r, b, map_.nonresident_age().shadow());
   } else if (m->kept) {
     ++g.evictions;
     ++g.clean_drops;
     core::add(counters_.clean_drops);
     const FrameId id = map_.copies().become(block.aux);
     map_.free_entry(b, r);
-    map_.frame_table()[id].stamp = map_.clock().stamp();
+    map_.frame_table()[id].shadow = map_.nonresident_age().shadow();
     block.aux = id;
     map_.match_hold(r, b);
     r.table.change(b, State::leaving, State::held);
@@ -297,10 +297,10 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     map_.free_entry(b, r);
     ++g.evictions;
     const core::FrameId id = map_.new_entry(r, b, m->image, staging_pool(r));
-    map_.frame_table()[id].stamp = map_.clock().stamp();
+    map_.frame_table()[id].shadow = map_.nonresident_age().shadow();
     r.table.change(b, State::leaving, State::held);
     if (!proven_clean(block)) map_.note_dirty(r, b);
-    map_.admit(r, b, map_.clock().stamp());
+    map_.admit(r, b, map_.nonresident_age().shadow());
   } else {
     map_.free_entry(b, r);
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);

@@ -65,7 +65,7 @@ void DeviceBlocks::answer(Region& r, BlockIndex b, const Transition* failed) {
 }
 
 void DeviceBlocks::adopt(Region& r, BlockIndex b) {
-  if (map_.guests().remove(r.table[b].aux)) map_.admit(r, b, map_.clock().stamp());
+  if (map_.guests().remove(r.table[b].aux)) map_.admit(r, b, map_.nonresident_age().shadow());
 }
 
 void DeviceBlocks::know_again(const Transition& m) {
@@ -75,7 +75,7 @@ void DeviceBlocks::know_again(const Transition& m) {
   if (m.was_guest && block.device == m.device) {
     map_.guests().add(block.aux, block.device);
   } else {
-    map_.admit(r, m.block, map_.clock().stamp());
+    map_.admit(r, m.block, map_.nonresident_age().shadow());
   }
 }
 

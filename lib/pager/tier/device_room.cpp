@@ -142,7 +142,7 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
       leaving.push_back(m);
       leaves = true;
     } else if (!leaves && !r.dying) {
-      map_.admit(r, b, map_.clock().stamp());
+      map_.admit(r, b, map_.nonresident_age().shadow());
     }
     if (leaves && !last) since = now;
   }

@@ -83,7 +83,7 @@ void Loans::end(Region& r, BlockIndex b, DeferredWork& after) {
   --staging_.of(r).lent;
   if (block.state == State::writing) return;  // put_back() does the rest
   r.table.change(b, State::taking, State::held);
-  map_.admit(r, b, map_.clock().stamp());
+  map_.admit(r, b, map_.nonresident_age().shadow());
   if (std::exchange(map_.frame_table()[block.aux].leaves, false)) reclaim_.leaves(r, b);
   if (!r.dying) page_in_.settle(r, b, after);
 }

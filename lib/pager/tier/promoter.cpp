@@ -221,9 +221,9 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   Block& block = r.table[b];
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
-  const uint32_t stamp = block.aux;
+  const uint32_t shadow = block.aux;
   const FrameId id = map_.new_entry(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
-  map_.frame_table()[id].stamp = stamp;
+  map_.frame_table()[id].shadow = shadow;
   map_.frame_table()[id].hinted = hinted;
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   r.table.change(b, from, State::entering);

@@ -31,11 +31,11 @@ std::byte* StagingSupply::frame(const Region& r, size_t keep) {
       if (other.dying) continue;
       const Block& block = other.table[b];
       if (block.state != State::held || !proven_clean(block) || (block.flags & core::kWanted) != 0) {
-        map_.admit(other, b, map_.clock().stamp());
+        map_.admit(other, b, map_.nonresident_age().shadow());
         break;
       }
       if (!map_.reserve_transition()) {
-        map_.admit(other, b, map_.clock().stamp());
+        map_.admit(other, b, map_.nonresident_age().shadow());
         break;
       }
       core::add(counters_.clean_drops);
