@@ -138,7 +138,7 @@ struct vmem_stats {
 	uint64_t copied_bytes;      /* bytes a CPU copied to put blocks in place */
 	uint64_t lost_blocks;       /* blocks whose only copy was lost, since the start: vmem_sync */
 	uint64_t unknown_blocks;    /* blocks now whose last write failed: what the SSD has may be torn */
-	uint64_t neighbour_blocks;  /* read with one that was asked for (VMEM_BLOCK_AUTO): whether they are used is not seen */
+	uint64_t fault_around_blocks;  /* read with one that was asked for (VMEM_BLOCK_AUTO): whether they are used is not seen */
 	uint64_t dirty_bytes;       /* blocks in host memory now that may hold what their shared file lacks */
 	uint64_t background_write_bytes; /* .. written since the start while nobody asked for it (setting writeback_interval) */
 };

@@ -44,7 +44,7 @@ void fill(pager::Pager& pager, publish::Stats* to) {
   to->checksum_errors = stats.checksum_errors;
   to->lost_blocks = stats.lost_blocks;
   to->unknown_blocks = stats.unknown_blocks;
-  to->neighbour_blocks = stats.neighbour_blocks;
+  to->fault_around_blocks = stats.fault_around_blocks;
   to->dirty_bytes = stats.dirty_bytes;
   to->background_write_bytes = stats.background_write_bytes;
   to->lease_blocks = read(pager.counters().lease_blocks);

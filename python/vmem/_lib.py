@@ -108,7 +108,7 @@ StatsStruct = _words(
     "size faults fault_ns_total fault_ns_max read_bytes write_bytes host_bytes device_bytes ssd_bytes evictions"
     " clean_drops prefetched_blocks prefetch_hits host_to_device_bytes device_to_host_bytes io_errors checksum_errors"
     " regions soft_faults prefetch_wasted host_budget copied_bytes lost_blocks unknown_blocks"
-    " neighbour_blocks dirty_bytes background_write_bytes",
+    " fault_around_blocks dirty_bytes background_write_bytes",
 )
 DeviceStatsStruct = _words(
     "DeviceStatsStruct",

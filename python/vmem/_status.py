@@ -112,7 +112,7 @@ class Stats:
     host_budget           in force, bytes
     copied_bytes          bytes that a CPU copied to put blocks in place
     lost_blocks           whose only copy was lost, since the start; unknown_blocks now: their last write failed
-    neighbour_blocks      read with one that was asked for (block size auto): whether they are used is not seen
+    fault_around_blocks   read with one that was asked for (block size auto): whether they are used is not seen
     dirty_bytes           in host memory now that shared files may lack; background_write_bytes: of such, written
                           while nobody asked for it (setting writeback_interval)
     """
@@ -140,7 +140,7 @@ class Stats:
     copied_bytes: int
     lost_blocks: int
     unknown_blocks: int
-    neighbour_blocks: int
+    fault_around_blocks: int
     dirty_bytes: int
     background_write_bytes: int
 

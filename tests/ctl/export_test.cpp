@@ -486,7 +486,7 @@ TEST_F(CtlExport, TheDashboardShowsEveryMetricThatIsToBeLookedAt) {
   const std::map<std::string, std::string> left_out = {
       {"vmem_process_info", "labels alone: versions and names"},
       {"vmem_copied_bytes_total", "a figure for tuning: no amount of it is a fault"},
-      {"vmem_neighbour_blocks_total", "a figure for tuning: no amount of it is a fault"}};
+      {"vmem_fault_around_blocks_total", "a figure for tuning: no amount of it is a fault"}};
   std::string queries;
   const json dashboard = json::parse(std::ifstream("docs/monitoring/grafana-dashboard.json"));
   for (const json& panel : dashboard["panels"]) {

@@ -361,7 +361,7 @@ TEST_F(Ctl, NeighboursAreShownAsWhatTheyAreAndNotAsReadAhead) {
     EXPECT_EQ(wrong, 0u);
     r.evict();
     const json stats = mine()["stats"];
-    EXPECT_EQ(stats["neighbour_blocks"], 8 * 26) << "in each group of 32 blocks six are missed";
+    EXPECT_EQ(stats["fault_around_blocks"], 8 * 26) << "in each group of 32 blocks six are missed";
     EXPECT_EQ(stats["prefetched_blocks"], 0);
     EXPECT_EQ(stats["prefetch_wasted"], 0);
     EXPECT_EQ(ctl({"top", "--once", "--interval", "0.1"}).out.find("of read-ahead"), std::string::npos);

@@ -58,7 +58,7 @@ TEST_F(Adapting, GroupsThatAreReadThroughAreReadTogether) {
   }
   const struct vmem_stats s = vmem::stats();
   EXPECT_EQ(s.read_bytes, kBytes);
-  EXPECT_EQ(s.neighbour_blocks, kGroups * (kGroup / kBlock - 6));
+  EXPECT_EQ(s.fault_around_blocks, kGroups * (kGroup / kBlock - 6));
 }
 
 // Records, again and again, in less memory: of blocks of 2 MiB it would be four times as much.

@@ -101,7 +101,7 @@ TEST_F(PagerAdapts, AGroupIsReadWholeInSixFaultsAndNoMore) {
     EXPECT_EQ(get(r + i * kSmall), i + 1);
     engine->until_idle();
   }
-  EXPECT_EQ(stats().neighbour_blocks, kGroup - 6);
+  EXPECT_EQ(stats().fault_around_blocks, kGroup - 6);
   EXPECT_EQ(stats().read_bytes, kHuge) << "nothing twice, and nothing of the next group";
 }
 
@@ -170,7 +170,7 @@ TEST_F(PagerAdapts, NeighboursAreNoReadAheadOfWhichTheUseIsCounted) {
   }
   put(r + 13 * kSmall, 14);  // used, and that is seen, and written
   evict(r, 2 * kHuge);
-  EXPECT_EQ(stats().neighbour_blocks, 16u - 5);
+  EXPECT_EQ(stats().fault_around_blocks, 16u - 5);
   EXPECT_EQ(stats().prefetched_blocks, 0u);
   EXPECT_EQ(stats().prefetch_hits, 0u);
   EXPECT_EQ(stats().prefetch_wasted, 0u);
@@ -189,7 +189,7 @@ TEST_F(PagerAdapts, StoresToTheNeighboursOfBlocksThatWereStoredToDoNotTrap) {
     put(r + i * kSmall, i + 1001);
     engine->until_idle();
   }
-  EXPECT_EQ(stats().neighbour_blocks, kGroup - 6);
+  EXPECT_EQ(stats().fault_around_blocks, kGroup - 6);
   EXPECT_EQ(pager->counters().write_protect_faults, 0u);
   evict(r, kHuge);
   for (size_t i = 0; i < kGroup; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1001);
@@ -234,7 +234,7 @@ TEST_F(PagerAdapts, RandomAdviceAndFixedBlocksReadOneBlock) {
     EXPECT_EQ(get(r + i * kSmall), i + 1);
     EXPECT_EQ(get(fixed + i * kSmall), i + 1);
   }
-  EXPECT_EQ(stats().neighbour_blocks, 0u);
+  EXPECT_EQ(stats().fault_around_blocks, 0u);
   EXPECT_EQ(stats().read_bytes, 2 * kHuge);
 }
 

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "policy/eviction_policy.h"
-#include "policy/neighbours.h"
+#include "policy/fault_around.h"
 #include "policy/readahead.h"
 #include "replay/generate.h"
 
@@ -45,7 +45,7 @@ class Pager {
         blocks_(blocks),
         policy_(policy::make_eviction_policy(setup.kind)),
         readahead_(blocks, setup.window),
-        neighbours_(blocks, setup.group) {
+        fault_around_(blocks, setup.group) {
     owner_.resize(setup.capacity + 1);
     for (uint64_t i = owner_.size(); i-- > 0;) free_.push_back(static_cast<core::FrameId>(i));
     policy_->resize(owner_.size(), setup.capacity * setup.weight);
@@ -142,9 +142,9 @@ class Pager {
   }
   void read_beside(uint64_t block) {
     uint64_t present = 0;
-    const uint64_t first = neighbours_.first(block);
-    for (uint32_t i = 0; i < neighbours_.count(block); ++i) present |= uint64_t{blocks_[first + i].present} << i;
-    const policy::Run run = neighbours_.around(block, present);
+    const uint64_t first = fault_around_.first(block);
+    for (uint32_t i = 0; i < fault_around_.count(block); ++i) present |= uint64_t{blocks_[first + i].present} << i;
+    const policy::Run run = fault_around_.around(block, present);
     for (uint64_t i = 1; i < run.count; ++i) {
       bring(static_cast<uint64_t>(static_cast<int64_t>(block) + static_cast<int64_t>(i) * run.stride));
       ++result_.beside;
@@ -176,7 +176,7 @@ class Pager {
   std::vector<core::FrameId> free_;
   std::unique_ptr<policy::EvictionPolicy> policy_;
   policy::ReadAhead readahead_;
-  policy::Neighbours neighbours_;
+  policy::FaultAround fault_around_;
   uint64_t evicted_ = 0;  // pages
   Result result_;
 };

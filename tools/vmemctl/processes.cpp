@@ -380,7 +380,7 @@ const std::vector<Field> kFields = {
     {"checksum_errors", &publish::Stats::checksum_errors},
     {"lost_blocks", &publish::Stats::lost_blocks},
     {"unknown_blocks", &publish::Stats::unknown_blocks},
-    {"neighbour_blocks", &publish::Stats::neighbour_blocks},
+    {"fault_around_blocks", &publish::Stats::fault_around_blocks},
     {"dirty_bytes", &publish::Stats::dirty_bytes},
     {"background_write_bytes", &publish::Stats::background_write_bytes},
     {"lease_blocks", &publish::Stats::lease_blocks},

@@ -205,7 +205,7 @@ std::vector<std::string> view(const Process& process, const Rates& r, const View
   out.push_back("  ahead     " + std::to_string(s.prefetched_blocks) + " blocks, " +
                 percent(s.prefetch_hits, s.prefetched_blocks) + " used; leases found " +
                 percent(s.lease_hits, s.lease_blocks) + " of their blocks in place" +
-                (s.neighbour_blocks != 0 ? "; read beside others " + std::to_string(s.neighbour_blocks) : ""));
+                (s.fault_around_blocks != 0 ? "; read beside others " + std::to_string(s.fault_around_blocks) : ""));
   if (s.io_errors != 0 || s.checksum_errors != 0 || s.lost_blocks != 0) {
     out.push_back("  ERRORS    " + std::to_string(s.io_errors) + " of I/O, " + std::to_string(s.checksum_errors) +
                   " of checksums; blocks lost " + std::to_string(s.lost_blocks) + ", not written yet " +

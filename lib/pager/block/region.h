@@ -17,8 +17,8 @@
 #include "pager/block/names.h"
 #include "pager/block/place_advice.h"
 #include "policy/eviction_policy.h"
+#include "policy/fault_around.h"
 #include "policy/heat.h"
-#include "policy/neighbours.h"
 #include "policy/readahead.h"
 #include "store/codec.h"
 #include "store/file.h"
@@ -63,7 +63,7 @@ struct NewRegion {
 
 struct Region {
   Region(uint64_t blocks_, uint32_t max_window, uint32_t group = 1)
-      : readahead(blocks_, max_window), neighbours(blocks_, group), adapts(group > 1) {}
+      : readahead(blocks_, max_window), fault_around(blocks_, group), adapts(group > 1) {}
 
   // Fixed at creation; any thread that keeps the region alive may read them.
   uint64_t id = 0;
@@ -103,8 +103,8 @@ struct Region {
   uint64_t reserved_blocks = 0;  // there is memory to move so many at once
   uint64_t stored_span = 0;      // .. and so many bytes in the store
   policy::ReadAhead readahead;
-  policy::Neighbours neighbours;
-  bool adapts = false;  // a fault reads what `neighbours` says beside its block
+  policy::FaultAround fault_around;
+  bool adapts = false;  // a fault reads what `fault_around` says beside its block
   policy::Heat heat;
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;

@@ -104,7 +104,7 @@ void Queries::stats(struct vmem_stats* out) {
   out->prefetch_wasted = read(counters_.prefetch_wasted);
   out->copied_bytes = read(counters_.copied_bytes);
   out->lost_blocks = read(counters_.lost_blocks);
-  out->neighbour_blocks = read(counters_.neighbour_blocks);
+  out->fault_around_blocks = read(counters_.fault_around_blocks);
   out->background_write_bytes = read(counters_.background_write_bytes);
   out->ssd_bytes = space_.used();
   Lock lock(map_.mutex());

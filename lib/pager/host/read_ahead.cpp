@@ -59,11 +59,11 @@ void ReadAhead::follow(Region& r, BlockIndex b, bool marker) {
 // read, and downwards the others are one that nobody waits for. A stream reads ahead in its own time.
 void ReadAhead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
   if (r.access != policy::Access::normal || r.readahead.streams() || !waits_.queue().empty()) return;
-  const BlockIndex first = r.neighbours.first(b);
+  const BlockIndex first = r.fault_around.first(b);
   uint64_t present = 0;
-  for (uint32_t i = 0; i < r.neighbours.count(b); ++i)
+  for (uint32_t i = 0; i < r.fault_around.count(b); ++i)
     present |= uint64_t{core::in_memory(r.table[first + i].state)} << i;
-  policy::Run run = r.neighbours.around(b, present);
+  policy::Run run = r.fault_around.around(b, present);
   if (run.count < 2) return;
   run.count = std::min(run.count, 1 + budget_.ahead_limit() / r.block_size / 4);
   // The run goes on as it is used: one that was stored to will be.
@@ -88,7 +88,7 @@ void ReadAhead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
     m->io.urgency = Urgency::fault;  // as b's: engines merge what is of one urgency
     m->stored_soon = stores;
     speculation_.started(*m);
-    core::add(counters_.neighbour_blocks);
+    core::add(counters_.fault_around_blocks);
     run.stride > 0 ? others.push_back(m) : others.push_front(m);
   }
   if (r.transfer == trap::Transfer::copy && !stores) place_together(others, page_in_.together());

@@ -1,5 +1,5 @@
 // What is read before anybody accesses it: the windows of streams, the neighbours of a block that is missed, and what
-// a prefetch asks for; and what faults tell of how regions are used. policy::ReadAhead and policy::Neighbours decide.
+// a prefetch asks for; and what faults tell of how regions are used. policy::ReadAhead and policy::FaultAround decide.
 //
 //   what is read ahead and not used yet is no more than the budget allows (HostBudget::ahead_limit), and what nobody
 //   comes for leaves first

@@ -4,13 +4,13 @@
 #include <numeric>
 #include <random>
 
-#include "policy/neighbours.h"
+#include "policy/fault_around.h"
 #include "replay/simulate.h"
 
 namespace vmem {
 namespace {
 
-using policy::Neighbours;
+using policy::FaultAround;
 
 using replay::Result;
 using replay::Trace;
@@ -29,13 +29,13 @@ void expect(const policy::Run& run, uint64_t first, int64_t stride, uint64_t cou
   EXPECT_EQ(run.count > 1 ? run.stride : stride, stride);
 }
 
-TEST(PolicyNeighbours, AloneInItsGroupABlockIsReadAlone) {
-  const Neighbours n(320, kGroup);
+TEST(PolicyFaultAround, AloneInItsGroupABlockIsReadAlone) {
+  const FaultAround n(320, kGroup);
   for (uint64_t b = 0; b < 320; ++b) expect(n.around(b, 0), b, 1, 1);
 }
 
-TEST(PolicyNeighbours, AReaderGoesThroughAGroupInSixReads) {
-  const Neighbours n(320, kGroup);
+TEST(PolicyFaultAround, AReaderGoesThroughAGroupInSixReads) {
+  const FaultAround n(320, kGroup);
   uint64_t present = 0;
   std::vector<uint64_t> counts;
   for (uint32_t at = 0; at < kGroup;) {
@@ -48,21 +48,21 @@ TEST(PolicyNeighbours, AReaderGoesThroughAGroupInSixReads) {
   EXPECT_EQ(counts, (std::vector<uint64_t>{1, 1, 2, 4, 8, 16}));
 }
 
-TEST(PolicyNeighbours, ABackwardReaderToo) {
-  const Neighbours n(320, kGroup);
+TEST(PolicyFaultAround, ABackwardReaderToo) {
+  const FaultAround n(320, kGroup);
   expect(n.around(64 + 23, bits(24, 32)), 64 + 23, -1, 8);
   expect(n.around(64 + 3, bits(4, 32)), 64 + 3, -1, 4);  // there are no more
 }
 
-TEST(PolicyNeighbours, OfTwoRunsTheLongerTellsTheDirection) {
-  const Neighbours n(kGroup, kGroup);
+TEST(PolicyFaultAround, OfTwoRunsTheLongerTellsTheDirection) {
+  const FaultAround n(kGroup, kGroup);
   expect(n.around(10, bits(2, 10) | bits(11, 13)), 10, 1, 1);  // what follows is there
   expect(n.around(10, bits(8, 10) | bits(11, 19)), 10, -1, 1);
   expect(n.around(10, bits(2, 10) | bits(13, 14)), 10, 1, 3);  // up to what is there
 }
 
-TEST(PolicyNeighbours, ARunThatChanceExplainsTellsNothing) {
-  const Neighbours n(kGroup, kGroup);
+TEST(PolicyFaultAround, ARunThatChanceExplainsTellsNothing) {
+  const FaultAround n(kGroup, kGroup);
   uint64_t scattered = 0;
   for (uint32_t i = 1; i < kGroup; i += 2) scattered |= uint64_t{1} << i;
   expect(n.around(10, scattered), 10, 1, 1);                // half of the group, singly
@@ -71,14 +71,14 @@ TEST(PolicyNeighbours, ARunThatChanceExplainsTellsNothing) {
   expect(n.around(10, bits(8, 10) | scattered), 10, 1, 1);  // .. and of seventeen
 }
 
-TEST(PolicyNeighbours, StaysInsideTheGroupAndTheRegion) {
-  const Neighbours n(40, kGroup);  // the last group has eight blocks
+TEST(PolicyFaultAround, StaysInsideTheGroupAndTheRegion) {
+  const FaultAround n(40, kGroup);  // the last group has eight blocks
   EXPECT_EQ(n.first(39), 32u);
   EXPECT_EQ(n.count(39), 8u);
   EXPECT_EQ(n.count(31), 32u);
   for (const uint32_t group : {1u, 2u, 7u, 32u, 64u, 1000u}) {
     for (const uint64_t blocks : {uint64_t{1}, uint64_t{5}, uint64_t{33}, uint64_t{64}, uint64_t{65}, uint64_t{200}}) {
-      const Neighbours m(blocks, group);
+      const FaultAround m(blocks, group);
       std::mt19937_64 random(group + blocks);
       for (int i = 0; i < 2000; ++i) {
         const uint64_t b = random() % blocks, present = random() | random() | (i % 2 != 0 ? random() | random() : 0);
@@ -136,7 +136,7 @@ Trace pattern(const char* name, uint64_t length) {
   return replay::generate(p);
 }
 
-TEST(PolicyNeighbours, RandomAccessesCostWhatSmallBlocksCost) {
+TEST(PolicyFaultAround, RandomAccessesCostWhatSmallBlocksCost) {
   for (const char* name : {"uniform", "zipf"}) {
     const Trace trace = pattern(name, 60000);
     for (const bool read_ahead : {true, false}) {
@@ -147,7 +147,7 @@ TEST(PolicyNeighbours, RandomAccessesCostWhatSmallBlocksCost) {
   }
 }
 
-TEST(PolicyNeighbours, SoDoHotGroups) {
+TEST(PolicyFaultAround, SoDoHotGroups) {
   // Nine of ten accesses go to a quarter of the groups, anywhere inside.
   std::mt19937_64 random(1);
   Trace trace;
@@ -161,26 +161,26 @@ TEST(PolicyNeighbours, SoDoHotGroups) {
   EXPECT_LE(2 * mine, cost(trace, Size::large));
 }
 
-TEST(PolicyNeighbours, RecordsCostLessThanWithBlocksOfEitherSize) {
+TEST(PolicyFaultAround, RecordsCostLessThanWithBlocksOfEitherSize) {
   const Trace trace = records(8, 9000);  // of 512 KiB
   EXPECT_LE(cost(trace, Size::adapts), 0.9 * cost(trace, Size::small));
   EXPECT_LE(cost(trace, Size::adapts, false), 0.8 * cost(trace, Size::small, false));
   EXPECT_LE(cost(trace, Size::adapts), 0.6 * cost(trace, Size::large));
 }
 
-TEST(PolicyNeighbours, RecordsOfAGroupCostLittleMoreThanWithLargeBlocks) {
+TEST(PolicyFaultAround, RecordsOfAGroupCostLittleMoreThanWithLargeBlocks) {
   const Trace trace = records(kGroup, 2500);
   EXPECT_LE(cost(trace, Size::adapts), 1.5 * cost(trace, Size::large));
   EXPECT_LE(cost(trace, Size::adapts, false), 0.6 * cost(trace, Size::small, false));
 }
 
-TEST(PolicyNeighbours, ALoopCostsLittleMoreThanWithLargeBlocks) {
+TEST(PolicyFaultAround, ALoopCostsLittleMoreThanWithLargeBlocks) {
   const Trace trace = pattern("cyclic", 8 * kBlocks);
   EXPECT_LE(cost(trace, Size::adapts), 1.5 * cost(trace, Size::large));
   EXPECT_LE(cost(trace, Size::adapts, false), 0.6 * cost(trace, Size::small, false));
 }
 
-TEST(PolicyNeighbours, AScanAfterRecordsIsStillFoundToBeAStream) {
+TEST(PolicyFaultAround, AScanAfterRecordsIsStillFoundToBeAStream) {
   // Records teach read-ahead to wait for more than two accesses in a row, and those a scan no longer traps at.
   const Trace before = records(8, 9000);
   replay::Setup setup;

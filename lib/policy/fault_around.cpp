@@ -1,4 +1,4 @@
-#include "policy/neighbours.h"
+#include "policy/fault_around.h"
 
 #include <algorithm>
 #include <bit>
@@ -15,14 +15,14 @@ constexpr double kChance = 0.125;
 
 }  // namespace
 
-Neighbours::Neighbours(uint64_t blocks, uint32_t group)
+FaultAround::FaultAround(uint64_t blocks, uint32_t group)
     : blocks_(blocks), group_(std::clamp(group, 1u, kLargestGroup)) {}
 
-uint32_t Neighbours::count(BlockIndex block) const {
+uint32_t FaultAround::count(BlockIndex block) const {
   return static_cast<uint32_t>(std::min<uint64_t>(group_, blocks_ - first(block)));
 }
 
-Run Neighbours::around(BlockIndex block, uint64_t present) const {
+Run FaultAround::around(BlockIndex block, uint64_t present) const {
   const uint32_t n = count(block), at = static_cast<uint32_t>(block - first(block));
   present &= n == kLargestGroup ? UINT64_MAX : (uint64_t{1} << n) - 1;
   present &= ~(uint64_t{1} << at);

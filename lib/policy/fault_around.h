@@ -13,12 +13,12 @@
 
 namespace vmem::policy {
 
-class Neighbours {
+class FaultAround {
  public:
   static constexpr uint32_t kLargestGroup = 64;  // blocks
 
   // A region of so many blocks; `group` of them lie together.
-  Neighbours(uint64_t blocks, uint32_t group);
+  FaultAround(uint64_t blocks, uint32_t group);
 
   // The group of a block: its first one, and how many there are.
   core::BlockIndex first(core::BlockIndex block) const { return block - block % group_; }
