@@ -149,13 +149,13 @@ void Pager::came_free(DeferredWork& after) {
   while (!waits_.queue().empty()) {
     const Starved s = waits_.queue().front();
     Block& block = s.region->table[s.block];
-    if (block.state == State::untouched && !tables_.may_grow(*s.region, s.block)) {  // it has been used up meanwhile
+    if (block.state == State::unpopulated && !tables_.may_grow(*s.region, s.block)) {  // it has been used up meanwhile
       block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
       if (s.urgency == Urgency::fault) failed_.refuse_growth(*s.region, s.block);
       map_.notify();  // an acquire says why
-    } else if (block.state == State::untouched || block.state == State::stored) {
+    } else if (block.state == State::unpopulated || block.state == State::stored) {
       if (!page_in_.start_fill(*s.region, s.block, s.urgency, after, &s)) return;
-    } else if (block.state == State::held && (block.flags & core::kWanted) != 0) {
+    } else if (block.state == State::staged && (block.flags & core::kWanted) != 0) {
       if (!installer_.start_install(*s.region, s.block, after, &s)) return;
     }
     waits_.queue().pop();
@@ -216,7 +216,7 @@ std::string Pager::check() {
   std::array<size_t, device::kUnitSizes> staged{};
   for (auto& [base, r] : map_.regions()) {
     tables += r->table_charged + r->leases_charged;
-    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+    for (BlockIndex b = r->table.next_populated(0); b < r->blocks; b = r->table.next_populated(b + 1)) {
       if (StarvedQueue::marked(r->table[b]) && !waits_.queue().accounts_for(*r, b))
         return "a block is marked as one that waits for memory, and does not: " + std::string(map_.where(*r, b));
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {

@@ -30,30 +30,30 @@ const std::map<State, std::set<State>>& expected() {
   using enum State;
   static const std::map<State, std::set<State>> kAll = {
       // a fault or acquire reads it, a device takes it, or no memory came in time
-      {untouched, {filling, entering, failed}},
+      {unpopulated, {reading, promoting, poisoned}},
       // the same, or its contents are dropped
-      {stored, {filling, entering, failed, untouched}},
+      {stored, {reading, promoting, poisoned, unpopulated}},
       // read: wanted, not wanted yet, unreadable; given up
-      {filling, {installing, held, failed, stored, untouched}},
-      {held, {installing, taking, entering}},
+      {reading, {mapping, staged, poisoned, stored, unpopulated}},
+      {staged, {mapping, isolating, promoting}},
       // in place; refused, and held still; refused half way, so lost
-      {installing, {resident, held, failed}},
-      {resident, {taking}},
+      {mapping, {resident, staged, poisoned}},
+      {resident, {isolating}},
       // a probe, wanted again, could not be taken, dirty, clean, clean zeros, to a device; taken half way, so lost
-      {taking, {held, installing, resident, writing, stored, untouched, entering, failed}},
-      {writing, {held, installing, resident, stored, untouched}},
-      {failed, {untouched, stored, filling}},
-      {entering, {on_device, stored, untouched, held, failed}},
-      {on_device, {leaving}},
+      {isolating, {staged, mapping, resident, writing_back, stored, unpopulated, promoting, poisoned}},
+      {writing_back, {staged, mapping, resident, stored, unpopulated}},
+      {poisoned, {unpopulated, stored, reading}},
+      {promoting, {on_device, stored, unpopulated, staged, poisoned}},
+      {on_device, {demoting}},
       // stays; to host memory; evicted, clean or zeros; its shown copy stays; lost
-      {leaving, {on_device, held, stored, untouched, resident, failed}},
+      {demoting, {on_device, staged, stored, unpopulated, resident, poisoned}},
   };
   return kAll;
 }
 
 // Some way from untouched to each state over legal steps.
 std::vector<State> way_to(State target) {
-  std::map<State, std::vector<State>> ways{{State::untouched, {}}};
+  std::map<State, std::vector<State>> ways{{State::unpopulated, {}}};
   for (size_t round = 0; round < kStates; ++round) {
     const auto known = ways;
     for (const auto& [from, way] : known) {
@@ -103,7 +103,7 @@ TEST(CoreBlockTable, EveryLegalTransitionIsTakenAndCounted) {
   for (size_t from = 0; from < kStates; ++from) {
     for (size_t to = 0; to < kStates; ++to) {
       if (!legal(state(from), state(to))) continue;
-      State now = State::untouched;
+      State now = State::unpopulated;
       for (State next : way_to(state(from))) table.change(block, now, next), now = next;
       table.change(block, state(from), state(to));
       EXPECT_EQ(table[block].state, state(to));
@@ -118,7 +118,7 @@ TEST(CoreBlockTable, EveryLegalTransitionIsTakenAndCounted) {
 TEST(CoreBlockTable, CheckNoticesAStateThatWasWrittenBesideChange) {
   BlockTable table;
   ASSERT_TRUE(table.create(8).ok());
-  table.change(3, State::untouched, State::filling);
+  table.change(3, State::unpopulated, State::reading);
   EXPECT_EQ(table.check(), "");
   table[3].state = State::resident;
   EXPECT_NE(table.check(), "");
@@ -128,30 +128,30 @@ TEST(CoreBlockTableDeathTest, AnIllegalTransitionEndsTheProcessWithWords) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   BlockTable table;
   ASSERT_TRUE(table.create(8).ok());
-  EXPECT_DEATH(table.change(5, State::untouched, State::resident), "block 5: untouched -> resident");
+  EXPECT_DEATH(table.change(5, State::unpopulated, State::resident), "block 5: unpopulated -> resident");
 }
 
 TEST(CoreBlockTableDeathTest, ALegalTransitionFromTheWrongStateEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   BlockTable table;
   ASSERT_TRUE(table.create(8).ok());
-  EXPECT_DEATH(table.change(2, State::stored, State::filling),
-               "block 2: stored -> filling asked for, but it is untouched");
+  EXPECT_DEATH(table.change(2, State::stored, State::reading),
+               "block 2: stored -> reading asked for, but it is unpopulated");
 }
 
 TEST(CoreBlockTable, NextTouchedSkipsChunksAndMissesNothing) {
   BlockTable table;
   constexpr uint64_t kBlocks = 100000;
   ASSERT_TRUE(table.create(kBlocks).ok());
-  EXPECT_EQ(table.next_touched(0), kBlocks);
-  EXPECT_EQ(table.next_touched(kBlocks), kBlocks);
+  EXPECT_EQ(table.next_populated(0), kBlocks);
+  EXPECT_EQ(table.next_populated(kBlocks), kBlocks);
   const std::set<uint64_t> changed = {0, 2047, 2048, 50000, kBlocks - 1};
-  for (uint64_t b : changed) table.change(b, State::untouched, State::filling);
+  for (uint64_t b : changed) table.change(b, State::unpopulated, State::reading);
   std::set<uint64_t> found;
   uint64_t visited = 0;
-  for (uint64_t b = table.next_touched(0); b < kBlocks; b = table.next_touched(b + 1)) {
+  for (uint64_t b = table.next_populated(0); b < kBlocks; b = table.next_populated(b + 1)) {
     ++visited;
-    if (table[b].state != State::untouched) found.insert(b);
+    if (table[b].state != State::unpopulated) found.insert(b);
   }
   EXPECT_EQ(found, changed);
   EXPECT_LE(visited, 5u * 128) << "pages of the table that nobody changed are skipped";
@@ -163,11 +163,11 @@ TEST(CoreBlockTable, AHugeTableCostsAddressSpaceOnly) {
   ASSERT_TRUE(table.create(blocks).ok());
   const size_t none = table.footprint();
   EXPECT_LE(none, blocks * 32 / 32768);
-  table.change(blocks - 1, State::untouched, State::filling);
+  table.change(blocks - 1, State::unpopulated, State::reading);
   EXPECT_LE(table.footprint() - none, 4097u);
   // Found in steps, of which none takes long.
   uint64_t b = 0, steps = 0;
-  for (; b < blocks - 128; ++steps) b = table.next_touched(b);
+  for (; b < blocks - 128; ++steps) b = table.next_populated(b);
   EXPECT_EQ(b, blocks - 128);
   EXPECT_GT(steps, 100u);
   EXPECT_LT(steps, 10000u);
@@ -180,27 +180,27 @@ TEST(CoreBlockTable, PagesWhoseBlocksAreUntouchedAgainAreGivenBack) {
   ASSERT_TRUE(table.create(blocks).ok());
   const size_t none = table.footprint();
   for (uint64_t b = 0; b < blocks; b += 1000) {
-    table.change(b, State::untouched, State::filling);
+    table.change(b, State::unpopulated, State::reading);
     table[b].digest = {1, 2};
     table[b].flags |= vmem::core::kDigest;
-    table.change(b, State::filling, State::untouched);
+    table.change(b, State::reading, State::unpopulated);
     ASSERT_LE(table.footprint() - none, 18u * 4097) << b;
   }
   EXPECT_EQ(table.check(), "");
-  EXPECT_EQ(table.next_touched(0), blocks);
+  EXPECT_EQ(table.next_populated(0), blocks);
 }
 
 TEST(CoreBlockTable, APageIsKeptWhileABlockInItHasMoreToSay) {
   BlockTable table;
   ASSERT_TRUE(table.create(uint64_t{1} << 20).ok());
   const auto touch = [&](uint64_t b) {
-    table.change(b, State::untouched, State::filling);
-    table.change(b, State::filling, State::untouched);
+    table.change(b, State::unpopulated, State::reading);
+    table.change(b, State::reading, State::unpopulated);
   };
   touch(7);
   table[9].flags |= vmem::core::kStarved;  // somebody waits for it
-  table.change(300, State::untouched, State::filling);
-  table.change(300, State::filling, State::stored);
+  table.change(300, State::unpopulated, State::reading);
+  table.change(300, State::reading, State::stored);
   touch(301);
   for (uint64_t b = 1000; b < 500000; b += 1000) touch(b);
   EXPECT_EQ(table[9].flags, vmem::core::kStarved);
@@ -209,10 +209,10 @@ TEST(CoreBlockTable, APageIsKeptWhileABlockInItHasMoreToSay) {
 }
 
 TEST(CoreBlockTable, StatesThatAreOwnedAndStatesThatOccupyMemory) {
-  const std::set<State> moving = {State::filling, State::installing, State::taking,
-                                  State::writing, State::entering,   State::leaving};
-  const std::set<State> memory = {State::filling,  State::held,   State::installing,
-                                  State::resident, State::taking, State::writing};
+  const std::set<State> moving = {State::reading,      State::mapping,   State::isolating,
+                                  State::writing_back, State::promoting, State::demoting};
+  const std::set<State> memory = {State::reading,  State::staged,    State::mapping,
+                                  State::resident, State::isolating, State::writing_back};
   std::set<std::string> names;
   for (size_t s = 0; s < kStates; ++s) {
     EXPECT_EQ(in_transition(state(s)), moving.count(state(s)) != 0) << state_name(state(s));

@@ -167,9 +167,9 @@ TEST_F(PagerAdvisor, DroppedContentsAreZerosAndLeasedBlocksKeepTheirs) {
     ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, VMEM_HOST, nullptr).ok());
   }
   EXPECT_EQ(advise(r, 0, 2, VMEM_ADVISE_DONT_NEED).code(), -EBUSY);
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
   EXPECT_EQ(state(r, 1), State::resident);
-  EXPECT_EQ(state(r, 2), State::untouched);
+  EXPECT_EQ(state(r, 2), State::unpopulated);
   EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 0u);
   EXPECT_GE(freed, 1u) << "who waits for memory is served";
   bring(r, 0);
@@ -185,7 +185,7 @@ TEST_F(PagerAdvisor, OnlyBlocksWhollyInsideLoseTheirContents) {
   for (BlockIndex b = 0; b < 3; ++b) bring(r, b);
   ASSERT_TRUE(advisor.advise(r.base + 1, 2 * kBlock, VMEM_ADVISE_DONT_NEED, 0).ok());
   EXPECT_EQ(state(r, 0), State::resident);
-  EXPECT_EQ(state(r, 1), State::untouched);
+  EXPECT_EQ(state(r, 1), State::unpopulated);
   EXPECT_EQ(state(r, 2), State::resident);
 }
 
@@ -209,7 +209,7 @@ TEST_F(PagerAdvisor, WhatIsDroppedOnADeviceIsNotCopied) {
   }
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_DONT_NEED).ok());
   EXPECT_EQ(devices.copied, 0u);
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
   BigLock lock(map.mutex());
   EXPECT_EQ(gpus[0].budget.charged(), 0u);
 }

@@ -256,7 +256,7 @@ TEST_F(BackgroundWritesByHand, WhatLeavesMemoryIsDirtyNoMore) {
   }
   write_back.evict_batch({&m, 1});
   engine.until_idle();
-  EXPECT_EQ(state(r, 0), core::State::untouched);
+  EXPECT_EQ(state(r, 0), core::State::unpopulated);
   BigLock lock(map.mutex());
   EXPECT_EQ(map.dirty().bytes(), 0u);
 }

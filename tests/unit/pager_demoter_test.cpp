@@ -41,7 +41,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
       if (how != Leave::sync) map.withdraw(r.table[0].aux);
       Transition* m = demoter.begin(r, 0, how);
       if (m == nullptr) return core::error(ENOMEM, "no frame");
-      EXPECT_EQ(r.table[0].state, State::leaving);
+      EXPECT_EQ(r.table[0].state, State::demoting);
       m->job = &job;
       demoter.run(lock, {&m, 1});
     }
@@ -61,7 +61,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
   // The block is in a staging frame, with the bytes of the device; it goes.
   void drop_held(Region& r) {
     BigLock lock(map.mutex());
-    ASSERT_EQ(r.table[0].state, State::held);
+    ASSERT_EQ(r.table[0].state, State::staged);
     r.table[0].flags = 0;
     ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[0].aux);
@@ -73,7 +73,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
 TEST_F(PagerDemoter, ACleanBlockIsForgottenThereAndNothingIsCopied) {
   Region& r = placed(false);
   ASSERT_TRUE(leave(r, Leave::evict).ok());
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
   EXPECT_EQ(devices.copied, 0u);
   EXPECT_EQ(charged(), 0u);
 }
@@ -81,7 +81,7 @@ TEST_F(PagerDemoter, ACleanBlockIsForgottenThereAndNothingIsCopied) {
 TEST_F(PagerDemoter, ADirtyBlockComesToAStagingFrame) {
   Region& r = placed(true);
   ASSERT_TRUE(leave(r, Leave::evict).ok());
-  EXPECT_EQ(state(r, 0), State::held);
+  EXPECT_EQ(state(r, 0), State::staged);
   EXPECT_EQ(devices.copied, 1u);
   EXPECT_EQ(charged(), 0u);
   EXPECT_EQ(used_frames(r), 1u);
@@ -107,7 +107,7 @@ TEST_F(PagerDemoter, ABlockWithAHostCopyLeavesWithoutBeingCopied) {
 TEST_F(PagerDemoter, ADirtyBlockThatIsNotWantedIsNotCopied) {
   Region& r = placed(true);
   ASSERT_TRUE(leave(r, Leave::drop).ok());
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
   EXPECT_EQ(devices.copied, 0u);
   EXPECT_EQ(flags(r, 0, core::kDirty), 0);
 }
@@ -154,7 +154,7 @@ TEST_F(PagerDemoter, TheOnlyCopyOnALostDeviceGetsItsMark) {
   Region& r = placed(true);
   devices.lost = 0;
   EXPECT_EQ(leave(r, Leave::evict).code(), -EIO);
-  EXPECT_EQ(state(r, 0), State::failed);
+  EXPECT_EQ(state(r, 0), State::poisoned);
   EXPECT_NE(flags(r, 0, core::kLost), 0);
   EXPECT_EQ(charged(), 0u);
   EXPECT_EQ(used_frames(r), 0u);
@@ -181,14 +181,14 @@ TEST_F(PagerRangeDemoter, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
   Sweep sweep;
   ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &sweep).ok());
   EXPECT_TRUE(sweep.skipped);
-  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(r.table[0].state, State::unpopulated);
   EXPECT_EQ(r.table[1].state, State::on_device);
-  EXPECT_EQ(r.table[2].state, State::untouched);
+  EXPECT_EQ(r.table[2].state, State::unpopulated);
   sweep = {};
   sweep.all = true;
   ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &sweep).ok());
   EXPECT_FALSE(sweep.skipped);
-  EXPECT_EQ(r.table[1].state, State::untouched);
+  EXPECT_EQ(r.table[1].state, State::unpopulated);
   grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
 }
 

@@ -71,7 +71,7 @@ class PagerDeviceAcquires : public vmem::pager::test::PromotionParts {
 TEST_F(PagerDeviceAcquires, ItReturnsWhenTheCopiesAreIssuedAndItsStreamWaitsForThem) {
   Region& r = device_region(2);
   ASSERT_TRUE(acquire(r, 0, 1, VMEM_READ).ok());
-  EXPECT_EQ(state(r, 0), State::entering) << "nobody has waited for the device";
+  EXPECT_EQ(state(r, 0), State::promoting) << "nobody has waited for the device";
   EXPECT_EQ(devices.came.size(), 2u);
   EXPECT_GE(devices.ordered, 1u);
   EXPECT_EQ(leased(), 2 * kUnit);
@@ -149,7 +149,7 @@ TEST_F(PagerDeviceAcquires, WhatMayNotBeLeasedIsRefusedBeforeAnythingIsAskedFor)
   EXPECT_EQ(acquire(r, 0, 0, VMEM_READ).code(), -EIO);
   EXPECT_EQ(leased(), 0u);
   EXPECT_TRUE(asked_for_nothing());
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
 }
 
 TEST_F(PagerDeviceAcquires, OneWhoseDeviceCannotMakeTheBlocksFailsAndNothingIsLeased) {
@@ -159,7 +159,7 @@ TEST_F(PagerDeviceAcquires, OneWhoseDeviceCannotMakeTheBlocksFailsAndNothingIsLe
   EXPECT_EQ(acquire(r, 0, 0, VMEM_READ).code(), -EIO);
   EXPECT_EQ(leased(), 0u);
   EXPECT_TRUE(asked_for_nothing());
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
 }
 
 // .. as one at host memory does.
@@ -216,7 +216,7 @@ TEST_F(PagerDeviceAcquires, WhatFailedIsReadAgainAlsoWhereNoMemoryWasThereForThe
   }
   page_in.run(after);
   engine.until_idle();
-  ASSERT_EQ(state(r, 0), State::failed);
+  ASSERT_EQ(state(r, 0), State::poisoned);
   {
     BigLock lock(map.mutex());
     r.reasons.clear();

@@ -59,7 +59,7 @@ TEST_F(PagerDeviceBlocks, AClaimedBlockIsNotChosenToLeave) {
   BigLock lock(map.mutex());
   place(r, 0, 0);
   blocks.claim(r, 0);
-  EXPECT_EQ(r.table[0].state, State::leaving);
+  EXPECT_EQ(r.table[0].state, State::demoting);
   vmem::policy::Victim victim;
   EXPECT_EQ(map.policy(r.table[0].aux).victims(1, {&victim, 1}), 0u);
   blocks.unclaim(r, 0);

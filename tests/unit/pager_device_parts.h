@@ -179,23 +179,23 @@ class DeviceParts : protected WithDevices, public PagerParts {
     ++staging.of(r).regions;
     return r;
   }
-  // An untouched block is on a device in use, as when it has been moved there; then it is as if it had never been.
+  // An unpopulated block is on a device in use, as when it has been moved there; then it is as if it had never been.
   void place(Region& r, core::BlockIndex b, int d) VMEM_LOCKED {
     const auto pool = static_cast<uint8_t>(kDevicePools + d);
     ASSERT_TRUE(map.reserve_block());
     map.new_entry(r, b, nullptr, pool);
-    r.table.change(b, core::State::untouched, core::State::entering);
+    r.table.change(b, core::State::unpopulated, core::State::promoting);
     r.table[b].device = static_cast<uint8_t>(d);
     tables.charge(r);
     gpus[static_cast<size_t>(d)].budget.charge(r.block_size);
-    r.table.change(b, core::State::entering, core::State::on_device);
+    r.table.change(b, core::State::promoting, core::State::on_device);
     map.admit(r, b, map.nonresident_age().shadow());
   }
   void remove(Region& r, core::BlockIndex b) VMEM_LOCKED {
     gpus[r.table[b].device].budget.credit(r.block_size);
-    r.table.change(b, core::State::on_device, core::State::leaving);
+    r.table.change(b, core::State::on_device, core::State::demoting);
     map.free_entry(b, r);
-    r.table.change(b, core::State::leaving, core::State::untouched);
+    r.table.change(b, core::State::demoting, core::State::unpopulated);
     tables.charge(r);
   }
   // The budget of host memory is so large that staging frames fit in, and there are some for the region.

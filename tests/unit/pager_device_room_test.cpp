@@ -47,7 +47,7 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
   }
   size_t held(const Region& r) VMEM_LOCKED {
     size_t n = 0;
-    for (BlockIndex b = 0; b < r.blocks; ++b) n += r.table[b].state == State::held;
+    for (BlockIndex b = 0; b < r.blocks; ++b) n += r.table[b].state == State::staged;
     return n;
   }
   void clear(Region& r) VMEM_LOCKED {
@@ -56,7 +56,7 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
       r.table[b].flags = 0;
       if (r.table[b].state == State::on_device) {
         remove(r, b);
-      } else if (r.table[b].state == State::held) {
+      } else if (r.table[b].state == State::staged) {
         ASSERT_TRUE(map.reserve_transition());
         map.withdraw(r.table[b].aux);
         isolated.drop_held(r, b, after);
@@ -169,7 +169,7 @@ TEST_F(PagerDeviceRoom, WhatIsBestInHostMemoryIsNobodysGuest) {
   map.follow_advice(r, 1);
   gpus[0].budget.want(3 * kUnit);
   EXPECT_TRUE(room.make(lock, 0));
-  EXPECT_EQ(r.table[1].state, State::held);
+  EXPECT_EQ(r.table[1].state, State::staged);
   EXPECT_EQ(on(r, 0), 1u);
   gpus[0].budget.want(0);
   clear(r);
@@ -229,7 +229,7 @@ TEST_F(PagerDeviceRoom, LeasedBlocksStayAndWhatIsNotKeptByThemIsFoundBehindThem)
   gpus[0].budget.want(4 * kUnit);
   for (int i = 0; i < 8; ++i) room.make(lock, 0);
   EXPECT_EQ(on(r, 0), 3u);
-  EXPECT_EQ(r.table[3].state, State::held);
+  EXPECT_EQ(r.table[3].state, State::staged);
   EXPECT_FALSE(room.make(lock, 0));
   grants.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);
   clear(r);
@@ -297,7 +297,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheir
   lock.lock();
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(room.make(lock, 0)) << "nothing else can go for as long as the stream is held";
-  EXPECT_EQ(r.table[0].state, State::held);
+  EXPECT_EQ(r.table[0].state, State::staged);
   devices.reached = true;
   releases.reap(lock);
   gpus[0].budget.want(0);
@@ -319,7 +319,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
         EXPECT_TRUE(room.make(lock, 0)) << "for the next one nobody waits again";
       },
       [&](bool left) { EXPECT_EQ(on(r, 0), left ? 2u : 4u); }));
-  for (const BlockIndex b : {0, 1}) EXPECT_EQ(r.table[b].state, State::held);
+  for (const BlockIndex b : {0, 1}) EXPECT_EQ(r.table[b].state, State::staged);
   gpus[0].budget.want(0);
   clear(r);
 }
@@ -336,7 +336,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   while (std::byte* const frame = staging.of(r).frames.get(0)) taken.push_back(frame);
   gpus[0].budget.want(2 * kUnit);
   EXPECT_TRUE(make_beside_leases(r, lock));
-  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(r.table[0].state, State::unpopulated);
   EXPECT_EQ(on(r, 0), 3u);
   for (std::byte* const frame : taken) staging.of(r).frames.put(frame);
   gpus[0].budget.want(0);
@@ -352,7 +352,7 @@ TEST_F(PagerDeviceRoom, ABlockThatAnAcquireElsewhereWaitsForMakesRoomWhereNothin
   EXPECT_FALSE(room.make(lock, 0));
   ASSERT_TRUE(promotion_requests.push_back({&r, 3, 3, 1, core::Urgency::acquire, &r}));
   EXPECT_TRUE(room.make(lock, 0));
-  EXPECT_EQ(r.table[3].state, State::held);
+  EXPECT_EQ(r.table[3].state, State::staged);
   grants.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);
   grants.take_back({&r, 3, 3}, VMEM_READ, 1, nullptr);
   clear(r);

@@ -31,8 +31,8 @@ class PagerDirtyBlocks : public ::testing::Test {
   FrameId block(size_t b) {
     const FrameId id = frame_table.take(region, b, nullptr, vmem::pager::kHostPool);
     region.table[b].aux = id;
-    region.table.change(b, State::untouched, State::filling);
-    region.table.change(b, State::filling, State::held);
+    region.table.change(b, State::unpopulated, State::reading);
+    region.table.change(b, State::reading, State::staged);
     return id;
   }
   Config config;

@@ -104,7 +104,7 @@ TEST_F(PagerGpus, ItsCheckFindsABlockThatIsChargedNowhere) {
   BigLock lock(map.mutex());
   map.regions().emplace(uintptr_t{kHugePage}, std::move(made));
   EXPECT_EQ(gpus.check(), "");
-  r.table.change(2, State::untouched, State::entering);
+  r.table.change(2, State::unpopulated, State::promoting);
   EXPECT_NE(gpus.check(), "");
   gpus[0].budget.charge(kHugePage);
   EXPECT_EQ(gpus.check(), "");

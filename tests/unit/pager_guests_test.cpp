@@ -32,8 +32,8 @@ class PagerGuests : public ::testing::Test {
     const FrameId id = frame_table.take(region, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
     region.table[b].aux = id;
     region.table[b].device = static_cast<uint8_t>(d);
-    region.table.change(b, State::untouched, State::entering);
-    region.table.change(b, State::entering, State::on_device);
+    region.table.change(b, State::unpopulated, State::promoting);
+    region.table.change(b, State::promoting, State::on_device);
     return id;
   }
   Region region{8, 4};

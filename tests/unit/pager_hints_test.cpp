@@ -177,7 +177,7 @@ TEST_F(PagerHints, WhatIsAskedAwayFromADeviceLeavesItUnlessItIsLeased) {
   EXPECT_EQ(state(r, 0), State::on_device) << "a worker does it";
   while (serve_demotion()) {
   }
-  EXPECT_EQ(state(r, 0), State::held);
+  EXPECT_EQ(state(r, 0), State::staged);
   EXPECT_EQ(state(r, 1), State::on_device);
   EXPECT_EQ(asked_from_device(), 0u);
   {

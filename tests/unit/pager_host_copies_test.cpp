@@ -68,8 +68,8 @@ class PagerHostCopies : public ::testing::Test {
   FrameId on_device(BlockIndex b) {
     const FrameId id = frame_table.take(region, b, nullptr, kDevicePools);
     region.table[b].aux = id;
-    region.table.change(b, State::untouched, State::entering);
-    region.table.change(b, State::entering, State::on_device);
+    region.table.change(b, State::unpopulated, State::promoting);
+    region.table.change(b, State::promoting, State::on_device);
     return id;
   }
   // .. and its staging frame has the same bytes.
@@ -185,8 +185,8 @@ TEST_F(PagerHostCopies, ACopyBecomesTheBlockWhenThatLeavesItsDevice) {
   EXPECT_EQ(staging->free(), kFrames - 1) << "it is no copy of what was on the device";
   frame_table.give(id);
   region.table[3].aux = now;
-  region.table.change(3, State::on_device, State::leaving);
-  region.table.change(3, State::leaving, State::held);
+  region.table.change(3, State::on_device, State::demoting);
+  region.table.change(3, State::demoting, State::staged);
   EXPECT_EQ(copies->check(), "");
 }
 
@@ -204,11 +204,11 @@ TEST_F(PagerHostCopies, TheCheckSeesACopyThatIsNotTheBlocks) {
   std::byte* const frame = std::exchange(frame_table[copy].bytes, &elsewhere);
   EXPECT_EQ(copies->check(), wrong);
   frame_table[copy].bytes = frame;
-  region.table.change(3, State::on_device, State::leaving);
-  region.table.change(3, State::leaving, State::stored);
+  region.table.change(3, State::on_device, State::demoting);
+  region.table.change(3, State::demoting, State::stored);
   EXPECT_EQ(copies->check(), wrong);
-  region.table.change(3, State::stored, State::entering);
-  region.table.change(3, State::entering, State::on_device);
+  region.table.change(3, State::stored, State::promoting);
+  region.table.change(3, State::promoting, State::on_device);
   EXPECT_EQ(copies->check(), "");
   frame_table[id].copy = vmem::core::kNoFrame;
   EXPECT_EQ(copies->check(), "1 host copies are known, blocks have 0, and there are 1");

@@ -98,7 +98,7 @@ TEST_F(PagerHostLeases, WhatMayNotBeLeasedIsRefusedBeforeAnythingIsRead) {
   const vmem_range beyond = {r.base, r.size + 1, VMEM_READ, 0};
   EXPECT_EQ(leases.acquire({&beyond, 1}, nullptr).code(), -EINVAL);
   EXPECT_TRUE(nothing_is_leased(r));
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
 }
 
 TEST_F(PagerHostLeases, OneOfWhichARangeIsLeasedElsewhereIsRefusedAsAWhole) {
@@ -114,7 +114,7 @@ TEST_F(PagerHostLeases, OneOfWhichARangeIsLeasedElsewhereIsRefusedAsAWhole) {
     BigLock lock(map.mutex());
     EXPECT_EQ(r.leases.blocks(), 1u);
     EXPECT_EQ(reserve.pinned(), 0u);
-    EXPECT_EQ(r.table[0].state, State::untouched);
+    EXPECT_EQ(r.table[0].state, State::unpopulated);
     grants.take_back({&r, 2, 2}, VMEM_READ, 0, nullptr);
   }
   EXPECT_TRUE(nothing_is_leased(r));
@@ -126,7 +126,7 @@ TEST_F(PagerHostLeases, AReadThatFailsIsToldAndNothingIsLeased) {
   engine.fail(Io::Op::read, EIO);
   EXPECT_EQ(acquire(r, 0, 2, VMEM_READ).code(), -EIO);
   EXPECT_TRUE(nothing_is_leased(r));
-  EXPECT_EQ(state(r, 1), State::failed);
+  EXPECT_EQ(state(r, 1), State::poisoned);
   engine.fail(Io::Op::read, 0);
   ASSERT_TRUE(acquire(r, 0, 2, VMEM_READ).ok()) << "an old failure is tried again";
   uint64_t value = 0;

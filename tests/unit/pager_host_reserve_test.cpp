@@ -101,8 +101,8 @@ TEST_F(PagerHostReserve, WhatIsStaleAtADeviceIsPinned) {
   ASSERT_TRUE(region.table.create(4).ok());
   frame_table.grow();
   region.table[1].aux = frame_table.take(region, 1, nullptr, vmem::pager::kDevicePools);
-  region.table.change(1, State::untouched, State::entering);
-  region.table.change(1, State::entering, State::on_device);
+  region.table.change(1, State::unpopulated, State::promoting);
+  region.table.change(1, State::promoting, State::on_device);
   ASSERT_TRUE(shown.expect());
   shown.show(region, 1, 0);
   EXPECT_EQ(reserve.pinned(), 0u);

@@ -46,8 +46,8 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   DeferredWork after;
   BigLock lock(map.mutex());
   EXPECT_EQ(writes.leaving(), kBlock);
-  isolated.let_go(m, State::taking, after);
-  EXPECT_EQ(r.table[0].state, State::untouched) << "the store has nothing of it";
+  isolated.let_go(m, State::isolating, after);
+  EXPECT_EQ(r.table[0].state, State::unpopulated) << "the store has nothing of it";
   EXPECT_EQ(budget.charged(Use::blocks), 0u);
   EXPECT_EQ(writes.leaving(), 0u);
   EXPECT_FALSE(map.transitions().in_flight());
@@ -62,8 +62,8 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
   DeferredWork after;
   {
     BigLock lock(map.mutex());
-    isolated.let_go(m, State::taking, after);
-    EXPECT_EQ(r.table[0].state, State::filling);
+    isolated.let_go(m, State::isolating, after);
+    EXPECT_EQ(r.table[0].state, State::reading);
   }
   page_in.run(after);
   engine.until_idle();
@@ -99,7 +99,7 @@ TEST_F(PagerIsolatedBlocks, ContentsThatNobodyWantsAreNotWritten) {
   DeferredWork after;
   ASSERT_TRUE(isolated.drop_contents(lock, r, 0, after).ok());
   EXPECT_TRUE(after.empty());
-  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(r.table[0].state, State::unpopulated);
   EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 0u);
 }
 
@@ -115,7 +115,7 @@ TEST_F(PagerIsolatedBlocks, ContentsOfABlockWithAPinnedPageStay) {
     EXPECT_EQ(r.table[0].state, State::resident);
     EXPECT_EQ(writes.leaving(), 0u);
     EXPECT_TRUE(isolated.drop_contents(lock, r, 0, after).ok());
-    EXPECT_EQ(r.table[0].state, State::untouched);
+    EXPECT_EQ(r.table[0].state, State::unpopulated);
     EXPECT_TRUE(after.empty());
   }
   EXPECT_EQ(charged(), 0u);
@@ -132,7 +132,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForThe
   m->job = &job;
   m->status = error(ENOTRECOVERABLE, "half of it moved");
   isolated.lose_taken(m);
-  EXPECT_EQ(r.table[0].state, State::failed);
+  EXPECT_EQ(r.table[0].state, State::poisoned);
   EXPECT_NE(r.table[0].flags & core::kTold, 0);
   EXPECT_EQ(budget.charged(Use::blocks), 0u);
   EXPECT_EQ(writes.leaving(), 0u);

@@ -34,11 +34,11 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Reclaim::Above
     vmem::pager::Transition* m = demoter.begin(r, b, vmem::pager::Leave::evict);
     ASSERT_NE(m, nullptr);
     demoter.run(lock, {&m, 1});
-    ASSERT_EQ(r.table[b].state, State::held);
+    ASSERT_EQ(r.table[b].state, State::staged);
   }
   void drop(Region& r, BlockIndex b) {
     BigLock lock(map.mutex());
-    ASSERT_EQ(r.table[b].state, State::held);
+    ASSERT_EQ(r.table[b].state, State::staged);
     r.table[b].flags = 0;
     ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[b].aux);
@@ -86,11 +86,11 @@ TEST_F(PagerLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) {
   ASSERT_EQ(lend(range, {0, 2}), 1u);
   EXPECT_EQ(asked[0], 2u) << "what is lent comes first";
   EXPECT_NE(homes[0], nullptr);
-  EXPECT_EQ(state(r, 2), State::taking);
+  EXPECT_EQ(state(r, 2), State::isolating);
   EXPECT_EQ(lend(range, {2}), 0u) << "it is lent already";
   const std::array<uint32_t, 1> two{2};
   loans.end(range, two);
-  EXPECT_EQ(state(r, 2), State::held);
+  EXPECT_EQ(state(r, 2), State::staged);
   loans.end(range, two);
   EXPECT_EQ(staging.of(r).lent, 0u);
   drop(r, 2);

@@ -94,7 +94,7 @@ TEST_F(PagerPartCopies, EachTimeThatHalfOfWhatWasLeftHasCome) {
   EXPECT_FALSE(serve());
   engine.come(3 * kUnit);
   EXPECT_TRUE(serve());
-  EXPECT_EQ(state(r, 0), State::entering);
+  EXPECT_EQ(state(r, 0), State::promoting);
   all_comes();
   EXPECT_FALSE(serve());
   expect_it_comes(r);
@@ -175,7 +175,7 @@ TEST_F(PagerPartCopies, OfAReadThatFailsNothingStaysOnTheDevice) {
   EXPECT_TRUE(serve());
   engine.fail(Op::read, EIO);
   all_comes();
-  EXPECT_EQ(state(r, 0), State::entering) << "its memory is given back by a worker";
+  EXPECT_EQ(state(r, 0), State::promoting) << "its memory is given back by a worker";
   EXPECT_EQ(devices.punched, 0u);
   EXPECT_TRUE(serve());
   EXPECT_EQ(devices.waits, 1u) << "the frame is somebody else's next";
@@ -251,7 +251,7 @@ TEST_F(PagerPartCopies, OneThatCannotComeInTheEndHasNothingOnTheDevice) {
   all_comes();
   devices.copy_error = EIO;
   arrive();
-  EXPECT_EQ(state(r, 0), State::held);
+  EXPECT_EQ(state(r, 0), State::staged);
   EXPECT_EQ(charged(), 0u);
   EXPECT_GE(devices.waits, 1u) << "for the copy of its part";
   EXPECT_EQ(devices.punched, 1u);
@@ -271,8 +271,8 @@ TEST_F(PagerPartCopies, OneThatIsReadyBesideAnotherThatCannotBeMadeHasNothingOnT
   ASSERT_EQ(ready(), 2u);
   devices.prepare_error = ENOMEM;
   arrive();
-  EXPECT_EQ(state(r, 0), State::held);
-  EXPECT_EQ(state(zeros, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::staged);
+  EXPECT_EQ(state(zeros, 0), State::unpopulated);
   EXPECT_EQ(charged(), 0u);
   EXPECT_EQ(devices.waits, 1u);
   EXPECT_EQ(devices.punched, 1u);

@@ -60,13 +60,13 @@ TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
   ASSERT_TRUE(map.reserve_block());
   EXPECT_GE(queues, 1u) << "those above have room for as many moves";
   map.new_entry(r, 0, nullptr);
-  r.table.change(0, State::untouched, State::filling);
+  r.table.change(0, State::unpopulated, State::reading);
   Transition* m = map.new_transition(r, 0);
   EXPECT_EQ(r.in_flight, 1u);
   Job job{1, {}};
   m->job = &job;
   m->status = error(EIO, "as the test wants it");
-  r.table.change(0, State::filling, State::untouched);
+  r.table.change(0, State::reading, State::unpopulated);
   map.free_entry(0, r);
   map.free_transition(m);
   EXPECT_EQ(r.in_flight, 0u);
@@ -117,11 +117,11 @@ TEST_F(PagerFailedBlocks, ItsCheckFindsAnUnknownBlockThatIsNotCounted) {
   BigLock lock(map.mutex());
   ASSERT_TRUE(map.reserve_block());
   map.new_entry(r, 0, nullptr);
-  r.table.change(0, State::untouched, State::filling);
+  r.table.change(0, State::unpopulated, State::reading);
   r.table[0].flags |= core::kUnknown;
   EXPECT_NE(failed.check(), "");
   r.table[0].flags = 0;
-  r.table.change(0, State::filling, State::untouched);
+  r.table.change(0, State::reading, State::unpopulated);
   map.free_entry(0, r);
 }
 
@@ -131,9 +131,9 @@ TEST_F(PagerFailedBlocks, ALostBlockGetsSigbusAndIsToldOnceUnlessAsked) {
     BigLock lock(map.mutex());
     ASSERT_TRUE(map.reserve_block());
     map.new_entry(r, 1, nullptr);
-    r.table.change(1, State::untouched, State::filling);
+    r.table.change(1, State::unpopulated, State::reading);
     map.free_entry(1, r);
-    failed.mark_lost(r, 1, State::filling, error(EIO, "torn"));
+    failed.mark_lost(r, 1, State::reading, error(EIO, "torn"));
     EXPECT_EQ(failed.tell_lost(r, 0, 0, false).code(), 0);
     EXPECT_EQ(failed.tell_lost(r, 0, 1, false).code(), -EIO);
     EXPECT_EQ(failed.tell_lost(r, 0, 1, false).code(), 0) << "it has been told";
@@ -142,7 +142,7 @@ TEST_F(PagerFailedBlocks, ALostBlockGetsSigbusAndIsToldOnceUnlessAsked) {
   EXPECT_TRUE(bus(r, 1));
   BigLock lock(map.mutex());
   ASSERT_TRUE(failed.revive(r, 1).ok());
-  EXPECT_EQ(r.table[1].state, State::untouched);
+  EXPECT_EQ(r.table[1].state, State::unpopulated);
   EXPECT_EQ(r.table[1].flags & core::kLost, 0);
 }
 
@@ -151,14 +151,14 @@ TEST_F(PagerFailedBlocks, WhatWasDroppedForWantOfMemoryComesBackWhenTheTrapTakes
   BigLock lock(map.mutex());
   ASSERT_TRUE(failed.reserve_dropped());
   ASSERT_TRUE(failed.drop(r, 0, error(ENOMEM, "no memory")));
-  EXPECT_EQ(r.table[0].state, State::failed);
+  EXPECT_EQ(r.table[0].state, State::poisoned);
   trap.refuse_unfail(1);
   failed.revive_dropped();
   EXPECT_TRUE(failed.any_dropped()) << "the trap refused it: it waits for the next time";
-  EXPECT_EQ(r.table[0].state, State::failed);
+  EXPECT_EQ(r.table[0].state, State::poisoned);
   failed.revive_dropped();
   EXPECT_FALSE(failed.any_dropped());
-  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(r.table[0].state, State::unpopulated);
   EXPECT_TRUE(r.reasons.empty());
 }
 
@@ -200,21 +200,21 @@ TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnd
     BigLock lock(map.mutex());
     ASSERT_TRUE(map.reserve_block());
     map.new_entry(r, 1, nullptr);
-    r.table.change(1, State::untouched, State::filling);
+    r.table.change(1, State::unpopulated, State::reading);
     Transition* m = map.new_transition(r, 1);
     ASSERT_TRUE(waits.starve_fault(r, 0));
     EXPECT_TRUE(waits.queue().marked(r.table[0]));
     const uint64_t begun = now_ns();
     // As reclaim threads look: often, and for longer than the time-out.
     for (uint64_t ms = 0; ms < 1000; ms += 50) EXPECT_FALSE(waits.check_starved(lock, begun + ms * 1000000));
-    r.table.change(1, State::filling, State::untouched);
+    r.table.change(1, State::reading, State::unpopulated);
     map.free_entry(1, r);
     map.free_transition(m);
     bool given_up = false;
     for (uint64_t ms = 1000; ms < 2000 && !given_up; ms += 50)
       given_up = waits.check_starved(lock, begun + ms * 1000000);
     EXPECT_TRUE(given_up);
-    EXPECT_EQ(r.table[0].state, State::failed);
+    EXPECT_EQ(r.table[0].state, State::poisoned);
     EXPECT_NE(r.table[0].flags & core::kDropped, 0) << "its contents are intact";
     EXPECT_TRUE(waits.queue().empty());
   }
@@ -294,7 +294,7 @@ TEST_F(PagerPageIn, WithoutMemoryNothingHasChanged) {
   DeferredWork after;
   EXPECT_FALSE(page_in.start_fill(r, 0, Urgency::fault, after));
   EXPECT_TRUE(after.empty());
-  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(r.table[0].state, State::unpopulated);
   budget.credit(all);
 }
 
@@ -307,7 +307,7 @@ TEST_F(PagerPageIn, ABlockThatCameToRestIsBroughtForWhoAskedMeanwhile) {
     EXPECT_TRUE(after.empty()) << "nobody asked";
     r.table[1].flags |= core::kWanted;
     page_in.settle(r, 1, after);
-    EXPECT_EQ(r.table[1].state, State::filling);
+    EXPECT_EQ(r.table[1].state, State::reading);
   }
   page_in.run(after);
   EXPECT_EQ(state(r, 1), State::resident);
@@ -325,12 +325,12 @@ TEST_F(PagerInstaller, ABlockThatTheTrapRefusesStaysHeldAndIsTriedAgainLater) {
     ASSERT_TRUE(page_in.start_fill(r, 0, Urgency::fault, after));
   }
   page_in.run(after);
-  EXPECT_EQ(state(r, 0), State::held);
+  EXPECT_EQ(state(r, 0), State::staged);
   {
     BigLock lock(map.mutex());
     EXPECT_TRUE(failed.retries().asleep(r, 0));
     ASSERT_TRUE(installer.begin_install(r, 0, after));
-    EXPECT_EQ(r.table[0].state, State::installing);
+    EXPECT_EQ(r.table[0].state, State::mapping);
   }
   page_in.run(after);
   EXPECT_EQ(state(r, 0), State::resident);
@@ -358,7 +358,7 @@ TEST_F(PagerIsolator, WhatIsAllZerosLeavesWithoutAWrite) {
   Region& r = region(1);
   bring(r, 0);
   take(r, 0);
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
   EXPECT_EQ(engine.count(store::Io::Op::write), 0u);
   EXPECT_EQ(budget.charged(vmem::memory::Use::blocks), 0u);
 }
@@ -401,7 +401,7 @@ TEST_F(PagerWriteBack, WhatWasStoredToIsWrittenBeforeItsMemoryGoes) {
   put(r, 0, 7);
   engine.hold(store::Io::Op::write, true);
   take(r, 0);
-  EXPECT_EQ(state(r, 0), State::writing);
+  EXPECT_EQ(state(r, 0), State::writing_back);
   EXPECT_EQ(writes.leaving(), kBlock) << "it will come free";
   EXPECT_EQ(budget.charged(vmem::memory::Use::blocks), kBlock);
   engine.hold(store::Io::Op::write, false);

@@ -136,7 +136,7 @@ TEST_F(PagerPausedWrites, NobodyLooksForEverWhereNothingIsClean) {
     return found == changed;
   };
   ASSERT_TRUE(vmem::test::eventually([&] { return looked_at() || try_to_bring(r, changed); }));
-  EXPECT_EQ(state(r, changed), State::untouched);
+  EXPECT_EQ(state(r, changed), State::unpopulated);
   const size_t protects = trap.calls("protect");
   for (int i = 0; i < 20; ++i) EXPECT_FALSE(try_to_bring(r, changed)) << "each calls an evictor";
   EXPECT_EQ(trap.calls("protect"), protects) << "no block is looked at twice";

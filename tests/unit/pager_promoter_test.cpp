@@ -25,7 +25,7 @@ class PagerPromoter : public vmem::pager::test::PromotionParts {};
 TEST_F(PagerPromoter, ABlockOfZerosNeedsNoFrameAndNothingIsRead) {
   Region& r = device_region(1);
   request(r, 0, 0);
-  EXPECT_EQ(state(r, 0), State::entering);
+  EXPECT_EQ(state(r, 0), State::promoting);
   EXPECT_EQ(charged(), kUnit);
   arrive();
   EXPECT_EQ(state(r, 0), State::on_device);
@@ -53,7 +53,7 @@ TEST_F(PagerPromoter, AResidentBlockLeavesHostMemory) {
   Region& r = supplied(1);
   bring_with(r, 0, 9);
   request(r, 0, 0);
-  EXPECT_EQ(state(r, 0), State::taking);
+  EXPECT_EQ(state(r, 0), State::isolating);
   arrive();
   EXPECT_EQ(state(r, 0), State::on_device);
   EXPECT_EQ(devices.came, std::vector<uint64_t>{9});
@@ -102,7 +102,7 @@ TEST_F(PagerPromoter, AHintLeavesLeasedBlocksWhereTheyAre) {
   }
   request(r, 0, 1);
   EXPECT_EQ(state(r, 0), State::resident);
-  EXPECT_EQ(state(r, 1), State::entering);
+  EXPECT_EQ(state(r, 1), State::promoting);
   arrive();
   take_away(r, 1);
   BigLock lock(map.mutex());
@@ -173,7 +173,7 @@ TEST_F(PagerArrivals, WhatADeviceCannotMakeIsInItsFrameAndWhoWaitsHearsWhy) {
   request(r, 0, 0);
   devices.prepare_error = EIO;
   arrive();
-  EXPECT_EQ(state(r, 0), State::held);
+  EXPECT_EQ(state(r, 0), State::staged);
   EXPECT_EQ(charged(), 0u);
   BigLock lock(map.mutex());
   EXPECT_EQ(gpus[0].failures, 1u);
@@ -192,7 +192,7 @@ TEST_F(PagerArrivals, AnAcquireBeginsWithItsOwnBlocksAndAWorkerEndsIt) {
   lock.unlock();
   arrivals.begin(batch, 0);
   lock.lock();
-  EXPECT_EQ(r.table[1].state, State::entering);
+  EXPECT_EQ(r.table[1].state, State::promoting);
   EXPECT_TRUE(blocks.has_come(r, 1, 0)) << "its stream can wait for the copy";
   EXPECT_FALSE(blocks.has_come(r, 0, 0));
   EXPECT_TRUE(arrivals.end_issued(lock, 0));

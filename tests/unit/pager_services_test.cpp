@@ -284,7 +284,7 @@ TEST_F(PagerReadAhead, ZerosAreNotReadAheadForTheyAreMadeFaster) {
     read_ahead.speculate(r, policy::Window{0, 1, 2, UINT64_MAX}, Urgency::prefetch);
   }
   pump();
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
   EXPECT_EQ(counters.prefetched_blocks, 0u);
   EXPECT_TRUE(speculation.empty());
 }
@@ -337,7 +337,7 @@ TEST_F(PagerReclaim, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
     ASSERT_TRUE(requests.add({&r, 0, 3}, false));
   }
   ASSERT_TRUE(reclaim.start(1).ok());
-  EXPECT_TRUE(eventually([&] { return state(r, 0) == State::stored && state(r, 2) == State::untouched; }));
+  EXPECT_TRUE(eventually([&] { return state(r, 0) == State::stored && state(r, 2) == State::unpopulated; }));
   stop();
   EXPECT_EQ(state(r, 1), State::resident);
   EXPECT_TRUE(requests.empty());
@@ -409,7 +409,7 @@ TEST_F(PagerFaultService, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStay
   ASSERT_TRUE(trap.load(r.address(0), &value));
   EXPECT_EQ(value, 0u);
   EXPECT_TRUE(eventually([&] { return state(r, 0) == State::resident; })) << "the thread may go on before that";
-  EXPECT_EQ(state(r, 1), State::untouched);
+  EXPECT_EQ(state(r, 1), State::unpopulated);
   ASSERT_TRUE(trap.store(r.address(1), 7));
   ASSERT_TRUE(trap.load(r.address(1), &value));
   EXPECT_EQ(value, 7u);
@@ -428,7 +428,7 @@ TEST_F(PagerFaultService, AFaultThatThereIsNoMemoryForIsMarkedAndWaits) {
   trap.until_quiet();
   lock.lock();
   EXPECT_TRUE(waits.queue().marked(r.table[0]));
-  EXPECT_EQ(r.table[0].state, State::untouched);
+  EXPECT_EQ(r.table[0].state, State::unpopulated);
   waits.queue().forget(r);
   r.table[0].flags = 0;
   budget.credit(all);

@@ -58,8 +58,8 @@ class PagerShownCopies : public ::testing::Test {
 
   Frame& on_device(BlockIndex b) {
     region.table[b].aux = frame_table.take(region, b, nullptr, vmem::pager::kDevicePools);
-    region.table.change(b, State::untouched, State::entering);
-    region.table.change(b, State::entering, State::on_device);
+    region.table.change(b, State::unpopulated, State::promoting);
+    region.table.change(b, State::promoting, State::on_device);
     return frame_table[region.table[b].aux];
   }
   Frame& shown(BlockIndex b, uint64_t since = kNow) {
@@ -134,11 +134,11 @@ TEST_F(PagerShownCopies, ItIsMovedWhenNothingIsInTheWay) {
 TEST_F(PagerShownCopies, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
   on_device(3);
   load(3);
-  region.table.change(3, State::on_device, State::leaving);
+  region.table.change(3, State::on_device, State::demoting);
   EXPECT_EQ(next(), Next::wait);
   region.dying = true;
   EXPECT_EQ(next(), Next::erase);
-  region.table.change(3, State::leaving, State::on_device);
+  region.table.change(3, State::demoting, State::on_device);
   EXPECT_EQ(next(), Next::erase);
   region.dying = false;
   region.table[3].flags = 0;

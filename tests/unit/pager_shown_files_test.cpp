@@ -27,7 +27,7 @@ class PagerShownFiles : public vmem::pager::test::ManagedParts {
     Region& r = device_region(2);
     BigLock lock(map.mutex());
     r.backing = vmem::pager::Backing::file_private;
-    r.table.change(0, State::untouched, State::failed);
+    r.table.change(0, State::unpopulated, State::poisoned);
     tables.charge(r);
     r.table[0].flags |= static_cast<uint16_t>(core::kShowsFile | core::kWanted | more);
     return r;
@@ -50,7 +50,7 @@ TEST_F(PagerShownFiles, WhereAccessesParkItIsAnOrdinaryBlockAgain) {
   ASSERT_TRUE(revive(files, r).ok());
   EXPECT_EQ(counting.unmapped, 1u);
   EXPECT_TRUE(counting.dropped.empty());
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
   EXPECT_EQ(flags(r, 0, core::kShowsFile | core::kLost | core::kTold | core::kUnanswered), 0);
   EXPECT_GT(freed, 0u) << "who waits for memory hears of it";
 }
@@ -63,7 +63,7 @@ TEST_F(PagerShownFiles, WithoutAGateItGoesOnShowingItsFileAndLosesWhatWasStored)
   ASSERT_EQ(counting.dropped.size(), 1u);
   EXPECT_EQ(counting.dropped[0].address, reinterpret_cast<uintptr_t>(r.address(0)));
   EXPECT_EQ(counting.dropped[0].size, kUnit);
-  EXPECT_EQ(state(r, 0), State::failed);
+  EXPECT_EQ(state(r, 0), State::poisoned);
   EXPECT_EQ(flags(r, 0, core::kShowsFile | core::kWanted | core::kUnanswered), core::kShowsFile);
   EXPECT_EQ(counting.woken, 1u);
 }
@@ -73,7 +73,7 @@ TEST_F(PagerShownFiles, WhatCannotGoShowsTheFileAsBefore) {
   counting.unmap_error = ENOMEM;
   EXPECT_EQ(revive(files, r).code(), -ENOMEM);
   EXPECT_EQ(counting.mapped, 1u);
-  EXPECT_EQ(state(r, 0), State::failed);
+  EXPECT_EQ(state(r, 0), State::poisoned);
   EXPECT_EQ(flags(r, 0, core::kShowsFile | core::kUnanswered), core::kShowsFile);
   EXPECT_EQ(counting.woken, 1u);
 }
@@ -85,7 +85,7 @@ TEST_F(PagerShownFiles, WhatShowsNothingIsMarkedUntilItCanGo) {
   EXPECT_NE(flags(r, 0, core::kUnanswered), 0) << "accesses get SIGBUS";
   counting.unmap_error = 0;
   ASSERT_TRUE(revive(files, r).ok());
-  EXPECT_EQ(state(r, 0), State::untouched);
+  EXPECT_EQ(state(r, 0), State::unpopulated);
 }
 
 }  // namespace

@@ -106,7 +106,7 @@ TEST_F(SpareCopies, ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers) {
   engine.until_count(Io::Op::write, 4);
   engine.until_held(1);  // the second
   EXPECT_EQ(state(r, 0), State::stored);
-  EXPECT_EQ(state(r, 1), State::writing);
+  EXPECT_EQ(state(r, 1), State::writing_back);
   EXPECT_EQ(state(r, 2), State::resident);
   engine.hold(Io::Op::write, false);
   engine.let_go();

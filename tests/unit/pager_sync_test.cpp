@@ -185,7 +185,7 @@ TEST_F(PagerSync, EvictingToTheHostTakesBlocksFromTheirDevices) {
     r.table[0].flags |= core::kDirty;
   }
   ASSERT_TRUE(sync.evict(r.base, r.size, VMEM_HOST).ok());
-  EXPECT_EQ(state(r, 0), State::held);
+  EXPECT_EQ(state(r, 0), State::staged);
   EXPECT_EQ(written(), 0u);
   ASSERT_TRUE(sync.evict(r.base, r.size, VMEM_SSD).ok());
   EXPECT_EQ(state(r, 0), State::stored);

@@ -73,7 +73,7 @@ class PagerTableCharges : public ::testing::Test {
 };
 
 TEST_F(PagerTableCharges, WhatEveryProcessCanSpareIsNotCharged) {
-  region.table.change(0, State::untouched, State::filling);
+  region.table.change(0, State::unpopulated, State::reading);
   tables.charge(region);
   EXPECT_EQ(tables.bytes(), empty + kPage + 1);
   EXPECT_EQ(charged(), 0u);
@@ -99,9 +99,9 @@ TEST_F(PagerTableCharges, WhatWasGrantedIsChargedFromTheStartAndAlwaysThere) {
   fill();
   EXPECT_EQ(tables.growth(region, 0), 0u) << "it is charged already";
   EXPECT_TRUE(tables.may_grow(region, 0));
-  region.table.change(0, State::untouched, State::filling);
+  region.table.change(0, State::unpopulated, State::reading);
   EXPECT_TRUE(tables.may_grow(region, kChunk));
-  region.table.change(kChunk, State::untouched, State::filling);
+  region.table.change(kChunk, State::unpopulated, State::reading);
   EXPECT_FALSE(tables.may_grow(region, 2 * kChunk));
   EXPECT_TRUE(tables.may_grow(region, 1)) << "its page is there";
   EXPECT_EQ(tables.growth(region, 1), 0u);
@@ -151,7 +151,7 @@ TEST_F(PagerTableCharges, AnAccessThatWasRefusedIsMadeAgainWhenAnotherBlockHasBe
   fill();
   ASSERT_TRUE(tables.reserve());
   EXPECT_TRUE(tables.refuse(region, 7).ok());
-  region.table.change(8, State::untouched, State::filling);
+  region.table.change(8, State::unpopulated, State::reading);
   EXPECT_TRUE(tables.may_grow(region, 7));
   EXPECT_EQ(tables.refused(), 0u);
   EXPECT_EQ(trap.calls("unfail"), 1u);
@@ -162,15 +162,15 @@ TEST_F(PagerTableCharges, ABlockThatCameMeanwhileKeepsItsPages) {
   fill();
   ASSERT_TRUE(tables.reserve());
   EXPECT_TRUE(tables.refuse(region, 7).ok());
-  region.table.change(8, State::untouched, State::filling);
+  region.table.change(8, State::unpopulated, State::reading);
   trap.refuse_unfail(1);
   EXPECT_TRUE(tables.may_grow(region, 7));
-  region.table.change(7, State::untouched, State::filling);
+  region.table.change(7, State::unpopulated, State::reading);
   reserve.release(leased);
   EXPECT_TRUE(tables.may_grow(region, kChunk));
   EXPECT_EQ(tables.refused(), 1u) << "it may not come";
-  region.table.change(7, State::filling, State::installing);
-  region.table.change(7, State::installing, State::resident);
+  region.table.change(7, State::reading, State::mapping);
+  region.table.change(7, State::mapping, State::resident);
   EXPECT_TRUE(tables.may_grow(region, kChunk));
   EXPECT_EQ(tables.refused(), 0u);
   EXPECT_EQ(trap.calls("unfail"), 0u);
@@ -179,9 +179,9 @@ TEST_F(PagerTableCharges, ABlockThatCameMeanwhileKeepsItsPages) {
 TEST_F(PagerTableCharges, ABlockThatCameMeanwhileKeepsItsPagesWhereTooManyAreRefused) {
   fill();
   for (BlockIndex b = 0; b < TableCharges::kMostRefused; ++b) EXPECT_TRUE(tables.refuse(region, b * kChunk).ok());
-  region.table.change(0, State::untouched, State::filling);
-  region.table.change(0, State::filling, State::installing);
-  region.table.change(0, State::installing, State::resident);
+  region.table.change(0, State::unpopulated, State::reading);
+  region.table.change(0, State::reading, State::mapping);
+  region.table.change(0, State::mapping, State::resident);
   EXPECT_TRUE(tables.refuse(region, TableCharges::kMostRefused * kChunk).ok());
   EXPECT_EQ(trap.calls("unfail"), 0u);
   EXPECT_EQ(tables.refused(), TableCharges::kMostRefused);

@@ -77,12 +77,12 @@ TEST_F(PagerSteps, AStoreThatMeetsTheProtectionBeforeTheInstallIsBookedIsAnswere
   std::byte* r = region(1);
   put(r, 7);
   evict(r, kSmall);
-  Gate gate("install.after");  // the block is in place, protected, and the table still says installing
+  Gate gate("install.after");  // the block is in place, protected, and the table still says mapping
   auto reader = getting(r);
   gate.until_reached();
   EXPECT_EQ(reader.get(), 7u);
   auto writer = putting(r, 8);
-  // Its report is read while the state is installing: nobody but install() can answer it.
+  // Its report is read while the state is mapping: nobody but install() can answer it.
   while (trap->calls("unprotect") == 0 && writer.wait_for(std::chrono::milliseconds(5)) != std::future_status::ready) {
     trap->until_quiet();
     if (pager->counters().faults >= 1) break;
@@ -119,7 +119,7 @@ TEST_F(PagerSteps, MemoryThatWasDroppedIsNeverCalledResident) {
   put(r, 7);
   evict(r, kSmall);
   EXPECT_EQ(get(r), 7u);       // protected, equal to the store
-  Gate gate("evict.decided");  // dropped already, the table still says taking
+  Gate gate("evict.decided");  // dropped already, the table still says isolating
   auto evicting = calling([&] { return pager->evict(r, kSmall, VMEM_SSD); });
   gate.until_reached();
   ASSERT_GE(trap->calls("drop"), 1u);

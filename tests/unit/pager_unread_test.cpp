@@ -187,7 +187,7 @@ class PagerUnreadParts : public PagerParts {
     }
     page_in.run(after);
     engine.until_idle();
-    ASSERT_EQ(state(r, b), State::failed);
+    ASSERT_EQ(state(r, b), State::poisoned);
   }
 };
 
@@ -207,14 +207,14 @@ TEST_F(PagerUnreadParts, WhereThereIsNoMemoryToKnowOneMoreTheOldestIsReadAgainSo
   core::memory_hook.store([] { return true; });
   {
     core::BigLock lock(map.mutex());
-    r.table.change(2, State::stored, State::failed);
+    r.table.change(2, State::stored, State::poisoned);
     failed.mark_unread(r, 2);
     failed.fail_accesses(r, 2);
   }
   core::memory_hook.store(nullptr);
   EXPECT_EQ(state(r, 0), State::stored);
-  EXPECT_EQ(state(r, 1), State::failed);
-  EXPECT_EQ(state(r, 2), State::failed);
+  EXPECT_EQ(state(r, 1), State::poisoned);
+  EXPECT_EQ(state(r, 2), State::poisoned);
   core::BigLock lock(map.mutex());
   EXPECT_EQ(r.unread, 3u);
   const uint64_t due = failed.next_ns();

@@ -66,14 +66,14 @@ core::OwnString words_of(const Leases& leases) {
 
 core::OwnString place_of(const Region& r, const core::Block& block) {
   switch (block.state) {
-    case State::untouched:
+    case State::unpopulated:
       return r.from_file() ? "in its file only" : "never written";
     case State::stored:
       return "on the SSD";
-    case State::failed:
+    case State::poisoned:
       return "nowhere: its bytes could not be had";
-    case State::entering:
-    case State::leaving:
+    case State::promoting:
+    case State::demoting:
       return core::textf("moving (%s, device %u)", core::state_name(block.state), block.device);
     case State::on_device:
       return core::textf("on device %u", block.device);
@@ -206,7 +206,7 @@ std::string Gpus::check() {
   core::OwnVector<uint64_t> used(gpus_.size()), leased(gpus_.size());
   for (auto& [base, r] : map_.regions()) {
     if (!r->gpu) continue;
-    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+    for (BlockIndex b = r->table.next_populated(0); b < r->blocks; b = r->table.next_populated(b + 1)) {
       if (core::on_a_device(r->table[b].state)) used[r->table[b].device] += r->block_size;
     }
     r->leases.visit(0, r->blocks - 1,

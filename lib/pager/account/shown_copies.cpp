@@ -112,7 +112,7 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
   const BlockIndex b = access.block;
   Block& block = r.table[b];
   const uint64_t now = around.now_ns;
-  if (!r.dying && (block.state == State::entering || block.state == State::leaving)) return Next::wait;
+  if (!r.dying && (block.state == State::promoting || block.state == State::demoting)) return Next::wait;
   if (r.dying || block.state != State::on_device || !frame_table_[block.aux].asked) return Next::erase;
   Frame& frame = frame_table_[block.aux];
   if (frame.apart) {

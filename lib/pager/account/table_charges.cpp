@@ -62,8 +62,8 @@ bool TableCharges::fits(const Region& r, BlockIndex b) const {
 // one that moves may not come after all.
 bool TableCharges::asks_again(const Region& r, BlockIndex b) {
   const State state = r.table[b].state;
-  if (state == State::resident || state == State::failed) return true;
-  if (state != State::untouched && state != State::stored && state != State::held) return false;
+  if (state == State::resident || state == State::poisoned) return true;
+  if (state != State::unpopulated && state != State::stored && state != State::staged) return false;
   const Status s = trap_.unfail(r.address(b), r.block_size);
   if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   return s.ok() || core::broken("table_retry");  // else it would give SIGBUS for good: tried again

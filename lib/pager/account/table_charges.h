@@ -49,7 +49,7 @@ class TableCharges {
   bool may_grow(const Region& r, core::BlockIndex b);
 
   bool reserve() { return refused_.reserve(kMostRefused); }
-  // State untouched. Its accesses get SIGBUS until there is room, or are made again at once, where there is no memory
+  // State unpopulated. Its accesses get SIGBUS until there is room, or are made again at once, where there is no memory
   // to know it by. On error they are not answered.
   core::Status refuse(Region& r, core::BlockIndex b);
   // Memory may have come free: as may_grow(), for the first that was refused.

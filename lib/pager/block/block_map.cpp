@@ -83,7 +83,7 @@ Status BlockMap::refusal() const {
   const Region* worst = nullptr;
   uint64_t most = 0;
   for (const auto& [base, r] : regions_) {
-    const uint64_t bytes = (r->table.count(State::resident) + r->table.count(State::held)) * r->block_size;
+    const uint64_t bytes = (r->table.count(State::resident) + r->table.count(State::staged)) * r->block_size;
     if (r->refusals == 0 || r->dying || (worst != nullptr && bytes <= most)) continue;
     worst = r.get();
     most = bytes;
@@ -194,7 +194,8 @@ void BlockMap::match_hold(Region& r, BlockIndex b) {
 // was released just now it finds when this has passed it.
 void BlockMap::match_holds(Lock& lock, const SpanOf& span) {
   Region& r = *span.region;
-  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && !r.dying; b = r.table.next_touched(b + 1)) {
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && !r.dying;
+       b = r.table.next_populated(b + 1)) {
     match_hold(r, b);
     look_for_overdue(r, b);
     if (b % kTurn == 0) lock.give_way();
@@ -288,7 +289,7 @@ std::string BlockMap::check() {
   for (auto& [base, r] : regions_) {
     if (std::string s = r->table.check(); !s.empty()) return s;
     if (std::string s = r->leases.check(); !s.empty()) return s;
-    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+    for (BlockIndex b = r->table.next_populated(0); b < r->blocks; b = r->table.next_populated(b + 1)) {
       if (!core::in_memory(r->table[b].state) && !core::on_a_device(r->table[b].state)) continue;
       ++blocks_in_memory;
       const Frame& frame = frame_table_[r->table[b].aux];

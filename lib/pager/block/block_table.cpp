@@ -19,31 +19,31 @@ constexpr uint16_t bit(State s) {
 
 // Row: from. Every pair is made somewhere, by one owner: docs/internals.md names it.
 constexpr uint16_t kLegal[] = {
-    /* untouched  */ bit(State::filling) | bit(State::entering) | bit(State::failed),
-    /* stored     */ bit(State::filling) | bit(State::untouched) | bit(State::entering) | bit(State::failed),
-    /* filling    */ bit(State::held) | bit(State::installing) | bit(State::failed) | bit(State::stored) |
-        bit(State::untouched),
-    /* held       */ bit(State::installing) | bit(State::taking) | bit(State::entering),
-    /* installing */ bit(State::resident) | bit(State::held) | bit(State::failed),
-    /* resident   */ bit(State::taking),
-    /* taking     */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::writing) |
-        bit(State::stored) | bit(State::untouched) | bit(State::entering) | bit(State::failed),
-    /* writing    */ bit(State::held) | bit(State::installing) | bit(State::resident) | bit(State::stored) |
-        bit(State::untouched),
-    /* failed     */ bit(State::untouched) | bit(State::stored) | bit(State::filling),
-    /* entering   */ bit(State::on_device) | bit(State::stored) | bit(State::untouched) | bit(State::held) |
-        bit(State::failed),
-    /* on_device  */ bit(State::leaving),
-    /* leaving    */ bit(State::on_device) | bit(State::held) | bit(State::stored) | bit(State::untouched) |
-        bit(State::resident) | bit(State::failed),
+    /* unpopulated  */ bit(State::reading) | bit(State::promoting) | bit(State::poisoned),
+    /* stored     */ bit(State::reading) | bit(State::unpopulated) | bit(State::promoting) | bit(State::poisoned),
+    /* reading    */ bit(State::staged) | bit(State::mapping) | bit(State::poisoned) | bit(State::stored) |
+        bit(State::unpopulated),
+    /* staged       */ bit(State::mapping) | bit(State::isolating) | bit(State::promoting),
+    /* mapping */ bit(State::resident) | bit(State::staged) | bit(State::poisoned),
+    /* resident   */ bit(State::isolating),
+    /* isolating     */ bit(State::staged) | bit(State::mapping) | bit(State::resident) | bit(State::writing_back) |
+        bit(State::stored) | bit(State::unpopulated) | bit(State::promoting) | bit(State::poisoned),
+    /* writing_back    */ bit(State::staged) | bit(State::mapping) | bit(State::resident) | bit(State::stored) |
+        bit(State::unpopulated),
+    /* poisoned     */ bit(State::unpopulated) | bit(State::stored) | bit(State::reading),
+    /* promoting   */ bit(State::on_device) | bit(State::stored) | bit(State::unpopulated) | bit(State::staged) |
+        bit(State::poisoned),
+    /* on_device  */ bit(State::demoting),
+    /* demoting    */ bit(State::on_device) | bit(State::staged) | bit(State::stored) | bit(State::unpopulated) |
+        bit(State::resident) | bit(State::poisoned),
 };
 static_assert(std::size(kLegal) == static_cast<size_t>(State::count_));
 
 }  // namespace
 
 const char* state_name(State state) {
-  static const char* const kNames[] = {"untouched", "stored",  "filling", "held",     "installing", "resident",
-                                       "taking",    "writing", "failed",  "entering", "on_device",  "leaving"};
+  static const char* const kNames[] = {"unpopulated", "stored",       "reading",  "staged",    "mapping",   "resident",
+                                       "isolating",   "writing_back", "poisoned", "promoting", "on_device", "demoting"};
   return state < State::count_ ? kNames[static_cast<size_t>(state)] : "?";
 }
 
@@ -100,15 +100,15 @@ void BlockTable::change(BlockIndex i, State from, State to) {
           state_name(to), state_name(block.state));
   }
   block.state = to;
-  if (from != State::untouched) --counts_[static_cast<size_t>(from)];
-  if (to != State::untouched) ++counts_[static_cast<size_t>(to)];
+  if (from != State::unpopulated) --counts_[static_cast<size_t>(from)];
+  if (to != State::unpopulated) ++counts_[static_cast<size_t>(to)];
   const uint64_t chunk = i / kChunk;
-  if (from == State::untouched && to != State::untouched) {
+  if (from == State::unpopulated && to != State::unpopulated) {
     ++used_[chunk];
     if (mapped_ == 0 || committed_[chunk]) return;
     committed_[chunk] = true;
     footprint_ += kPage + 1;  // and its count
-  } else if (to == State::untouched && --used_[chunk] == 0 && mapped_ != 0) {
+  } else if (to == State::unpopulated && --used_[chunk] == 0 && mapped_ != 0) {
     if (empty_[(next_empty_ + empty_.size() - 1) % empty_.size()] == chunk) return;
     const uint64_t oldest = std::exchange(empty_[next_empty_], chunk);
     next_empty_ = (next_empty_ + 1) % empty_.size();
@@ -128,7 +128,7 @@ void BlockTable::give_back(uint64_t chunk) {
   footprint_ -= kPage + 1;
 }
 
-BlockIndex BlockTable::next_touched(BlockIndex from) const {
+BlockIndex BlockTable::next_populated(BlockIndex from) const {
   constexpr uint64_t kMost = 65536;  // of pages
   for (uint64_t i = 0; i < kMost && from < blocks_ && used_[from / kChunk] == 0; ++i) {
     from = (from / kChunk + 1) * kChunk;
@@ -138,8 +138,8 @@ BlockIndex BlockTable::next_touched(BlockIndex from) const {
 
 std::string BlockTable::check() const {
   uint64_t counts[static_cast<size_t>(State::count_)] = {};
-  for (BlockIndex i = next_touched(0); i < blocks_; i = next_touched(i + 1)) {
-    if (table_[i].state != State::untouched) ++counts[static_cast<size_t>(table_[i].state)];
+  for (BlockIndex i = next_populated(0); i < blocks_; i = next_populated(i + 1)) {
+    if (table_[i].state != State::unpopulated) ++counts[static_cast<size_t>(table_[i].state)];
   }
   for (size_t s = 1; s < static_cast<size_t>(State::count_); ++s) {
     if (counts[s] != counts_[s]) {

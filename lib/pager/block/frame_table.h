@@ -31,20 +31,21 @@ inline uint8_t staging_pool(const Region& r) {
 struct Frame {
   Region* region = nullptr;  // null: the number is free
   core::BlockIndex block = 0;
-  std::byte* bytes = nullptr;  // held, filling, taking, writing: where the bytes are; resident: null (move, copy)
-  uint32_t shadow = 0;         // of its last eviction, 0 = never
-  int32_t stride = 0;          // of its read-ahead window
-  uint8_t pool = kHostPool;    // whose memory it occupies, and which policy knows it
-  bool admitted = false;       // known to the policy
-  bool leased = false;         // .. which holds it for its leases
-  bool in_place = false;       // taking, writing, leaving: one of our threads may read its pages in the region
-  bool promoted = false;       // taking: it goes to a device
-  bool issued = false;         // entering: its copy is issued, `ticket` is its end
-  bool changed = false;        // on a device: what is there may differ from what came
+  std::byte* bytes =
+      nullptr;          // staged, reading, isolating, writing back: where the bytes are; resident: null (move, copy)
+  uint32_t shadow = 0;  // of its last eviction, 0 = never
+  int32_t stride = 0;   // of its read-ahead window
+  uint8_t pool = kHostPool;  // whose memory it occupies, and which policy knows it
+  bool admitted = false;     // known to the policy
+  bool leased = false;       // .. which holds it for its leases
+  bool in_place = false;     // isolating, writing back, demoting: one of our threads may read its pages in the region
+  bool promoted = false;     // isolating: it goes to a device
+  bool issued = false;       // promoting: its copy is issued, `ticket` is its end
+  bool changed = false;      // on a device: what is there may differ from what came
   // .. but kernels that ask say in the end whether they stored: if they did not, all is as it was. A block that was
   // dirty before stays so. Until then nobody relies on its copy.
   bool undecided = false, was_dirty = false;
-  bool hinted = false;                  // entering, on a device: a hint brought it, no lease has used it yet
+  bool hinted = false;                  // promoting, on a device: a hint brought it, no lease has used it yet
   bool ahead = false;                   // read ahead, and nobody was seen to use it: see read_ahead(), seen()
   bool leaves = false;                  // prefetch to the SSD met it in transition: it leaves when that is over
   bool is_copy = false;                 // the same bytes as a block that is on a device
@@ -63,13 +64,13 @@ struct Frame {
   device::Ticket ticket;
   bool unwritten = false;        // found to need a write while none could be made; no policy may know it until one can
   bool droppable = false;        // its file refused its changes for good, or twice: dont-need may drop them
-  bool lent = false;             // taking: kernels load from its staging frame (Loans)
+  bool lent = false;             // isolating: kernels load from its staging frame (Loans)
   bool proven = false;           // resident, kProtected: no pin from before that can store to its pages unseen
   bool pinned = false;           // it was to leave, and somebody pinned a page of it
   uint8_t pinned_tries = 0;      // .. so often in a row: others are tried first for a while, see found_pinned()
   bool dropping = false;         // .. and are being dropped: an absent page is ours, not the program's doing
   bool holed = false;            // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
-                                 // installing: somebody met a page that was not there
+                                 // mapping: somebody met a page that was not there
   uint64_t pinned_until_ns = 0;  // .. until then
   uint64_t dirty_since_ns = 0;   // DirtyBlocks; 0: not listed
   bool overdue = false;  // .. it could not be written when it was due, and is written when whatever is in the way ends
@@ -127,8 +128,8 @@ inline bool stood_protected(trap::Pins pins, const core::Block& block, const Fra
 
 // Whoever asks the block elsewhere has to wait for it: it will be on a device, where the request did not find it.
 inline bool comes_to_device(const FrameTable& frame_table, const core::Block& block) {
-  return block.state == core::State::entering ||
-         (block.state == core::State::taking && frame_table[block.aux].promoted);
+  return block.state == core::State::promoting ||
+         (block.state == core::State::isolating && frame_table[block.aux].promoted);
 }
 
 }  // namespace vmem::pager

@@ -112,10 +112,10 @@ struct Region {
   uint8_t stores_in_row = 0;  // first accesses of blocks, since one of them was a load
   LeaseMap leases;
   size_t leases_charged = 0;                                 // bytes
-  core::OwnHashMap<core::BlockIndex, core::Status> reasons;  // why a block is failed
+  core::OwnHashMap<core::BlockIndex, core::Status> reasons;  // why a block is poisoned
   uint64_t granted = 0;                                      // leases, ever
   uint64_t arrived = 0;                                      // blocks at a device, ever
-  uint64_t issued = 0;                                       // of those entering: their copies are issued
+  uint64_t issued = 0;                                       // of those promoting: their copies are issued
   uint32_t asked = 0;      // ranges of acquires that were asked for and have not begun
   uint32_t kernels = 0;    // ranges that are open to kernels that ask
   uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
@@ -141,7 +141,7 @@ struct Region {
     return from >= size ? 0 : std::min<uint64_t>(block_size, size - from);
   }
   bool in_hole(core::BlockIndex b) const { return b >= hole_first && b < hole_end; }
-  // Why a block is failed. Without memory for them the words are lost, and what they say of the block is not.
+  // Why a block is poisoned. Without memory for them the words are lost, and what they say of the block is not.
   void keep_reason(core::BlockIndex b, const core::Status& why) noexcept try {
     reasons[b] = why;
   } catch (const std::bad_alloc&) {
@@ -150,7 +150,7 @@ struct Region {
     const auto at = reasons.find(b);
     return at != reasons.end() ? at->second : core::error(EIO, "the log says why");
   }
-  // True when an absent block in state untouched has its bytes in the file.
+  // True when an absent block in state unpopulated has its bytes in the file.
   bool from_file() const { return backing != Backing::anonymous; }
 };
 

@@ -123,7 +123,7 @@ struct Transition : core::OwnNew {
   core::Digest digest;
   bool keep = false;              // sync: the block stays in memory
   bool probe = false;             // only out of sight: the frame is kept
-  bool from_held = false;         // it was held before, so it has a frame already
+  bool from_staged = false;       // it was staged before, so it has a frame already
   bool in_place = false;          // its pages are in the region, write-protected, and the image as a rule
   bool clean = false;             // nothing to write
   bool only_clean = false;        // .. or it stays: nothing can be written for a while
@@ -137,32 +137,32 @@ struct Transition : core::OwnNew {
   bool protect = false;           // install: with write protection
   bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
   bool speculative = false;
-  bool reads_ahead = false;     // .. and is being read, as Speculation counts it
-  bool stored_soon = false;     // .. as a neighbour, and the block beside it that tells what comes was stored to
-  bool meanwhile = false;       // fill: to a staging frame, for an acquire that tries again if it cannot be had
-  bool cut = false;             // fill: the file ends before the block does; write: .. and so does what was written
-  size_t accessed = SIZE_MAX;   // fill: the byte of the block that a fault wants, if that is known
-  bool was_untouched = false;   // fill: the state it came from
-  bool fresh = false;           // fill: the frame has no memory yet, and reads as zeros when it has
-  bool refused = false;         // fill: the kernel had no memory to read it
-  bool hole = false;            // fill: the file has nothing there
-  uint64_t hole_end = 0;        // .. up to this byte of it
-  bool staged = false;          // image is a staging frame
-  int device = -1;              // entering, leaving: which
-  bool tells = false;           // entering: `then` is told what has come of it
-  bool digests = false;         // .. and a digest is taken of it
-  CopiedParts parts;            // .. and it may be copied
-  std::byte* source = nullptr;  // entering from host memory, leaving: the bytes in it, to be copied to `image` first
-  Leave leave = Leave::evict;   // leaving: how
-  bool migrates = false;        // leaving: straight to another device
-  bool spills = false;          // .. for want of room, as a guest
-  bool was_guest = false;       // leaving: of the device that it is to leave
-  bool kept = false;            // leaving: image is the block's host copy, nothing is to be copied
-  bool shown = false;           // leaving: a copy is in place, and is the block when it has left
-  uint64_t started_ns = 0;      // fill: when the fault was met; 0 when nobody waits
-  uint64_t since_ns = 0;        // install from a staging frame: since when somebody waits
-  uint64_t mark = 0;            // fill, install: of the wait, as Starved has it
-  uint64_t begun_ns = 0;        // when the block was claimed; 0: it is over
+  bool reads_ahead = false;      // .. and is being read, as Speculation counts it
+  bool stored_soon = false;      // .. as a neighbour, and the block beside it that tells what comes was stored to
+  bool meanwhile = false;        // fill: to a staging frame, for an acquire that tries again if it cannot be had
+  bool cut = false;              // fill: the file ends before the block does; write: .. and so does what was written
+  size_t accessed = SIZE_MAX;    // fill: the byte of the block that a fault wants, if that is known
+  bool was_unpopulated = false;  // fill: the state it came from
+  bool fresh = false;            // fill: the frame has no memory yet, and reads as zeros when it has
+  bool refused = false;          // fill: the kernel had no memory to read it
+  bool hole = false;             // fill: the file has nothing there
+  uint64_t hole_end = 0;         // .. up to this byte of it
+  bool in_staging = false;       // image is a staging frame
+  int device = -1;               // promoting, demoting: which
+  bool tells = false;            // promoting: `then` is told what has come of it
+  bool digests = false;          // .. and a digest is taken of it
+  CopiedParts parts;             // .. and it may be copied
+  std::byte* source = nullptr;   // promoting from host memory, demoting: the bytes in it, to be copied to `image` first
+  Leave leave = Leave::evict;    // demoting: how
+  bool migrates = false;         // demoting: straight to another device
+  bool spills = false;           // .. for want of room, as a guest
+  bool was_guest = false;        // demoting: of the device that it is to leave
+  bool kept = false;             // demoting: image is the block's host copy, nothing is to be copied
+  bool shown = false;            // demoting: a copy is in place, and is the block when it has left
+  uint64_t started_ns = 0;       // fill: when the fault was met; 0 when nobody waits
+  uint64_t since_ns = 0;         // install from a staging frame: since when somebody waits
+  uint64_t mark = 0;             // fill, install: of the wait, as Starved has it
+  uint64_t begun_ns = 0;         // when the block was claimed; 0: it is over
   core::Way way = core::Way::none;
   Job* job = nullptr;
   Together* together = nullptr;  // fill: with whom it is put in place
@@ -174,11 +174,11 @@ inline void IoEnd::ended(store::Io& io) {
 }
 // Whose memory comes free when it has left, as Frame::pool has it.
 inline uint8_t leaves_pool(const Transition& m) {
-  return m.staged ? staging_pool(*m.region) : kHostPool;
+  return m.in_staging ? staging_pool(*m.region) : kHostPool;
 }
 // Its pages are in a slot that goes back without them.
 inline bool in_slot(const Transition& m) {
-  return m.out && !m.from_held && m.region->transfer == trap::Transfer::copy;
+  return m.out && !m.from_staged && m.region->transfer == trap::Transfer::copy;
 }
 using Batch = core::InplaceVector<Transition*, 64>;  // of those that are evicted, or leave their devices, together
 struct InBatch {                                     // blocks that come to a device together
@@ -229,18 +229,18 @@ struct TransitionList {  // first in, first out; a transition is in one at most.
 };
 // Neighbours that are read by one transfer, and wait for each other to be put in place by one call.
 struct Together {
-  TransitionList ready;  // state installing
+  TransitionList ready;  // state mapping
   uint32_t left = 0;     // that are being read; 0: nobody's, and nothing is ready
 };
 struct DeferredWork {      // what is done when the lock has been dropped (PageIn::run)
   TransitionList submit;   // their `io`
   TransitionList zero;     // frames to clear, then as if read
-  TransitionList install;  // state installing
+  TransitionList install;  // state mapping
   bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
 };
 struct Gpu {  // one device, from its first use on
   DeviceBudget budget;
-  core::OwnVector<Transition*> ready;  // entering: to be prepared and copied
+  core::OwnVector<Transition*> ready;  // promoting: to be prepared and copied
   TransitionList issued;               // .. begun by those who wait for them, to be ended
   unsigned ending = 0;                 // .. by so many workers
   unsigned sleepers = 0;  // acquires that wait for blocks and begin with those that are ready, as they wake up

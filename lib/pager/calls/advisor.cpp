@@ -125,7 +125,7 @@ Status Advisor::keep(Region& r, const AdvisedRange& range, bool normal) {
 void Advisor::tell_policies(Lock& lock, const SpanOf& span) {
   Region& r = *span.region;
   ++r.in_flight;
-  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last; b = r.table.next_touched(b + 1)) {
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last; b = r.table.next_populated(b + 1)) {
     if (b % kTurn == 0) lock.give_way();
     map_.follow_advice(r, b);
   }
@@ -232,12 +232,12 @@ Status Advisor::drop_contents(const void* ptr, size_t size) {
   if (r.backing == Backing::file_shared) {
     if (first < end) result = range_writer_.write(lock, r, first, end - 1, false, &sweep);
     if (!result.ok()) result = drop_refused(lock, r, first, end, std::move(result));
-    BlockIndex b = r.table.next_touched(first);
-    for (; b < end && result.ok() && r.table.count(State::failed) != 0; b = r.table.next_touched(b + 1)) {
-      if (r.table[b].state == State::failed) result = drop_block(lock, r, b, &skipped);
+    BlockIndex b = r.table.next_populated(first);
+    for (; b < end && result.ok() && r.table.count(State::poisoned) != 0; b = r.table.next_populated(b + 1)) {
+      if (r.table[b].state == State::poisoned) result = drop_block(lock, r, b, &skipped);
     }
   } else {
-    for (BlockIndex b = r.table.next_touched(first); b < end && result.ok(); b = r.table.next_touched(b + 1)) {
+    for (BlockIndex b = r.table.next_populated(first); b < end && result.ok(); b = r.table.next_populated(b + 1)) {
       if (b % kTurn == 0) lock.give_way();
       if (leased(r, b)) {
         skipped = true;
@@ -257,7 +257,7 @@ Status Advisor::drop_contents(const void* ptr, size_t size) {
 Status Advisor::drop_refused(Lock& lock, Region& r, BlockIndex first, BlockIndex end, Status why) {
   uint64_t dropped = 0;
   bool leased = false;
-  for (BlockIndex b = r.table.next_touched(first); b < end; b = r.table.next_touched(b + 1)) {
+  for (BlockIndex b = r.table.next_populated(first); b < end; b = r.table.next_populated(b + 1)) {
     if (b % kTurn == 0) lock.give_way();
     if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
     const Block& block = r.table[b];
@@ -283,7 +283,7 @@ Status Advisor::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
   DeferredWork after;
   switch (block.state) {
     case State::resident:
-    case State::held:
+    case State::staged:
       if (Status s = isolated_.drop_contents(lock, r, b, after); !s.ok()) return s;
       break;
     case State::on_device: {
@@ -297,10 +297,10 @@ Status Advisor::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     }
     case State::stored:
       failed_.forget_store_copy(r, b);
-      r.table.change(b, State::stored, State::untouched);
+      r.table.change(b, State::stored, State::unpopulated);
       tables_.charge(r);
       break;
-    case State::failed:
+    case State::poisoned:
       if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
       failed_.forget_store_copy(r, b);
       // Where the file itself is mapped only a PRIVATE region has contents of its own.

@@ -70,7 +70,7 @@ void DeviceAcquires::hold_leased(Lock& lock, std::span<const SpanOf> spans, int 
   for (const SpanOf& s : spans) {
     Region& r = *s.region;
     uint64_t hits = 0;
-    for (BlockIndex b = r.table.next_touched(s.first); b <= s.last; b = r.table.next_touched(b + 1)) {
+    for (BlockIndex b = r.table.next_populated(s.first); b <= s.last; b = r.table.next_populated(b + 1)) {
       if (r.table[b].state == State::on_device && r.table[b].device == d) {
         ++hits;
         blocks_.adopt(r, b);
@@ -103,12 +103,12 @@ void DeviceAcquires::make_room(Lock& lock, std::span<const SpanOf> spans, int d,
 
 // Locked on entry and on return. What failed before is tried again: the disk may have recovered.
 Status DeviceAcquires::revive_failed(Lock& lock, Region& r, BlockIndex first, BlockIndex last) {
-  if (r.reasons.empty() && r.table.count(State::failed) == 0) return {};
+  if (r.reasons.empty() && r.table.count(State::poisoned) == 0) return {};
   for (BlockIndex i = first; i <= last; ++i) {
     const bool lost = r.lost || (r.table[i].flags & core::kLost) != 0;
     // Where a PRIVATE region shows its file, that mapping has the only copy of what was stored since.
     const bool only_copy = (r.table[i].flags & core::kShowsFile) != 0 && r.backing == Backing::file_private;
-    if (r.table[i].state == State::failed && !lost && !only_copy) {
+    if (r.table[i].state == State::poisoned && !lost && !only_copy) {
       if ((r.table[i].flags & core::kShowsFile) == 0) {
         if (Status revived = failed_.revive(r, i); !revived.ok()) return revived;  // the disk may have recovered
       } else if (gpus_.own_page_tables()) {  // nothing could hold accesses while the trap takes the pages' place
@@ -117,7 +117,7 @@ Status DeviceAcquires::revive_failed(Lock& lock, Region& r, BlockIndex first, Bl
         return shown;
       }
     }
-    if (r.table[i].state != State::failed) r.reasons.erase(i);
+    if (r.table[i].state != State::poisoned) r.reasons.erase(i);
   }
   return {};
 }
@@ -248,7 +248,7 @@ void DeviceAcquires::note_come(Region& r, BlockIndex b, std::vector<device::Tick
     block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
     core::add(counters_.prefetch_hits);
   }
-  if (block.state == State::entering) {
+  if (block.state == State::promoting) {
     if (frame.ticket != nullptr && (tickets->empty() || tickets->back() != frame.ticket))
       tickets->push_back(frame.ticket);
   } else if (frame.admitted) {
@@ -279,17 +279,17 @@ struct DeviceAcquires::Coming {
 Status DeviceAcquires::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
   Block& block = r.table[b];
   // The thread whose access met the cut may go on before this is known of the block.
-  if (block.state == State::failed && (block.flags & (core::kShowsFile | core::kLost)) == core::kShowsFile &&
+  if (block.state == State::poisoned && (block.flags & (core::kShowsFile | core::kLost)) == core::kShowsFile &&
       gpus_.own_page_tables() && !r.lost && r.backing != Backing::file_private)
     return shows_its_file(map_, r, b);
   if (const auto why = r.reasons.find(b); why != r.reasons.end() && !core::in_transition(block.state)) {
-    if (*tried == b || block.state == State::failed) {
+    if (*tried == b || block.state == State::poisoned) {
       if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
       return Status(why->second.code() == -ENOMEM ? ENOMEM : EIO, why->second.text());
     }
     r.reasons.erase(why);  // an older try that was still under way
     *tried = b;
-  } else if (block.state == State::failed) {
+  } else if (block.state == State::poisoned) {
     if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
     return r.reason(b);
   }
@@ -373,20 +373,20 @@ Status DeviceAcquires::bring(Lock& lock, const SpanOf& span, unsigned access, in
     }
     if (Status s = failure_of(r, b, &tried); !s.ok()) return s;
     // Lent to kernels of another range, whose thread may be waiting for what this one has lent.
-    if (ask != nullptr && block.state == State::taking && map_.frame_table()[block.aux].lent &&
+    if (ask != nullptr && block.state == State::isolating && map_.frame_table()[block.aux].lent &&
         now_ns() - begun > ask->patience_ns)
       return error(EALREADY, "a block is lent to kernels of another range");
-    if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
+    if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
     if (coming.mark == Progress::kNone) coming.mark = clock_.look(now_ns());
     const bool pauses =
-        (block.state == State::untouched || block.state == State::stored) && failed_.retries().asleep(r, b);
+        (block.state == State::unpopulated || block.state == State::stored) && failed_.retries().asleep(r, b);
     coming.refused |= pauses;
     if (clock_.hopeless(coming.mark)) return coming.refused ? failed_.not_read(r, b) : cannot_come(r, d);
     const bool requested = std::any_of(requests_.begin(), requests_.end(), [&](const PromotionRequest& w) {
       return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;
     });
     const bool comes =
-        pauses || requested || block.state == State::entering || (block.state == State::leaving && block.device == d);
+        pauses || requested || block.state == State::promoting || (block.state == State::demoting && block.device == d);
     Status s = comes ? wait_for_some(lock, span, d, ask) : ask_again(lock, r, b, d, owner, &coming);
     if (!s.ok()) return s;
   }

@@ -165,9 +165,9 @@ bool Hints::serve_demotion(Lock& lock) {
     Region& r = *it.region;
     Batch batch;
     std::optional<SpanOf> on;
-    BlockIndex b = r.table.next_touched(it.next);
+    BlockIndex b = r.table.next_populated(it.next);
     for (; b <= it.last && b < r.blocks && batch.size() < staging_.of(r).frames.batch();
-         b = r.table.next_touched(b + 1)) {
+         b = r.table.next_populated(b + 1)) {
       if (comes_to_device(map_.frame_table(), r.table[b])) break;  // not there yet
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       Transition* m = demoter_.begin(r, b, it.to_ssd ? Leave::evict : Leave::host);

@@ -87,7 +87,7 @@ Status HostLeases::grant(Lock& lock, std::span<const SpanOf> spans, size_t which
 void HostLeases::hold(Lock& lock, const SpanOf& span) {
   Region& r = *span.region;
   uint64_t hits = 0;
-  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last; b = r.table.next_touched(b + 1)) {
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last; b = r.table.next_populated(b + 1)) {
     hits += r.table[b].state == State::resident;
     map_.match_hold(r, b);
     if (b % kTurn == 0) lock.give_way();
@@ -122,7 +122,7 @@ Status HostLeases::start_reads(Lock& lock, std::span<const SpanOf> spans, const 
 bool HostLeases::start_fills(Region& r, BlockIndex* next, BlockIndex last, DeferredWork& after) {
   do {
     const Block& block = r.table[*next];
-    if ((block.state != State::untouched && block.state != State::stored) || StarvedQueue::marked(block)) continue;
+    if ((block.state != State::unpopulated && block.state != State::stored) || StarvedQueue::marked(block)) continue;
     if (failed_.retries().asleep(r, *next)) continue;
     try {
       if (!page_in_.start_fill(r, *next, Urgency::acquire, after)) return false;
@@ -148,23 +148,23 @@ Status HostLeases::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, c
     switch (block.state) {
       case State::resident:
         return let_write(r, b, access);
-      case State::failed:
+      case State::poisoned:
         if (std::optional<Status> over = met_failed(lock, r, b, &coming)) return *std::move(over);
         continue;
-      case State::untouched:
+      case State::unpopulated:
       case State::stored:
         coming.tried = true;
         if (failed_.retries().asleep(r, b)) {
           if (Status s = wait_for_retry(lock, r, b, &coming); !s.ok()) return s;
           continue;
         }
-        if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
+        if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
         if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
         if (!StarvedQueue::marked(block) && !page_in_.start_fill(r, b, Urgency::acquire, after)) {
           if (!waits_.starve(r, b, Urgency::acquire)) return no_memory();
         }
         break;
-      case State::held:
+      case State::staged:
         if (!StarvedQueue::marked(block) && !installer_.begin_install(r, b, after)) return no_memory();
         break;
       case State::on_device:
@@ -224,7 +224,7 @@ std::optional<Status> HostLeases::met_failed(Lock& lock, Region& r, BlockIndex b
 std::optional<Status> HostLeases::met_on_device(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
   Job job{1, {}};
   Transition* m = demoter_.begin(r, b, Leave::host);
-  if (m == nullptr) {  // no staging frame: one comes free when a held block has been written
+  if (m == nullptr) {  // no staging frame: one comes free when a staged block has been written
     if (coming->starving == Progress::kNone) coming->starving = clock_.look(now_ns());
     if (clock_.hopeless(coming->starving)) return range_demoter_.cannot_leave(r, b);
     lock.sleep_for(map_.changed(), kLookAgain);
@@ -247,7 +247,7 @@ Status HostLeases::wait_for_retry(Lock& lock, const Region& r, BlockIndex b, Com
 
 // Somebody has tried to: the trap may have refused it.
 Status HostLeases::installed(Lock& lock, const Region& r, BlockIndex b, Coming* coming) {
-  if (r.table[b].state != State::held || StarvedQueue::marked(r.table[b])) return {};
+  if (r.table[b].state != State::staged || StarvedQueue::marked(r.table[b])) return {};
   const uint64_t now = now_ns();
   if (coming->refused++ == 0) coming->refused_ns = now;
   if (coming->refused > kRefusals && now - coming->refused_ns >= config_.fault_timeout_ms * uint64_t{1000000}) {

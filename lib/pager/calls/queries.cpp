@@ -29,17 +29,17 @@ RegionCensus count(Region& r, uint64_t now) {
   uint64_t touched = 0;
   for (size_t i = 0; i < static_cast<size_t>(State::count_); ++i) {
     const State state = static_cast<State>(i);
-    if (state == State::untouched) continue;
+    if (state == State::unpopulated) continue;
     const uint64_t blocks = r.table.count(state);
     touched += blocks;
     (core::in_memory(state)     ? c.host_bytes
      : core::on_a_device(state) ? c.device_bytes
-     : state == State::failed   ? c.failed_bytes
+     : state == State::poisoned ? c.failed_bytes
                                 : c.ssd_bytes) += blocks * r.block_size;
   }
   (r.from_file() ? c.ssd_bytes : c.zero_bytes) += (r.blocks - touched) * r.block_size;
   // As vmem_query has it: until its copy is issued a block on its way to a device is in host memory.
-  const uint64_t coming = (r.table.count(State::entering) - r.issued) * r.block_size;
+  const uint64_t coming = (r.table.count(State::promoting) - r.issued) * r.block_size;
   c.device_bytes -= coming;
   c.host_bytes += coming;
   c.leased_bytes = r.leases.blocks() * r.block_size;
@@ -62,15 +62,15 @@ Status Queries::query(const void* ptr, size_t size, vmem_residency* out) {
   out->zero_bytes = out->ssd_bytes = out->host_bytes = out->device_bytes = 0;
   out->block_size = r.block_size;
   uint64_t counted = 0;
-  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last; b = r.table.next_touched(b + 1)) {
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last; b = r.table.next_populated(b + 1)) {
     if (b % kTurn == 0) lock.give_way();
     const uintptr_t start = std::max(from, reinterpret_cast<uintptr_t>(r.address(b)));
     const uintptr_t end = std::min(to, reinterpret_cast<uintptr_t>(r.address(b)) + r.block_size);
     const State state = r.table[b].state;
-    if (state == State::untouched) continue;
+    if (state == State::unpopulated) continue;
     counted += end - start;
     // On its way to a device it is in a staging frame, or about to be, until its copy is issued.
-    const bool coming = state == State::entering && !blocks_.has_come(r, b, r.table[b].device);
+    const bool coming = state == State::promoting && !blocks_.has_come(r, b, r.table[b].device);
     if (core::in_memory(state) || coming) {
       out->host_bytes += end - start;
     } else if (core::on_a_device(state)) {
@@ -144,7 +144,8 @@ Status Queries::device_stats(int d, struct vmem_device_stats* out) {
     Region& r = *it->second;
     size_t count = 0, passed = 0;
     BlockIndex b = at > it->first ? (at - it->first) / r.block_size : 0;
-    for (b = r.gpu && !r.dying ? r.table.next_touched(b) : r.blocks; b < r.blocks; b = r.table.next_touched(b + 1)) {
+    for (b = r.gpu && !r.dying ? r.table.next_populated(b) : r.blocks; b < r.blocks;
+         b = r.table.next_populated(b + 1)) {
       if (count == blocks.size() || ++passed > DeviceWorkers::kPass) break;
       if (r.table[b].state == State::on_device && r.table[b].device == d)
         blocks[count++] = reinterpret_cast<uintptr_t>(r.address(b));

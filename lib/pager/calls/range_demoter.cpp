@@ -131,16 +131,16 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
   if (how == Leave::sync) look_for_loss(lock);
   uint64_t mark = Progress::kNone;
   Status starved;
-  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks;) {
-    if (r.table[b].state == State::leaving || comes_to_device(map_.frame_table(), r.table[b])) {
+  for (BlockIndex b = r.table.next_populated(first); b <= last && b < r.blocks;) {
+    if (r.table[b].state == State::demoting || comes_to_device(map_.frame_table(), r.table[b])) {
       under_way.flush(lock);
       if (!map_.wait_stable(lock, r, b, sweep)) break;
-      if (core::in_transition(r.table[b].state)) b = r.table.next_touched(b + 1);
+      if (core::in_transition(r.table[b].state)) b = r.table.next_populated(b + 1);
       continue;
     }
     core::add(counters_.swept_blocks);
     if (passes_over(r, b, how, sweep)) {
-      b = r.table.next_touched(b + 1);
+      b = r.table.next_populated(b + 1);
       continue;
     }
     if (under_way.full()) {
@@ -161,7 +161,7 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
     mark = Progress::kNone;
     m->job = &job;
     ++job.outstanding;
-    b = r.table.next_touched(b + 1);
+    b = r.table.next_populated(b + 1);
     under_way.add(lock, m);
   }
   under_way.flush(lock);

@@ -59,12 +59,12 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
   const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
   bool again = false;  // the same block
-  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && b < r.blocks;
-       b = r.table.next_touched(again ? b : b + 1)) {
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && b < r.blocks;
+       b = r.table.next_populated(again ? b : b + 1)) {
     again = false;
     if (b % kTurn == 0) lock.give_way();
     const bool lent =
-        sweep->all && keep && r.table[b].state == State::taking && map_.frame_table()[r.table[b].aux].lent;
+        sweep->all && keep && r.table[b].state == State::isolating && map_.frame_table()[r.table[b].aux].lent;
     if (!lent && core::in_transition(r.table[b].state)) {
       write_batch(lock, &batch);  // never wait while holding transitions of our own
       if (!map_.wait_stable(lock, r, b, sweep)) break;
@@ -73,7 +73,7 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
     if (r.dying) break;
     core::add(counters_.swept_blocks);
     const core::Block& block = r.table[b];
-    if (block.state != State::resident && block.state != State::held && !lent) continue;
+    if (block.state != State::resident && block.state != State::staged && !lent) continue;
     if (!sweep->all && leased_against(r, b, keep)) {
       sweep->skipped = true;
       continue;

@@ -46,8 +46,8 @@ void RegionTeardown::keep_frames(Region& r) {
       Lock lock(map_.mutex());
       room = std::min(room, frames_.room_to_keep());
       turn.clear();
-      for (b = r.table.next_touched(b); b < r.blocks && !turn.full() && room >= r.block_size;
-           b = r.table.next_touched(b + 1)) {
+      for (b = r.table.next_populated(b); b < r.blocks && !turn.full() && room >= r.block_size;
+           b = r.table.next_populated(b + 1)) {
         if (b % kTurn == 0) lock.give_way();
         if (r.table[b].state != State::resident) continue;
         std::byte* const slot = frames_.get_slot(r.block_size);
@@ -207,7 +207,7 @@ namespace {
 // Why changes go with their region.
 Status lost_changes(const Region& r, const Status& why) {
   uint64_t blocks = 0;
-  for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1))
+  for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1))
     blocks += (r.table[b].flags & core::kUnknown) != 0;
   return error(
       EIO, "region %llu is freed, and the changes of %llu blocks of %s (%s) that its file did not take are lost: %.*s",
@@ -295,7 +295,7 @@ void RegionTeardown::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devic
     extents.clear();
     lock.lock();
   };
-  for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) {
+  for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1)) {
     core::Block& block = r.table[b];
     if (extents.full()) release_extents();
     if (b % kTurn == 0) lock.give_way();

@@ -30,7 +30,7 @@ uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
 // Kernels that load from its frame do not matter to a call that waits; here the block waits for them.
 bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const {
   const State state = r.table[b].state;
-  return !r.dying && !r.lost && !file_refuses(r, now_ns) && (state == State::resident || state == State::held) &&
+  return !r.dying && !r.lost && !file_refuses(r, now_ns) && (state == State::resident || state == State::staged) &&
          !map_.frame_table()[r.table[b].aux].lent && !lent_for_writing(r, b);
 }
 
@@ -48,7 +48,7 @@ void BackgroundWrites::write_overdue(Lock& lock, const SpanOf& span) {
   DirtyBlocks& dirty = map_.dirty();
   if (r.backing != Backing::file_shared) return;
   const uint64_t give_up_ns = now_ns() + config_.fault_timeout_ms * uint64_t{1000000};
-  for (BlockIndex b = r.table.next_touched(span.first); b <= span.last && b < r.blocks && !r.dying;) {
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && b < r.blocks && !r.dying;) {
     if (dirty.interval_ns() == 0) return;
     if (dirty.writes_enough()) {
       if (now_ns() > give_up_ns) return;
@@ -64,7 +64,7 @@ void BackgroundWrites::write_overdue(Lock& lock, const SpanOf& span) {
         if (!take(r, b, &batch)) return write_back_.evict_batch(lock, batch.all());
         dirty.put_off(id, now_ns());
       }
-      b = r.table.next_touched(b + 1);
+      b = r.table.next_populated(b + 1);
     }
     if (batch.empty()) {
       lock.give_way();

@@ -43,12 +43,12 @@ void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& 
                                          core::kReadAhead | core::kMarker | core::kPrefetched | core::kTold));
   if (!core::broken("lost_mark")) block.flags |= core::kLost;
   core::add(counters_.lost_blocks);
-  r.table.change(b, from, State::failed);
+  r.table.change(b, from, State::poisoned);
   r.keep_reason(b, core::error(EIO, "%.*s", static_cast<int>(why.text().size()), why.text().data()));
   fail_accesses(r, b);
 }
 
-// Locked; state failed. Its accesses get SIGBUS for so long that the threads that wait for it have got theirs. A
+// Locked; state poisoned. Its accesses get SIGBUS for so long that the threads that wait for it have got theirs. A
 // program whose handler returns makes the access again at once: so ten reads of it are made a second, and no more.
 // Without memory to know one more by, the oldest has had its time.
 void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
@@ -77,7 +77,7 @@ void FailedBlocks::clear_unread(Region& r, BlockIndex b) {
 void FailedBlocks::read_again() {
   auto& [r, b, until_ns] = unread_.front();
   const Block& block = r->table[b];
-  const bool waits = !r->dying && !r->lost && block.state == State::failed && (block.flags & core::kUnread) != 0 &&
+  const bool waits = !r->dying && !r->lost && block.state == State::poisoned && (block.flags & core::kUnread) != 0 &&
                      (block.flags & (core::kDropped | core::kShowsFile)) == 0;
   if (!waits) return unread_.pop_front();
   if (revive(*r, b).ok()) return;
@@ -85,7 +85,7 @@ void FailedBlocks::read_again() {
   unread_.move_front(unread_.end());
 }
 
-// Locked; state failed. Where the trap refuses (no memory, no mappings), whoever touches the block asks it again.
+// Locked; state poisoned. Where the trap refuses (no memory, no mappings), whoever touches the block asks it again.
 void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
   if (r.lost) return;
   core::Block& block = r.table[b];
@@ -158,7 +158,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
   const BlockIndex b = retry->block;
   const auto absent = [&] {
     const State state = r.table[b].state;
-    return !r.dying && (state == State::untouched || state == State::stored || state == State::held);
+    return !r.dying && (state == State::unpopulated || state == State::stored || state == State::staged);
   };
   const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
   if (retry->bus &&
@@ -225,12 +225,12 @@ void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why)
 // Locked. -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has
 // said so before.
 Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again) {
-  if (!r.writable() || (r.table.count(State::failed) == 0 && r.unread == 0)) return {};
+  if (!r.writable() || (r.table.count(State::poisoned) == 0 && r.unread == 0)) return {};
   uint64_t lost = 0;
   BlockIndex at = 0;
-  for (BlockIndex b = r.table.next_touched(first); b <= last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+  for (BlockIndex b = r.table.next_populated(first); b <= last && b < r.blocks; b = r.table.next_populated(b + 1)) {
     core::Block& block = r.table[b];
-    const bool failed = block.state == State::failed && (block.flags & core::kDropped) == 0;
+    const bool failed = block.state == State::poisoned && (block.flags & core::kDropped) == 0;
     if (!failed && (block.flags & core::kUnread) == 0) continue;
     const bool unreadable = (block.flags & core::kLost) == 0;
     if (unreadable && (!again || !block.extent)) continue;
@@ -267,7 +267,7 @@ void FailedBlocks::revive_dropped() {
   for (size_t left = dropped_.size(); left != 0; --left) {
     const auto [r, b] = dropped_.front();
     const Block& block = r->table[b];
-    if (block.state == State::failed && (block.flags & core::kDropped) != 0 && !revive(*r, b).ok()) {
+    if (block.state == State::poisoned && (block.flags & core::kDropped) != 0 && !revive(*r, b).ok()) {
       dropped_.move_front(dropped_.end());
     } else {
       dropped_.pop_front();
@@ -275,7 +275,7 @@ void FailedBlocks::revive_dropped() {
   }
 }
 
-// Locked. On error it is failed as it was: no access would reach the trap.
+// Locked. On error it is poisoned as it was: no access would reach the trap.
 Status FailedBlocks::revive(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   Status s = core::broken("revive") ? Status() : trap_.unfail(r.address(b), r.block_size);
@@ -289,7 +289,7 @@ Status FailedBlocks::revive(Region& r, BlockIndex b) {
   if (!block.extent) clear_unread(r, b);  // nothing that was stored to it could be lost
   if ((block.flags & (core::kUnread | core::kDropped)) != core::kUnread) r.reasons.erase(b);
   block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));
-  r.table.change(b, State::failed, block.extent ? State::stored : State::untouched);
+  r.table.change(b, State::poisoned, block.extent ? State::stored : State::unpopulated);
   return {};
 }
 
@@ -308,7 +308,7 @@ Status FailedBlocks::no_table(const Region& r, BlockIndex b) const {
       core::human_bytes(std::max(reserve_.bytes(), 4 * reserve_.largest_block())).c_str(), map_.where(r, b).c_str());
 }
 
-// Locked; state untouched. Its accesses get SIGBUS until there is room: known by place, for its table has none.
+// Locked; state unpopulated. Its accesses get SIGBUS until there is room: known by place, for its table has none.
 void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
   const Status why = no_table(r, b);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()),
@@ -323,7 +323,7 @@ bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
   core::Block& block = r.table[b];
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   block.flags |= core::kDropped;
-  r.table.change(b, block.state, State::failed);
+  r.table.change(b, block.state, State::poisoned);
   tables_.charge(r);
   r.keep_reason(b, why);
   fail_accesses(r, b);
@@ -345,12 +345,12 @@ std::string FailedBlocks::check() const {
   uint64_t unknown = 0;
   for (const auto& [base, r] : map_.regions()) {
     uint64_t unread = 0;
-    for (BlockIndex b = r->table.next_touched(0); b < r->blocks; b = r->table.next_touched(b + 1)) {
+    for (BlockIndex b = r->table.next_populated(0); b < r->blocks; b = r->table.next_populated(b + 1)) {
       const Block& block = r->table[b];
       unknown += (block.flags & core::kUnknown) != 0;
       unread += (block.flags & core::kUnread) != 0;
       if ((block.flags & core::kDropped) == 0 || r->dying) continue;
-      if (block.state != State::failed)
+      if (block.state != State::poisoned)
         return "a block that is not failed was dropped for want of memory: " + std::string(map_.where(*r, b));
       // What was revived by another way may be in there still, and once more for each time that it was dropped.
       const auto waits = [&, region = r.get()](const auto& d) { return d.first == region && d.second == b; };

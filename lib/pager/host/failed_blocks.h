@@ -4,7 +4,7 @@
 //
 //   a block that is failed has a reason, if there was memory for it; one that was refused for want of memory (kDropped)
 //   waits here for some, and its contents are intact; unknown_blocks() = the blocks with kUnknown
-//   a block that the disk refused to read (kUnread) and that is failed waits here for the time at which it is absent
+//   a block that the disk refused to read (kUnread) and that is poisoned waits here for the time at which it is absent
 //   again, and the next access reads it anew, where the trap takes that without a moment of SIGSEGV (caps().poison)
 //   accesses that the trap refused to have answered, or whose block the kernel had no memory to read, are made again
 //   after a while, and are known by their block
@@ -46,7 +46,7 @@ class FailedBlocks : private Shared {
   // so before.
   core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again) VMEM_LOCKED;
 
-  // State failed: accesses get SIGBUS from here on.
+  // State poisoned: accesses get SIGBUS from here on.
   void fail_accesses(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // The trap refused what would answer accesses of the block.
   void answer_later(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
@@ -73,10 +73,10 @@ class FailedBlocks : private Shared {
   bool any_dropped() const VMEM_LOCKED { return !dropped_.empty(); }
   // There may be room for all that were dropped.
   void revive_dropped() VMEM_LOCKED;
-  // State failed. On error it is failed as it was: no access would reach the trap.
+  // State poisoned. On error it is poisoned as it was: no access would reach the trap.
   core::Status revive(Region& r, core::BlockIndex b) VMEM_LOCKED;
 
-  // State untouched, and there is no room for it in its region's table: accesses get SIGBUS until there is.
+  // State unpopulated, and there is no room for it in its region's table: accesses get SIGBUS until there is.
   void refuse_growth(Region& r, core::BlockIndex b) VMEM_LOCKED;
   core::Status no_table(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
 
@@ -103,7 +103,7 @@ class FailedBlocks : private Shared {
   PooledList<std::pair<Region*, core::BlockIndex>> dropped_
       VMEM_GUARDED_BY(core::big_lock);                         // failed for want of memory; bytes intact
   Retries retries_ VMEM_GUARDED_BY(core::big_lock);            // blocks whose accesses could not be answered
-  PooledList<Unread> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a failed block once
+  PooledList<Unread> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a poisoned block once
   uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
   bool ending_ VMEM_GUARDED_BY(core::big_lock) = false;
 };

@@ -97,7 +97,7 @@ void FaultService::events_ready(void* self) {
 void FaultService::renew(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   // A block on its way to a device must not be met half made: see on_fault().
-  if (r.dying || (block.flags & core::kWanted) == 0 || block.state == State::entering) return;
+  if (r.dying || (block.flags & core::kWanted) == 0 || block.state == State::promoting) return;
   trap_.wake(r.address(b), r.block_size).ignore();
 }
 
@@ -135,8 +135,8 @@ void FaultService::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
       if (met_before(fault.address)) trap_.fill_zero(page, core::kPage).ignore();  // as on_fault() does
       trap_.wake(page, core::kPage).ignore();
       return;
-    case State::taking:
-    case State::writing:  // a hole that the program made, perhaps met by a thread of ours
+    case State::isolating:
+    case State::writing_back:  // a hole that the program made, perhaps met by a thread of ours
       if (const Frame& frame = map_.frame_table()[block.aux]; frame.in_place && !frame.dropping &&
                                                               fault.kind != trap::FaultKind::write_protect &&
                                                               !trap_.fill_zero(page, core::kPage).ok())
@@ -148,11 +148,11 @@ void FaultService::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
         return;
       }
       [[fallthrough]];
-    case State::untouched:
+    case State::unpopulated:
     case State::stored:
-    case State::held:
-    case State::failed:
-      // Refused: it is failed already, all of it or a part, or will be asked for again.
+    case State::staged:
+    case State::poisoned:
+      // Refused: it is poisoned already, all of it or a part, or will be asked for again.
       if (!trap_.fail(r.address(b), r.block_size).ok() && !trap_.fail(page, core::kPage).ok())
         trap_.wake(r.address(b), r.block_size).ignore();
       return;
@@ -165,7 +165,7 @@ void FaultService::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
 void FaultService::note_access(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now) {
   const Block& block = r.table[b];
   const bool protection = block.state == State::resident && fault.kind == trap::FaultKind::write_protect;
-  if ((block.flags & core::kWanted) == 0 && block.state != State::resident && block.state != State::failed)
+  if ((block.flags & core::kWanted) == 0 && block.state != State::resident && block.state != State::poisoned)
     r.heat.note(b, r.blocks, now);
   if (fault.kind == trap::FaultKind::read) {
     r.stores_in_row = 0;
@@ -183,12 +183,12 @@ bool FaultService::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, 
   if (core::in_memory(block.state) && dirty.listed(block.aux)) return false;
   const bool stores = fault.kind != trap::FaultKind::read;
   switch (block.state) {
-    case State::untouched:
-    case State::held:
+    case State::unpopulated:
+    case State::staged:
       if ((block.flags & core::kWanted) != 0 || (!stores && r.transfer == Transfer::copy)) return false;
       break;
-    case State::filling:
-    case State::installing:
+    case State::reading:
+    case State::mapping:
       if (!stores || (block.flags & core::kWantedWrite) != 0) return false;
       break;
     case State::resident:
@@ -200,12 +200,12 @@ bool FaultService::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, 
   return dirty.slow(r, b, now);
 }
 
-// Untouched, or stored: its bytes have to be had.
+// Unpopulated, or stored: its bytes have to be had.
 void FaultService::met_absent(Region& r, BlockIndex b, const trap::Fault& fault, uint16_t wanted, DeferredWork& after) {
   Block& block = r.table[b];
   if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
   core::add(counters_.faults);
-  if (block.state == State::untouched && !tables_.may_grow(r, b)) return failed_.refuse_growth(r, b);
+  if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.refuse_growth(r, b);
   block.flags |= wanted;
   DeferredWork fill;
   if (!page_in_.start_fill(r, b, Urgency::fault, fill)) waits_.starve_fault(r, b, 0, 0, fault.thread);
@@ -301,16 +301,16 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
   note_access(*r, b, fault, now);
   switch (block.state) {
-    case State::untouched:
+    case State::unpopulated:
     case State::stored:
       met_absent(*r, b, fault, wanted, after);
       break;
-    case State::filling:
+    case State::reading:
       if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
       block.flags |= wanted;
       read_ahead_.used(*r, b);
       break;
-    case State::held:
+    case State::staged:
       core::add(counters_.faults);
       core::add(counters_.soft_faults);
       block.flags |= wanted;
@@ -319,14 +319,14 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       installer_.begin_install(*r, b, after);
       counters_.fault_took(now_ns() - now);
       break;
-    case State::installing:
+    case State::mapping:
       // Most are woken when all is in place. The program may have dropped this one since.
       if (fault.kind != trap::FaultKind::write_protect) map_.frame_table()[block.aux].holed = true;
       block.flags |= wanted;
       read_ahead_.used(*r, b);
       break;
-    case State::taking:
-    case State::writing:
+    case State::isolating:
+    case State::writing_back:
       if (!map_.frame_table()[block.aux].dropping) fill_hole(map_.frame_table()[block.aux], fault);
       if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
       block.flags |= wanted;
@@ -334,16 +334,16 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
     case State::resident:
       met_resident(*r, b, fault);
       break;
-    case State::failed:
+    case State::poisoned:
       met_failed(*r, b, fault);
       break;
-    case State::leaving:
+    case State::demoting:
       fill_hole(map_.frame_table()[block.aux], fault);
       // The trap stands there already, the books do not say so yet: settle() grants it.
       core::add(counters_.faults);
       block.flags |= wanted;
       break;
-    case State::entering:
+    case State::promoting:
       // Where the CPU sees what the device sees: woken when the block has been made: it goes on then, and parks at the
       // device's door. Sooner it would come back at once, again and again, and one of its tries would fall between the
       // mapping of the block and its shutting.

@@ -13,7 +13,7 @@ namespace vmem::pager {
 // Locked. From here install() owns the block; the policy must not name it.
 void Installer::start_installing(Transition* m, State from, TransitionList& install) {
   Region& r = *m->region;
-  r.table.change(m->block, from, State::installing);
+  r.table.change(m->block, from, State::mapping);
   map_.frame_table()[r.table[m->block].aux].holed = false;
   failed_.goes_in_place(r, m->block);
   const FrameId id = r.table[m->block].aux;
@@ -22,8 +22,8 @@ void Installer::start_installing(Transition* m, State from, TransitionList& inst
   install.push_back(m);
 }
 
-// The block is held: it goes in place, or waits for memory. The transition finishes in install(). False: not even that
-// can be remembered, as starve_fault() has it.
+// The block is staged: it goes in place, or waits for memory. The transition finishes in install(). False: not even
+// that can be remembered, as starve_fault() has it.
 bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
   if (r.lost) return true;  // there is no place any more
   if (start_install(r, b, after)) return true;
@@ -42,11 +42,11 @@ bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, cons
   m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
   m->mark = waited != nullptr ? waited->mark : clock_.look(m->begun_ns);
   m->image = map_.frame_table()[block.aux].bytes;
-  m->staged = staged;
+  m->in_staging = staged;
   m->io.size = 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
                (block.flags & core::kDigest) != 0 && (block.flags & core::kDirty) == 0;
-  start_installing(m, State::held, after.install);
+  start_installing(m, State::staged, after.install);
   return true;
 }
 
@@ -61,7 +61,7 @@ void Installer::give_frame(Region& r, std::byte* image) {
   }
 }
 
-// Unlocked; owns the transitions (installing) of the first, and of others that the same call can put in place.
+// Unlocked; owns the transitions (mapping) of the first, and of others that the same call can put in place.
 void Installer::install(TransitionList& transitions, DeferredWork& after) {
   const Batch run = take_run(transitions);
   const auto fill = [&](const Transition& first, size_t blocks) {
@@ -79,13 +79,13 @@ void Installer::install(TransitionList& transitions, DeferredWork& after) {
   for (Transition* m : run) installed(m, alone ? fill(*m, 1) : all, after);
 }
 
-// Locked; state installing. The trap would not have it: the block is held again.
+// Locked; state mapping. The trap would not have it: the block is staged again.
 void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
-  if (m->staged && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
+  if (m->in_staging && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
     // The trap's own copy of it was refused memory: as for any frame, others leave for it.
-    r.table.change(m->block, State::installing, State::held);
+    r.table.change(m->block, State::mapping, State::staged);
     budget_.credit(r.block_size);
     map_.admit(r, m->block, 0);
     pressure_.hold_back_after_refusal(s);
@@ -96,8 +96,8 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
     return;
   }
   // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
-  r.table.change(m->block, State::installing, State::held);
-  if (m->staged) budget_.credit(r.block_size);
+  r.table.change(m->block, State::mapping, State::staged);
+  if (m->in_staging) budget_.credit(r.block_size);
   map_.admit(r, m->block, 0);
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
   m->status = s;
@@ -171,7 +171,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   if (r.transfer == Transfer::move) {
     frames_.put_slot(m->image, r.block_size);
     frame.bytes = nullptr;
-  } else if (m->staged) {  // from now on it is a block like any other in host memory
+  } else if (m->in_staging) {  // from now on it is a block like any other in host memory
     staging_.of(r).frames.put(m->image);
     frame.bytes = nullptr;
     map_.withdraw(block.aux);
@@ -181,7 +181,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
     frames_.put_bounce(m->image, r.block_size);
     frame.bytes = nullptr;
   }
-  r.table.change(m->block, State::installing, State::resident);
+  r.table.change(m->block, State::mapping, State::resident);
   block.flags &= static_cast<uint16_t>(~core::kProtected);
   frame.proven = m->protect;
   if (m->protect) {
@@ -221,17 +221,17 @@ bool Installer::torn_by_fill(const Transition* m, const Status& why) {
   return torn;
 }
 
-// Locked; state installing, after torn_by_fill().
+// Locked; state mapping, after torn_by_fill().
 void Installer::lose_filled(Transition* m, const Status& why) {
   Region& r = *m->region;
   map_.free_entry(m->block, r);
-  if (m->staged) {
+  if (m->in_staging) {
     staging_.of(r).frames.put(m->image);
     budget_.credit(r.block_size);
   } else {
     give_frame(r, m->image);
   }
-  failed_.mark_lost(r, m->block, State::installing, why);
+  failed_.mark_lost(r, m->block, State::mapping, why);
   m->status = r.reason(m->block);
   map_.free_transition(m);
 }

@@ -1,6 +1,6 @@
 // Puts blocks in place: from a frame that has their bytes to where threads access them.
 //
-//   state installing: the Installer owns the block, and its transition is in a TransitionList until install() takes it
+//   state mapping: the Installer owns the block, and its transition is in a TransitionList until install() takes it
 //   a fill that failed has left the block in its frame, or nowhere: then it is lost, and is said to be
 //
 // Called under the pager's lock, but for install().
@@ -18,7 +18,7 @@ class Installer : private Shared {
   Installer(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Room& room)
       : Shared(shared), pressure_(pressure), failed_(failed), waits_(waits), room_(room) {}
 
-  // The block is held: it goes in place, or waits for memory. False: not even that can be remembered.
+  // The block is staged: it goes in place, or waits for memory. False: not even that can be remembered.
   bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
   // .. False, and nothing changed, when there is no memory. waited: the wait that this ends; null: it begins now.
   bool start_install(Region& r, core::BlockIndex b, DeferredWork& after, const Starved* waited = nullptr) VMEM_LOCKED;

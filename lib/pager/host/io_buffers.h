@@ -12,7 +12,7 @@ namespace vmem::pager {
 // never be served.
 uint64_t least_bounce(const Region& r);
 // Small blocks are read many at a time: as much as is read ahead at once, and as much again for what faults ask for and
-// what is held.
+// what is staged.
 uint64_t bounce_limit(const Region& r, const Config& config, const HostBudget& budget);
 // Bytes of read-ahead, prefetch and neighbours that are read at a time where the next are of this region: they have
 // half of the buffers at most.

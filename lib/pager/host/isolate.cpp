@@ -16,12 +16,12 @@
 
 namespace vmem::pager {
 
-// Claims a resident or held block for the way out, or one that is lent, which is kept. nullptr: no address space for
+// Claims a resident or staged block for the way out, or one that is lent, which is kept. nullptr: no address space for
 // its image.
 Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
-  const bool held = block.state == State::held || frame.lent;
+  const bool held = block.state == State::staged || frame.lent;
   // What stays in place a device may store to that has pinned it before, whatever protects it. So what is to go is
   // taken away first, where the trap sees pins then.
   const bool takes = !keep && trap_.caps().pins == trap::Pins::taken_away && !core::broken("pins");
@@ -36,17 +36,17 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
     if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
     return nullptr;
   }
-  r.table.change(b, block.state, frame.lent ? State::writing : State::taking);
+  r.table.change(b, block.state, frame.lent ? State::writing_back : State::isolating);
   Transition* m = map_.new_transition(r, b);
   m->image = image;
   m->way = core::Way::host_to_ssd;
   m->keep = keep;
   m->probe = probe;
-  m->from_held = held;
+  m->from_staged = held;
   m->in_place = in_place;
-  m->staged = in_staging(frame.pool);
+  m->in_staging = in_staging(frame.pool);
   m->clean = !r.writable() || (!held && stood_protected(trap_.caps().pins, block, frame)) ||
-             (m->staged && proven_clean(block));
+             (m->in_staging && proven_clean(block));
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   frame.in_place = in_place;
@@ -150,7 +150,7 @@ void Isolator::take_one(Transition* m, Look* look) {
   const Block& block = r.table[m->block];
   std::byte* const at = r.address(m->block);
   core::step("evict.taking");
-  if (!m->from_held) {
+  if (!m->from_staged) {
     // What is in place is write-protected by now, or could not be; what goes to a slot is there, or could not.
     if (!m->in_place && r.transfer != Transfer::copy) m->status = trap_.take(at, r.block_size, m->image, r.transfer);
     if (!m->status.ok()) {
@@ -179,7 +179,7 @@ void Isolator::take_one(Transition* m, Look* look) {
 void Isolator::take_to_slots(std::span<Transition* const> batch) {
   core::InplaceVector<std::byte*, Batch::capacity()> slots;
   const auto goes = [](const Transition& m) {
-    return !m.in_place && !m.from_held && m.region->transfer == Transfer::copy;
+    return !m.in_place && !m.from_staged && m.region->transfer == Transfer::copy;
   };
   bool any_pinned = false;
   for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {

@@ -20,8 +20,8 @@ class Isolator : private Shared {
  public:
   explicit Isolator(const Shared& shared) : Shared(shared) {}
 
-  // Claims a resident or held block, which is in state taking from here on. keep: it stays in memory; probe: it is only
-  // isolated, and its frame is kept. nullptr: no memory, or no address space for its image.
+  // Claims a resident or staged block, which is in state isolating from here on. keep: it stays in memory; probe: it is
+  // only isolated, and its frame is kept. nullptr: no memory, or no address space for its image.
   Transition* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe) VMEM_LOCKED;
   // It might turn out that the block need not be written.
   bool may_be_clean(const Region& r, core::BlockIndex b) const VMEM_LOCKED;

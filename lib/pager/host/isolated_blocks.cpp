@@ -13,7 +13,7 @@ void IsolatedBlocks::keep_frame(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   const FrameId id = r.table[b].aux;
-  r.table.change(b, State::taking, State::held);
+  r.table.change(b, State::isolating, State::staged);
   map_.frame_table()[id].bytes = m->image;
   map_.policy(id).unhold(id);
   if ((r.table[b].flags & core::kWanted) != 0) {
@@ -54,7 +54,7 @@ void IsolatedBlocks::let_go(Transition* m, State from, DeferredWork& after) {
   } else if (m->emptied) {
     frames_.put_slot(m->image, r.block_size);
     budget_.credit(r.block_size);
-  } else if (m->from_held || in_slot(*m)) {
+  } else if (m->from_staged || in_slot(*m)) {
     installer_.give_frame(r, m->image);
   } else {
     frames_.put(m->image, r.block_size);
@@ -62,7 +62,7 @@ void IsolatedBlocks::let_go(Transition* m, State from, DeferredWork& after) {
   writes_.settled(m->leaving);
   map_.free_entry(m->block, r);
   if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
-  r.table.change(m->block, from, block.extent ? State::stored : State::untouched);
+  r.table.change(m->block, from, block.extent ? State::stored : State::unpopulated);
   tables_.charge(r);
   const BlockIndex b = m->block;
   map_.free_transition(m);
@@ -113,20 +113,20 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   const bool same_in_store = m->status.ok() && !m->probe && (m->clean || m->io.size != 0);
   if (same_in_store) map_.note_clean(r, m->block);
 
-  if (m->in_place || (!m->status.ok() && !m->from_held && !m->out)) {
+  if (m->in_place || (!m->status.ok() && !m->from_staged && !m->out)) {
     stay_in_place(m, from);
     return;
   }
   frame.bytes = m->image;
   if (frame.lent) {
-    r.table.change(m->block, from, State::held);
-    r.table.change(m->block, State::held, State::taking);
+    r.table.change(m->block, from, State::staged);
+    r.table.change(m->block, State::staged, State::isolating);
     map_.free_transition(m);
     return;
   }
   const bool wanted = (block.flags & core::kWanted) != 0;
-  if (m->from_held && (!wanted || m->staged)) {
-    r.table.change(m->block, from, State::held);
+  if (m->from_staged && (!wanted || m->in_staging)) {
+    r.table.change(m->block, from, State::staged);
     map_.admit(r, m->block, map_.nonresident_age().shadow());
     const BlockIndex b = m->block;
     map_.free_transition(m);
@@ -140,7 +140,7 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   installer_.start_installing(m, from, after.install);
 }
 
-// Locked; state taking, torn.
+// Locked; state isolating, torn.
 void IsolatedBlocks::lose_taken(Transition* m) {
   Region& r = *m->region;
   const FrameId id = r.table[m->block].aux;
@@ -150,7 +150,7 @@ void IsolatedBlocks::lose_taken(Transition* m) {
   frames_.put_slot(m->image, r.block_size);
   budget_.credit(r.block_size);
   map_.free_entry(m->block, r);
-  failed_.mark_lost(r, m->block, State::taking, m->status);
+  failed_.mark_lost(r, m->block, State::isolating, m->status);
   m->status = r.reason(m->block);
   if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
   map_.free_transition(m);
@@ -159,7 +159,7 @@ void IsolatedBlocks::lose_taken(Transition* m) {
 Transition* IsolatedBlocks::hold_for_drop(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   map_.withdraw(block.aux);
-  r.table.change(b, block.state, State::taking);
+  r.table.change(b, block.state, State::isolating);
   return map_.new_transition(r, b);
 }
 
@@ -167,15 +167,15 @@ void IsolatedBlocks::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
   Transition* m = hold_for_drop(r, b);
   const Frame& frame = map_.frame_table()[r.table[b].aux];
   m->image = frame.bytes;
-  m->from_held = true;
-  m->staged = in_staging(frame.pool);
+  m->from_staged = true;
+  m->in_staging = in_staging(frame.pool);
   leaves(m);
-  let_go(m, State::taking, after);
+  let_go(m, State::isolating, after);
 }
 
 Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWork& after) {
   if (!map_.reserve_transition()) return error(ENOMEM, "no memory for bookkeeping");
-  if (r.table[b].state == State::held) {
+  if (r.table[b].state == State::staged) {
     failed_.forget_store_copy(r, b);
     drop_held(r, b, after);
     return {};
@@ -197,7 +197,7 @@ Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, Deferr
     return dropped;
   }
   failed_.forget_store_copy(r, b);
-  let_go(m, State::taking, after);
+  let_go(m, State::isolating, after);
   return {};
 }
 

@@ -19,17 +19,17 @@ class IsolatedBlocks : private Shared {
   // The memory of the transition's block will come free.
   void leaves(Transition* m) VMEM_LOCKED { writes_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
 
-  // State taking, or writing. let_go(): from that state, to the store or nowhere. put_back(): it stays in memory,
-  // wanted, synced, pinned by somebody, or its write failed. keep_frame(): it was only to be isolated. lose_taken(): a
-  // part of its pages is gone.
+  // State isolating, or writing back. let_go(): from that state, to the store or nowhere. put_back(): it stays in
+  // memory, wanted, synced, pinned by somebody, or its write failed. keep_frame(): it was only to be isolated.
+  // lose_taken(): a part of its pages is gone.
   void let_go(Transition* m, State from, DeferredWork& after) VMEM_LOCKED;
   void put_back(Transition* m, DeferredWork& after) VMEM_LOCKED;
   void keep_frame(Transition* m, DeferredWork& after) VMEM_LOCKED;
   void lose_taken(Transition* m) VMEM_LOCKED;
 
-  // A block that is resident or held loses its contents, which nobody wants any more. Locked on entry and on return.
+  // A block that is resident or staged loses its contents, which nobody wants any more. Locked on entry and on return.
   Status drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWork& after) VMEM_LOCKED;
-  // A held block that the store has too; after reserve_transition().
+  // A staged block that the store has too; after reserve_transition().
   void drop_held(Region& r, BlockIndex b, DeferredWork& after) VMEM_LOCKED;
 
  private:

@@ -114,7 +114,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
     if (!map_.progress().over(s.mark, clock_.limit_ns()) && !waits_for_itself(lock, now)) return false;
     Region& r = *s.region;
     Block& block = r.table[s.block];
-    if (block.state == State::held) {
+    if (block.state == State::staged) {
       // Its bytes are here and nowhere else: they stay, and so does the toucher.
       VMEM_LOG_OFTEN(core::Level::error,
                      "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
@@ -123,7 +123,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
       queue_.wait_again(now, clock_.look(now));
       return false;
     }
-    const auto brought = [&] { return block.state != State::untouched && block.state != State::stored; };
+    const auto brought = [&] { return block.state != State::unpopulated && block.state != State::stored; };
     if (brought()) {
       queue_.pop();
       continue;

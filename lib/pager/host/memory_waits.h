@@ -2,7 +2,7 @@
 // is given up. Memory that comes free is given to the first of them (Room), not here.
 //
 //   whoever waits has called the reclaim threads; a fault that waited for the whole time-out, while nothing went on and
-//   nothing can, gets SIGBUS, and the block's contents are intact; one whose block is held waits on
+//   nothing can, gets SIGBUS, and the block's contents are intact; one whose block is staged waits on
 //
 // The pager's lock protects it.
 #pragma once

@@ -43,10 +43,10 @@ PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& fai
       speculation_(speculation),
       room_(room) {}
 
-// As start_fill(), into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
+// As start_fill(), into a staging frame, where the block stays staged: unpopulated blocks of files, and stored ones.
 bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after) {
   Block& block = r.table[b];
-  if ((block.state == State::untouched && !tables_.may_grow(r, b)) || !map_.reserve_block()) return false;
+  if ((block.state == State::unpopulated && !tables_.may_grow(r, b)) || !map_.reserve_block()) return false;
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
@@ -59,23 +59,23 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   const State from = block.state;
   const FrameId id = map_.new_entry(r, b, bytes, staging_pool(r));
   map_.frame_table()[id].shadow = shadow;
-  r.table.change(b, from, State::filling);
+  r.table.change(b, from, State::reading);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
   m->image = bytes;
   m->coded = scratch;
-  m->staged = true;
-  m->was_untouched = from == State::untouched;
+  m->in_staging = true;
+  m->was_unpopulated = from == State::unpopulated;
   m->way = core::Way::ssd_to_host;
   reader_.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
   return true;
 }
 
-// Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is no memory.
+// Takes memory and begins to read block b (unpopulated or stored). False, and nothing changed, when there is no memory.
 bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after, const Starved* waited) {
   Block& block = r.table[b];
-  if (block.state == State::untouched && !tables_.may_grow(r, b)) return false;
+  if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return false;
   if (!map_.reserve_block()) {
     pressure_.wake_reclaim();
     return false;
@@ -109,7 +109,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   const State from = block.state;
   const FrameId id = map_.new_entry(r, b, image);
   map_.frame_table()[id].shadow = shadow;
-  r.table.change(b, from, State::filling);
+  r.table.change(b, from, State::reading);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
   m->image = image;
@@ -117,10 +117,10 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
   m->mark = waited != nullptr ? waited->mark : clock_.look(m->begun_ns);
   m->way = core::Way::ssd_to_host;
-  m->was_untouched = from == State::untouched;
+  m->was_unpopulated = from == State::unpopulated;
   m->fresh = fresh && r.transfer == Transfer::install;
   m->io.unpopulated = fresh && !m->fresh && !coded;
-  if (from == State::untouched && !r.from_file()) {
+  if (from == State::unpopulated && !r.from_file()) {
     core::add(counters_.zero_fills);
     block.digest = store::zero_digest(size);
     block.flags |= core::kDigest;
@@ -138,7 +138,7 @@ void PageIn::io_ended(Transition* m) {
   run(after);
 }
 
-// Unlocked; state filling, and the block cannot be had. An access that the file's own pages will serve is no error.
+// Unlocked; state reading, and the block cannot be had. An access that the file's own pages will serve is no error.
 void PageIn::say_failed(const Transition& m) {
   const int length = static_cast<int>(m.status.text().size());
   const char* const text = m.status.text().data();
@@ -153,7 +153,7 @@ void PageIn::say_failed(const Transition& m) {
   core::settle_log();
 }
 
-// Unlocked; state filling, and the file is too short for the block. Its pages are mapped there, so that a touch
+// Unlocked; state reading, and the file is too short for the block. Its pages are mapped there, so that a touch
 // meets what it would meet in a mapping: bytes inside the file, zeros to the end of its last page, SIGBUS beyond, and
 // all of it again when the file has grown. Where the trap cannot have that, the block is zeros from the file's end on,
 // if it has any bytes: the status is cleared. True: mapped.
@@ -166,7 +166,7 @@ bool PageIn::show_file(Transition* m) {
   if (s.ok()) {
     s = map_file(trap_, r, m->block);
     if (s.ok()) return true;
-    // Nothing can be put there before that is taken back: the block stays failed, and an acquire tries anew.
+    // Nothing can be put there before that is taken back: the block stays poisoned, and an acquire tries anew.
     if (inside < r.block_size && !trap_.unfail(at + inside, r.block_size - inside).ok()) return false;
   }
   if (m->io.transferred == 0) return false;
@@ -182,7 +182,7 @@ void PageIn::abandon_fill(Transition* m, DeferredWork& after) {
   installer_.give_frame(r, m->image);
   map_.free_entry(m->block, r);
   block.flags &= core::kForgetReadAhead;
-  r.table.change(m->block, State::filling, block.extent ? State::stored : State::untouched);
+  r.table.change(m->block, State::reading, block.extent ? State::stored : State::unpopulated);
   map_.free_transition(m);
   room_.came_free(after);
 }
@@ -202,7 +202,7 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   Block& block = r.table[m->block];
   installer_.give_frame(r, m->image);
   map_.free_entry(m->block, r);
-  r.table.change(m->block, State::filling, State::failed);
+  r.table.change(m->block, State::reading, State::poisoned);
   block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
   if (shows_file) block.flags |= core::kShowsFile;
   if (m->io.result != 0) {
@@ -216,7 +216,7 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   room_.came_free(after);
 }
 
-// Locked; the frame has the block's bytes. It goes in place, or is held.
+// Locked; the frame has the block's bytes. It goes in place, or is staged.
 void PageIn::settle_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -224,8 +224,8 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   map_.progress().made();
   failed_.clear_unread(r, m->block);
   const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
-  if (m->staged) {
-    r.table.change(m->block, State::filling, State::held);
+  if (m->in_staging) {
+    r.table.change(m->block, State::reading, State::staged);
     map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
     const BlockIndex b = m->block;
     map_.free_transition(m);
@@ -236,7 +236,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   const bool stay_held = !wanted && (block.flags & core::kMarker) != 0 &&
                          (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
   if (stay_held) {
-    r.table.change(m->block, State::filling, State::held);
+    r.table.change(m->block, State::reading, State::staged);
     map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
     map_.free_transition(m);
     room_.came_free(after);
@@ -248,7 +248,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
                (block.flags & core::kDigest) != 0 && !stored_soon;
   // The others were read by the same transfer. One that is to be stored to is not protected as they are.
   const bool waits = together != nullptr && (m->protect || !r.writable());
-  installer_.start_installing(m, State::filling, waits ? together->ready : after.install);
+  installer_.start_installing(m, State::reading, waits ? together->ready : after.install);
 }
 
 // Locked. The file has a hole where the block is, and behind it.
@@ -258,7 +258,7 @@ void PageIn::note_hole(const Transition& m) {
   r.hole_end = std::min<uint64_t>((m.hole_end - r.file_offset) / r.block_size, r.blocks);
 }
 
-// Locked on entry and on return, and not meanwhile; still filling.
+// Locked on entry and on return, and not meanwhile; still reading.
 void PageIn::clear_hole(Lock& lock, Transition* m) {
   Region& r = *m->region;
   lock.unlock();
@@ -269,7 +269,7 @@ void PageIn::clear_hole(Lock& lock, Transition* m) {
   r.table[m->block].flags |= core::kDigest;
 }
 
-// Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it held.
+// Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it staged.
 void PageIn::finish_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -286,7 +286,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   bool fatal_for_touch = !m->status.ok() && !m->refused && !nobody_asked;
   bool shows_file = false;
   if (fatal_for_touch) {
-    lock.unlock();  // still filling, so nobody else acts on the block
+    lock.unlock();  // still reading, so nobody else acts on the block
     say_failed(*m);
     if (m->cut) shows_file = show_file(m);
     fatal_for_touch = !m->status.ok();
@@ -374,10 +374,10 @@ void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
   Block& block = r.table[b];
   if ((block.flags & core::kWanted) == 0) return;
   switch (block.state) {
-    case State::held:
+    case State::staged:
       installer_.begin_install(r, b, after);
       break;
-    case State::untouched:
+    case State::unpopulated:
     case State::stored:
       if (r.dying) break;
       if (!start_fill(r, b, Urgency::fault, after)) waits_.starve_fault(r, b);
@@ -406,7 +406,7 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   frames_.put_fresh(m->image, r.block_size);
   map_.free_entry(b, r);
   block.flags &= core::kForgetReadAhead;
-  r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
+  r.table.change(b, State::reading, block.extent ? State::stored : State::unpopulated);
   pressure_.hold_back_after_refusal(s);
   if ((block.flags & core::kWanted) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
   m->status = {};  // who waits for the block looks again

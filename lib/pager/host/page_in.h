@@ -1,7 +1,7 @@
 // The way in: memory for a block, its bytes read and verified, and on to the Installer; for a fault, an acquire, or
 // with less urgency for read-ahead and prefetch. And the sole place where deferred work is done.
 //
-//   state filling: the block's transition is in DeferredWork, or at the engine, or on the thread that verifies it
+//   state reading: the block's transition is in DeferredWork, or at the engine, or on the thread that verifies it
 //   blocks of one Together are put in place when the last of them has been read
 //
 // Called under the pager's lock, but for what says otherwise.
@@ -23,11 +23,11 @@ class PageIn final : private Shared, private IoEnd {
   PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Installer& installer,
          StoreReader& reader, Speculation& speculation, Room& room);
 
-  // Takes memory and begins to read block b (untouched or stored). False, and nothing changed, when there is none.
+  // Takes memory and begins to read block b (unpopulated or stored). False, and nothing changed, when there is none.
   // waited: the wait that this ends, which began with the fault; null: it begins now.
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after,
                   const Starved* waited = nullptr) VMEM_LOCKED;
-  // .. into a staging frame, where the block stays held: untouched blocks of files, and stored ones.
+  // .. into a staging frame, where the block stays staged: unpopulated blocks of files, and stored ones.
   bool start_staging(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after) VMEM_LOCKED;
   // The block has come to rest: whoever asked for it meanwhile, as its flags say, has it brought.
   void settle(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;

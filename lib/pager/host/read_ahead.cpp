@@ -77,7 +77,7 @@ void ReadAhead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
     Block& block = r.table[n];
     // Zeros are made faster than they are moved, and what is waited for has its turn.
     const bool stored = block.state == State::stored;
-    const bool in_file = block.state == State::untouched && r.from_file() && !r.in_hole(n) && tables_.may_grow(r, n);
+    const bool in_file = block.state == State::unpopulated && r.from_file() && !r.in_hole(n) && tables_.may_grow(r, n);
     DeferredWork fill;
     if ((!stored && !in_file) || (block.flags & core::kWanted) != 0 || StarvedQueue::marked(block) ||
         !speculation_.may_start(r.block_size, cap) || !page_in_.start_fill(r, n, Urgency::readahead, fill)) {
@@ -105,7 +105,7 @@ void ReadAhead::pass(Region& r, const policy::Run& run, bool used) {
   for (uint64_t i = 0; i < run.count; ++i) {
     const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
     Block& block = r.table[b];
-    if (block.state != State::resident && (used || block.state != State::held)) continue;
+    if (block.state != State::resident && (used || block.state != State::staged)) continue;
     Frame& frame = map_.frame_table()[block.aux];
     if (!used && !frame.ahead) continue;
     if ((block.flags & core::kReadAhead) != 0 && frame.admitted) map_.policy(block.aux).touched(block.aux);
@@ -175,9 +175,9 @@ void ReadAhead::pump_speculative(DeferredWork& after) {
     if (!speculation_.may_start(room, cap)) return;
     more = true;
     Block& block = r.table[s.next];
-    if ((block.state == State::untouched || block.state == State::stored) && !StarvedQueue::marked(block) &&
+    if ((block.state == State::unpopulated || block.state == State::stored) && !StarvedQueue::marked(block) &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
-        !(block.state == State::untouched &&
+        !(block.state == State::unpopulated &&
           (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !tables_.may_grow(r, s.next)))) {
       if (r.gpu && s.urgency == Urgency::prefetch) {  // on its way to a device, most likely
         if (!page_in_.start_staging(r, s.next, Urgency::prefetch, after)) return;

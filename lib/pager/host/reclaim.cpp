@@ -66,7 +66,7 @@ void Reclaim::loop() {
     if (wrote) continue;
     pressure_.lift_cap(now);
     Short what;
-    // Who starves while nothing moves needs what a held block has: a buffer.
+    // Who starves while nothing moves needs what a staged block has: a buffer.
     what.stuck = !waits_.queue().empty() && !map_.transitions().in_flight();
     // Or there is no memory to know one more block by.
     const bool too_many = !waits_.queue().empty() && map_.frame_table().free() == 0;
@@ -134,7 +134,7 @@ bool Reclaim::admit_aside(uint64_t now_ns) {
     if (frame.region == nullptr || !frame.unwritten || frame.admitted || frame.is_copy) continue;
     Region& r = *frame.region;
     const State state = r.table[frame.block].state;
-    if (state != State::resident && state != State::held) continue;
+    if (state != State::resident && state != State::staged) continue;
     if (file_refuses(r, now_ns)) {
       aside_ns_ = std::min(aside_ns_, r.refused_until_ns);
       continue;
@@ -217,7 +217,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
 // Locked; the block's transition in host memory is over. Where prefetch to the SSD met it, it is asked again.
 void Reclaim::leaves(Region& r, BlockIndex b) {
   const State state = r.table[b].state;
-  if (r.dying || (state != State::resident && state != State::held) || requests_.full()) return;
+  if (r.dying || (state != State::resident && state != State::staged) || requests_.full()) return;
   if (requests_.add({&r, b, b}, false)) pressure_.wake_reclaim();
 }
 
@@ -226,8 +226,8 @@ void Reclaim::serve_request(Lock& lock) {
   const auto [span, behind] = requests_.first();
   Region& r = *span.region;
   Batch batch;
-  BlockIndex b = r.table.next_touched(span.first);
-  for (; b <= span.last && b < r.blocks && batch.size() < 32; b = r.table.next_touched(b + 1)) {
+  BlockIndex b = r.table.next_populated(span.first);
+  for (; b <= span.last && b < r.blocks && batch.size() < 32; b = r.table.next_populated(b + 1)) {
     const State state = r.table[b].state;
     if (!core::in_memory(state) || leased(r, b)) continue;
     Frame& frame = map_.frame_table()[r.table[b].aux];

@@ -9,7 +9,7 @@ namespace vmem::pager {
 
 namespace {
 
-// Unlocked; state filling, and the file's own pages are mapped there. The trap takes their place, and for a moment
+// Unlocked; state reading, and the file's own pages are mapped there. The trap takes their place, and for a moment
 // there is neither: meanwhile touches park at the gate, which regions with a device tier have. On error touches meet
 // the file as before (*shown), or SIGBUS.
 Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b, bool* shown) {
@@ -35,7 +35,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   Block& block = r.table[b];
   const uint32_t shadow = block.aux;
   const FrameId id = map_.new_entry(r, b, nullptr);
-  r.table.change(b, State::failed, State::filling);
+  r.table.change(b, State::poisoned, State::reading);
   Transition* m = map_.new_transition(r, b);
   const bool hides = r.gpu && !gpus_.own_page_tables();
   bool shown = (block.flags & core::kUnanswered) == 0;
@@ -48,7 +48,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   DeferredWork after;
   if (s.ok() && hides) {
     block.flags &= static_cast<uint16_t>(~(core::kShowsFile | core::kLost | core::kTold | core::kUnanswered));
-    r.table.change(b, State::filling, block.extent ? State::stored : State::untouched);
+    r.table.change(b, State::reading, block.extent ? State::stored : State::unpopulated);
     tables_.charge(r);
     r.reasons.erase(b);
     map_.free_transition(m);
@@ -57,7 +57,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
     if (!s.ok()) VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kUnanswered));
     if (!shown) block.flags |= core::kUnanswered;
-    r.table.change(b, State::filling, State::failed);
+    r.table.change(b, State::reading, State::poisoned);
     trap_.wake(r.address(b), r.block_size).ignore();
     map_.free_transition(m);
   }

@@ -1,6 +1,6 @@
 // Blocks that show their file, which became shorter: how the file's pages go from a region again.
 //
-//   until they have, or cannot go, the block is in state filling; nobody reads what takes their place before it is
+//   until they have, or cannot go, the block is in state reading; nobody reads what takes their place before it is
 //   there
 //
 #pragma once

@@ -124,7 +124,7 @@ void StoreReader::prepare_read(Transition* m, Urgency urgency, IoEnd& end, bool 
 // Unlocked; the owner of a fill. True: what it is to read is a hole of the file, so there is nothing to read.
 bool StoreReader::find_hole(Transition* m) {
   const Region& r = *m->region;
-  if (!r.sparse || !m->was_untouched) return false;
+  if (!r.sparse || !m->was_unpopulated) return false;
   if (!store::find_hole(r.file.file.fd, m->io.offset, r.file_bytes(m->block), &m->hole_end)) return false;
   m->hole = true;
   m->io.size = 0;

@@ -118,7 +118,7 @@ void StoreWriter::prepare_writes(std::span<Transition* const> transitions) {
   allocate_cluster(cluster.all());
 }
 
-// Locked; state writing.
+// Locked; state writing back.
 void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
   Region& r = *m->region;
   m->then = &end;

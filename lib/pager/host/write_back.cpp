@@ -22,7 +22,7 @@ void WriteBack::evict_batch(Lock& lock, std::span<Transition*> batch) {
   lock.lock();
 }
 
-// Unlocked; every transition is in state taking. No more than a Batch holds.
+// Unlocked; every transition is in state isolating. No more than a Batch holds.
 void WriteBack::evict_batch(std::span<Transition*> batch) {
   Batch writes;
   isolator_.isolate(batch, &writes);
@@ -44,7 +44,7 @@ void WriteBack::evict_batch(std::span<Transition*> batch) {
   page_in_.run(after);
 }
 
-// Locked; state taking, or writing (lent), and it is known what becomes of the block.
+// Locked; state isolating, or writing back (lent), and it is known what becomes of the block.
 void WriteBack::settle_taken(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   if (!m->keep)  // a block that stays in its place is not looked at
@@ -75,7 +75,7 @@ void WriteBack::settle_taken(Transition* m, DeferredWork& after) {
     map_.frame_table()[r.table[m->block].aux].unwritten = true;
     isolated_.put_back(m, after);
   } else {
-    if (r.table[m->block].state == State::taking) r.table.change(m->block, State::taking, State::writing);
+    if (r.table[m->block].state == State::isolating) r.table.change(m->block, State::isolating, State::writing_back);
     writer_.to_store(m, *this, after);
   }
 }
@@ -112,7 +112,7 @@ void WriteBack::finish_clean(Transition* m, DeferredWork& after) {
     return;
   }
   core::add(counters_.clean_drops);
-  isolated_.let_go(m, State::taking, after);
+  isolated_.let_go(m, State::isolating, after);
 }
 
 void WriteBack::io_ended(Transition* m) {
@@ -122,8 +122,8 @@ void WriteBack::io_ended(Transition* m) {
   page_in_.run(after);
 }
 
-// Unlocked; state writing. The program has taken the right to read a page of what was written from its place: a copy is
-// written, now or when its turn has come. False: there is no memory for one, or it cannot be had.
+// Unlocked; state writing back. The program has taken the right to read a page of what was written from its place: a
+// copy is written, now or when its turn has come. False: there is no memory for one, or it cannot be had.
 bool WriteBack::write_aside(Transition* m) {
   const Region& r = *m->region;
   std::byte* copy = nullptr;
@@ -177,7 +177,7 @@ void WriteBack::pass_spare(DeferredWork& after) {
   }
 }
 
-// Unlocked; state writing.
+// Unlocked; state writing back.
 void WriteBack::finish_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   core::step("evict.written");
@@ -201,14 +201,14 @@ void WriteBack::retry_pinned(Lock& lock) {
   lock.lock();
 }
 
-// Unlocked; state writing.
+// Unlocked; state writing back.
 void WriteBack::end_write(Transition* m, DeferredWork& after) {
   const bool spare = m->spare;
   settle_write(m, after);
   if (spare) pass_spare(after);
 }
 
-// Unlocked; state writing.
+// Unlocked; state writing back.
 void WriteBack::settle_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const bool cut = m->cut;
@@ -253,13 +253,14 @@ void WriteBack::settle_write(Transition* m, DeferredWork& after) {
   if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {
     isolated_.put_back(m, after);
   } else {
-    isolated_.let_go(m, State::writing, after);  // wanted again meanwhile: let_go() reads it back
+    isolated_.let_go(m, State::writing_back, after);  // wanted again meanwhile: let_go() reads it back
   }
   room_.came_free(after);
   failed_.revive_dropped();
 }
 
-// Unlocked; state writing, and its pages are in place or in a slot. False: somebody wants the block, so that it stays.
+// Unlocked; state writing back, and its pages are in place or in a slot. False: somebody wants the block, so that it
+// stays.
 bool WriteBack::drop_written(Transition* m) {
   Region& r = *m->region;
   {
@@ -285,7 +286,7 @@ bool WriteBack::drop_written(Transition* m) {
   return false;
 }
 
-// Unlocked; state writing. The file ends before the block does, so the rest of it was not written. As in a mapping
+// Unlocked; state writing back. The file ends before the block does, so the rest of it was not written. As in a mapping
 // those bytes are gone: the block leaves memory, else they would reach the file with the next store to the block when
 // the file has grown again. It stays, and counts as changed, for a lease, a loan, a page that the program has dropped
 // and may have stored to, or a device that has pinned a page, and may have stored inside the file.

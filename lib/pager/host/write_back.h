@@ -1,8 +1,8 @@
 // The way out of host memory: a block is isolated, compared with what the store has, and written if it differs. Only
 // then IsolatedBlocks lets it go; or puts it back, where it is to stay, is wanted again, or could not be written.
 //
-//   state taking, writing: WriteBack owns the block, from evict_batch() until IsolatedBlocks has it; its memory goes
-//   only when the store has the bytes, or nobody wants them any more
+//   state isolating, writing back: WriteBack owns the block, from evict_batch() until IsolatedBlocks has it; its memory
+//   goes only when the store has the bytes, or nobody wants them any more
 //
 // Called under the pager's lock, but for what says otherwise.
 #pragma once
@@ -31,7 +31,7 @@ class WriteBack final : private Shared, private IoEnd {
         writer_(writer),
         room_(room) {}
 
-  // Takes each transition, in state taking, to its end, or to a write whose end comes later. No more than a Batch
+  // Takes each transition, in state isolating, to its end, or to a write whose end comes later. No more than a Batch
   // holds. Unlocked, or with a lock that is dropped meanwhile.
   void evict_batch(std::span<Transition*> batch) VMEM_UNLOCKED;
   void evict_batch(Lock& lock, std::span<Transition*> batch) VMEM_LOCKED;

@@ -210,7 +210,8 @@ Status PendingReleases::check_stale(std::span<const SpanOf> spans, bool* wait) {
   for (const SpanOf& s : spans) {
     const Region& r = *s.region;
     if (r.stale == 0) continue;
-    for (BlockIndex b = r.table.next_touched(s.first); b <= s.last && b < r.blocks; b = r.table.next_touched(b + 1)) {
+    for (BlockIndex b = r.table.next_populated(s.first); b <= s.last && b < r.blocks;
+         b = r.table.next_populated(b + 1)) {
       if (!core::on_a_device(r.table[b].state) || !map_.frame_table()[r.table[b].aux].stale)
         continue;  // a sync has it, too
       const Leases* leases = r.leases.find(b);

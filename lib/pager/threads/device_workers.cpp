@@ -170,8 +170,8 @@ void DeviceWorkers::reclaim_host_pages(Lock& lock) {
   for (auto& [base, region] : map_.regions()) {
     Region& r = *region;
     if (!r.gpu || r.dying || r.lost || r.read_mostly || base + r.span <= look_at_) continue;
-    BlockIndex b = r.table.next_touched(look_at_ > base ? (look_at_ - base) / r.block_size : 0);
-    for (; b < r.blocks && found.size() < kLook && passed < kPass; b = r.table.next_touched(b + 1)) {
+    BlockIndex b = r.table.next_populated(look_at_ > base ? (look_at_ - base) / r.block_size : 0);
+    for (; b < r.blocks && found.size() < kLook && passed < kPass; b = r.table.next_populated(b + 1)) {
       ++passed;
       bool pinned = false;
       if (r.table[b].state != State::on_device || leased(r, b)) continue;

@@ -83,7 +83,7 @@ void Arrivals::pull(Batch& batch, int d) {
   page_in_.run(after);
 }
 
-// Unlocked; state taking where it is in place. Its status says whether its frame has the bytes.
+// Unlocked; state isolating where it is in place. Its status says whether its frame has the bytes.
 void Arrivals::copy_aside(Transition* m) {
   Region& r = *m->region;
   if (m->source == r.address(m->block)) {
@@ -100,8 +100,8 @@ void Arrivals::copy_aside(Transition* m) {
   core::add(counters_.copied_bytes, r.block_size);
 }
 
-// Unlocked; state taking. Whoever has pinned a page of it might store to it after it was copied, whatever protects it:
-// so its pages are taken away first. On error they are in place.
+// Unlocked; state isolating. Whoever has pinned a page of it might store to it after it was copied, whatever protects
+// it: so its pages are taken away first. On error they are in place.
 Status Arrivals::take_aside(Transition* m) {
   Region& r = *m->region;
   std::byte* slot = nullptr;
@@ -125,12 +125,12 @@ Status Arrivals::take_aside(Transition* m) {
   return s;
 }
 
-// Locked; state taking. A part of its pages could not go back to where they were.
+// Locked; state isolating. A part of its pages could not go back to where they were.
 void Arrivals::lose_taken(Transition* m) {
   Region& r = *m->region;
   map_.free_entry(m->block, r);
   budget_.credit(r.block_size);
-  failed_.mark_lost(r, m->block, State::taking, m->status);
+  failed_.mark_lost(r, m->block, State::isolating, m->status);
 }
 
 // Locked. The frame has its bytes alone, or it stays where it is.
@@ -147,7 +147,7 @@ void Arrivals::pulled(Transition* m, int d) {
     if (half_way(m->status)) return lose_taken(m);
     block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kWanted | core::kWantedWrite));
     frame.promoted = false;
-    r.table.change(m->block, State::taking, State::resident);
+    r.table.change(m->block, State::isolating, State::resident);
     trap_.unprotect(r.address(m->block), r.block_size).ignore();
     map_.note_dirty(r, m->block);
     map_.admit(r, m->block, map_.nonresident_age().shadow());
@@ -157,7 +157,7 @@ void Arrivals::pulled(Transition* m, int d) {
     frames_.put_bounce(m->source, r.block_size);
   } else {
     map_.note_clean(r, m->block);
-    r.table.change(m->block, State::taking, State::entering);
+    r.table.change(m->block, State::isolating, State::promoting);
     block.device = static_cast<uint8_t>(d);
     frame.pool = static_cast<uint8_t>(kDevicePools + d);
   }
@@ -290,7 +290,7 @@ void Arrivals::open(InBatch& in) {
   if (in.torn) holes_.restore_trap(ranges);
 }
 
-// Locked; state entering.
+// Locked; state promoting.
 void Arrivals::arrived(Transition* m) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -300,7 +300,7 @@ void Arrivals::arrived(Transition* m) {
   frame.ticket.reset();
   frame.bytes = nullptr;
   const uint32_t shadow = frame.shadow;
-  r.table.change(m->block, State::entering, State::on_device);
+  r.table.change(m->block, State::promoting, State::on_device);
   ++r.arrived;
   if (!gpus_.own_page_tables())
     block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
@@ -310,7 +310,7 @@ void Arrivals::arrived(Transition* m) {
   blocks_.answer(r, m->block);
 }
 
-// Locked; state entering. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
+// Locked; state promoting. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
 // kernel may have changed them since.
 void Arrivals::undo(Transition* m, const Status& why, bool trapped, DeferredWork& after) {
   Region& r = *m->region;
@@ -330,17 +330,17 @@ void Arrivals::undo(Transition* m, const Status& why, bool trapped, DeferredWork
   if (lent) {
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     map_.free_entry(b, r);
-    failed_.mark_lost(r, b, State::entering, why);
+    failed_.mark_lost(r, b, State::promoting, why);
     map_.free_transition(m);
     return;
   }
   if (m->image == nullptr) {
     map_.free_entry(b, r);
-    r.table.change(b, State::entering, block.extent ? State::stored : State::untouched);
+    r.table.change(b, State::promoting, block.extent ? State::stored : State::unpopulated);
   } else {
     frame.bytes = m->image;
     frame.pool = staging_pool(r);
-    r.table.change(b, State::entering, State::held);
+    r.table.change(b, State::promoting, State::staged);
     if (!proven_clean(block)) map_.note_dirty(r, b);
     map_.admit(r, b, map_.nonresident_age().shadow());
   }

@@ -1,7 +1,7 @@
 // The end of the way to a device, for blocks that are ready for it: memory there, the copy, access for the CPU.
 //
 //   ready, in a staging frame ───────────────────┐
-//   ready, elsewhere in host memory ──copy───────┼─> entering: prepare, copy, map ─> issued ─> open ─> on_device
+//   ready, elsewhere in host memory ──copy───────┼─> promoting: prepare, copy, map ─> issued ─> open ─> on_device
 //
 //   an acquire may go on when the copies of its blocks are issued: its stream waits for them; until they have ended
 //   nothing takes the blocks, or their frames, away

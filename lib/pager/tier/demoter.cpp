@@ -53,10 +53,10 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   m->leave = how;
   m->clean = !copy;
   m->kept = kept;
-  m->staged = true;
+  m->in_staging = true;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   m->elsewhere = (block.flags & core::kUnknown) != 0;
-  r.table.change(b, State::on_device, State::leaving);
+  r.table.change(b, State::on_device, State::demoting);
   Frame& frame = map_.frame_table()[block.aux];
   frame.in_place = from_cpu;
   if (how == Leave::sync) {
@@ -95,7 +95,7 @@ void Demoter::begin_part(OutPart& part) {
   }
 }
 
-// Unlocked; state leaving. The bytes that the CPU is shown, to be written.
+// Unlocked; state demoting. The bytes that the CPU is shown, to be written.
 Status Demoter::copy_shown(Transition* m) {
   Region& r = *m->region;
   Status s = trap_.protect(m->source, r.block_size);
@@ -172,7 +172,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
   room_.came_free(after);
 }
 
-// Unlocked; state leaving, their status says why they stay. A lease that they get, or have, is worth nothing to a
+// Unlocked; state demoting, their status says why they stay. A lease that they get, or have, is worth nothing to a
 // kernel that does not find them.
 void Demoter::keep_mapped(Batch& unmapped, DeferredWork& after) {
   for (Transition* m : unmapped) {
@@ -224,7 +224,7 @@ void Demoter::run(std::span<Transition*> batch) {
   if (ended == parts.size() || !core::run_aside(std::ref(finish))) finish();
 }
 
-// Locked; state leaving. `lost`: the addresses are nobody's any more.
+// Locked; state demoting. `lost`: the addresses are nobody's any more.
 void Demoter::settle_left(Transition* m, const Status& copied, bool lost, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
@@ -260,7 +260,7 @@ void Demoter::lose_left(Transition* m, const Status& why) {
   if (m->image != nullptr) staging_.of(r).frames.put(m->image);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
                  why.text().data(), map_.where(r, b).c_str());
-  failed_.mark_lost(r, b, State::leaving, why);
+  failed_.mark_lost(r, b, State::demoting, why);
   m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
                     map_.where(r, b).c_str());
   if (m->job != nullptr && m->job->status.ok()) r.table[b].flags |= core::kTold;
@@ -277,7 +277,7 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     ++g.evictions;
     map_.new_entry(r, b, nullptr);
     map_.frame_table()[block.aux].shadow = map_.nonresident_age().shadow();
-    r.table.change(b, State::leaving, State::resident);
+    r.table.change(b, State::demoting, State::resident);
     block.flags &= static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kWanted | core::kWantedWrite));
     trap_.unprotect(r.address(b), r.block_size).ignore();
     map_.note_dirty(r, b);
@@ -291,14 +291,14 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     map_.frame_table()[id].shadow = map_.nonresident_age().shadow();
     block.aux = id;
     map_.match_hold(r, b);
-    r.table.change(b, State::leaving, State::held);
+    r.table.change(b, State::demoting, State::staged);
     if (!proven_clean(block)) map_.note_dirty(r, b);
   } else if (m->image != nullptr && copied) {
     map_.free_entry(b, r);
     ++g.evictions;
     const core::FrameId id = map_.new_entry(r, b, m->image, staging_pool(r));
     map_.frame_table()[id].shadow = map_.nonresident_age().shadow();
-    r.table.change(b, State::leaving, State::held);
+    r.table.change(b, State::demoting, State::staged);
     if (!proven_clean(block)) map_.note_dirty(r, b);
     map_.admit(r, b, map_.nonresident_age().shadow());
   } else {
@@ -310,11 +310,11 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     block.flags &= static_cast<uint16_t>(~core::kDirty);
     if (m->leave == Leave::drop) failed_.forget_store_copy(r, b);  // older still: nobody may be given it
     if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
-    r.table.change(b, State::leaving, block.extent ? State::stored : State::untouched);
+    r.table.change(b, State::demoting, block.extent ? State::stored : State::unpopulated);
   }
 }
 
-// Locked; state leaving. The device would not let go of it, and nothing has changed: it stays there.
+// Locked; state demoting. The device would not let go of it, and nothing has changed: it stays there.
 void Demoter::undo_leaving(Transition* m, const Status& why) {
   Region& r = *m->region;
   Gpu& g = gpus_[static_cast<size_t>(m->device)];

@@ -1,11 +1,11 @@
 // The way out of a device, for blocks at rest there.
 //
-//   on_device ─> leaving: hold writers, copy to a staging frame, take the block out, trap ─> held (its frame)
-//                leaving, with a host copy:                  take the block out, trap ─> held (the copy's frame)
-//                leaving, clean:                             take the block out, trap ─> stored, untouched
-//                leaving, shown to the CPU (DeviceViews):    take the block out        ─> resident
-//                leaving, synced: hold writers, copy, write, open                      ─> on_device
-//                leaving, synced, newer where it is shown: copy that, write            ─> on_device
+//   on_device ─> demoting: hold writers, copy to a staging frame, take the block out, trap ─> staged (its frame)
+//                demoting, with a host copy:                  take the block out, trap ─> staged (the copy's frame)
+//                demoting, clean:                             take the block out, trap ─> stored, unpopulated
+//                demoting, shown to the CPU (DeviceViews):    take the block out        ─> resident
+//                demoting, synced: hold writers, copy, write, open                      ─> on_device
+//                demoting, synced, newer where it is shown: copy that, write            ─> on_device
 //
 //   a block that leaves for good is charged to its device, among what leaves, until its memory there is nobody's; what
 //   has the only copy of a block is destroyed when that is elsewhere, or the device is lost: then the block has a mark

@@ -37,7 +37,7 @@ void DeviceBlocks::not_changed(const SpanOf& span, int d) {
 }
 
 void DeviceBlocks::claim(Region& r, BlockIndex b) {
-  r.table.change(b, State::on_device, State::leaving);
+  r.table.change(b, State::on_device, State::demoting);
   if (const auto id = r.table[b].aux; map_.frame_table()[id].admitted) map_.policy(id).hold(id);
 }
 
@@ -47,7 +47,7 @@ void DeviceBlocks::unclaim(Region& r, BlockIndex b) {
 }
 
 void DeviceBlocks::stays(Region& r, BlockIndex b, const Transition* failed) {
-  r.table.change(b, State::leaving, State::on_device);
+  r.table.change(b, State::demoting, State::on_device);
   answer(r, b, failed);
 }
 
@@ -82,7 +82,7 @@ void DeviceBlocks::know_again(const Transition& m) {
 bool DeviceBlocks::has_come(const Region& r, BlockIndex b, int d) {
   const Block& block = r.table[b];
   return core::on_a_device(block.state) && block.device == d &&
-         (block.state == State::on_device || (block.state == State::entering && map_.frame_table()[block.aux].issued));
+         (block.state == State::on_device || (block.state == State::promoting && map_.frame_table()[block.aux].issued));
 }
 
 }  // namespace vmem::pager

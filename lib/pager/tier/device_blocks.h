@@ -25,11 +25,11 @@ class DeviceBlocks : private Shared {
   // Nobody has stored to the blocks of the span that are on device d and undecided.
   void not_changed(const SpanOf& span, int d) VMEM_LOCKED;
 
-  // A block at rest is worked on where it is, without the lock: state leaving, and the policy holds it. unclaim(): it
+  // A block at rest is worked on where it is, without the lock: state demoting, and the policy holds it. unclaim(): it
   // stays.
   void claim(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void unclaim(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // It was leaving, and is on a device still, or on another one. failed: the transition that could not show it.
+  // It was demoting, and is on a device still, or on another one. failed: the transition that could not show it.
   void stays(Region& r, core::BlockIndex b, const Transition* failed = nullptr) VMEM_LOCKED;
   // It has come to rest on a device. Who met the trap meanwhile has not been answered.
   void answer(Region& r, core::BlockIndex b, const Transition* failed = nullptr) VMEM_LOCKED;

@@ -4,11 +4,11 @@
 // else they go to host memory, or nowhere where their bytes are elsewhere too. A guest goes on to host memory only: its
 // device has just had no room for it, and whoever waits here gets the room as soon as from any block.
 //
-//   on_device ─> leaving, spilled: copied to the other device, by this one's copy engines ─> on_device there, a guest
-//   on_device, preferred on another: copied there, if a guest might come                ─> on_device there, its own
-//   guest ─> leaving, evicted: as any block                                              ─> held, stored, untouched
-//   guest ─> leaving, asked for where it was before: copied back                         ─> on_device there
-//   guest, leased or asked for where it is                                               ─> that device's own
+//   on_device ─> demoting, spilled: copied to the other device, by this one's copy engines ─> on_device there, a guest
+//   on_device, preferred on another: copied there, if a guest might come ─> on_device there, its own
+//   guest ─> demoting, evicted: as any block ─> staged, stored, unpopulated
+//   guest ─> demoting, asked for where it was before: copied back ─> on_device there
+//   guest, leased or asked for where it is ─> that device's own
 //
 // Nobody waits for a move to a neighbour who does not wait for the room that it makes; and it waits for nothing but
 // copies and the driver, as a move to host memory does: what comes to the neighbour needs none of its streams.

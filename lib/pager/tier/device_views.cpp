@@ -42,14 +42,14 @@ Transition* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free)
   Transition* m = map_.new_transition(r, b);
   m->image = bytes;
   m->kept = kept;
-  m->staged = true;
+  m->in_staging = true;
   m->device = block.device;
   m->way = core::Way::from_device;
   blocks_.claim(r, b);
   return m;
 }
 
-// Unlocked; state leaving. Puts bytes of the block in place, write-protected, which its device has, or its host copy.
+// Unlocked; state demoting. Puts bytes of the block in place, write-protected, which its device has, or its host copy.
 // A trap that reports blocks, and not pages, takes blocks. *placed: some may be there.
 Status DeviceViews::show_part(const Transition& m, size_t from, size_t to, bool* placed) {
   Region& r = *m.region;
@@ -71,7 +71,7 @@ Status DeviceViews::show_part(const Transition& m, size_t from, size_t to, bool*
   return s;
 }
 
-// Unlocked; state leaving. First the piece that somebody waits for, then what is behind it, where he is likely to go
+// Unlocked; state demoting. First the piece that somebody waits for, then what is behind it, where he is likely to go
 // on.
 Status DeviceViews::show_all(const Transition& m, uintptr_t load_at, bool* placed) {
   const size_t size = m.region->block_size;
@@ -85,7 +85,7 @@ Status DeviceViews::show_all(const Transition& m, uintptr_t load_at, bool* place
   return s;
 }
 
-// Unlocked; state leaving.
+// Unlocked; state demoting.
 void DeviceViews::show(Transition* m, uintptr_t load_at) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
@@ -122,7 +122,7 @@ void DeviceViews::show(Transition* m, uintptr_t load_at) {
     shown_.not_shown();
     budget_.credit(r.block_size);
   }
-  r.table.change(b, State::leaving, State::on_device);
+  r.table.change(b, State::demoting, State::on_device);
   if (frame.admitted) map_.policy(block.aux).unhold(block.aux);
   if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
   if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
@@ -163,7 +163,8 @@ bool DeviceViews::rescue(Lock& lock) {
     if (!std::exchange(gpus_[d].rescue, false)) continue;
     for (const auto& [base, r] : map_.regions()) {
       if (!r->gpu || r->dying || r->lost) continue;
-      for (BlockIndex b = r->table.next_touched(0); b < r->blocks && !batch.full(); b = r->table.next_touched(b + 1)) {
+      for (BlockIndex b = r->table.next_populated(0); b < r->blocks && !batch.full();
+           b = r->table.next_populated(b + 1)) {
         const core::Block& block = r->table[b];
         if (block.state != State::on_device || block.device != d) continue;
         if (!map_.frame_table()[block.aux].shown && !map_.copies().has(block.aux)) continue;

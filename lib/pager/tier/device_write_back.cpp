@@ -63,7 +63,7 @@ void DeviceWriteBack::note_written(Transition* m, bool cut) {
     block.flags &= static_cast<uint16_t>(~core::kDirty);
 }
 
-// Unlocked; state leaving, held on its device, and now written, or not.
+// Unlocked; state demoting, held on its device, and now written, or not.
 void DeviceWriteBack::finish_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const device::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};

@@ -26,8 +26,8 @@ class DeviceWriteBack final : private Shared, private IoEnd {
         writer_(writer),
         room_(room) {}
 
-  // Blocks in state leaving, held on their devices, each with its bytes in a frame; or a status that says why not. They
-  // are on their devices again when it is done, which may be later.
+  // Blocks in state demoting, held on their devices, each with its bytes in a frame; or a status that says why not.
+  // They are on their devices again when it is done, which may be later.
   void write(std::span<Transition* const> transitions, DeferredWork& after) VMEM_UNLOCKED;
   // Of a block that stays on its device.
   void give_back_frame(Transition* m) VMEM_LOCKED;

@@ -60,7 +60,8 @@ size_t Loans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
     if (lent == now) break;
     const BlockIndex b = first + number;
     const Block& block = r->table[b];
-    if (block.state != State::held || (block.flags & kSomebodyWants) != 0 || map_.waiters().any(*r, b) || leased(*r, b))
+    if (block.state != State::staged || (block.flags & kSomebodyWants) != 0 || map_.waiters().any(*r, b) ||
+        leased(*r, b))
       continue;
     Frame& frame = map_.frame_table()[block.aux];
     if (!in_staging(frame.pool) || frame.bytes == nullptr || frame.leaves) continue;
@@ -68,7 +69,7 @@ size_t Loans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
     frame.admitted = false;
     frame.lent = true;
     ++pool.lent;
-    r->table.change(b, State::held, State::taking);
+    r->table.change(b, State::staged, State::isolating);
     frames[lent] = frame.bytes;
     std::swap(number, blocks[lent++]);
   }
@@ -78,11 +79,12 @@ size_t Loans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
 // Locked. Nothing where it is not lent any more.
 void Loans::end(Region& r, BlockIndex b, DeferredWork& after) {
   const Block& block = r.table[b];
-  if ((block.state != State::taking && block.state != State::writing) || !map_.frame_table()[block.aux].lent) return;
+  if ((block.state != State::isolating && block.state != State::writing_back) || !map_.frame_table()[block.aux].lent)
+    return;
   map_.frame_table()[block.aux].lent = false;
   --staging_.of(r).lent;
-  if (block.state == State::writing) return;  // put_back() does the rest
-  r.table.change(b, State::taking, State::held);
+  if (block.state == State::writing_back) return;  // put_back() does the rest
+  r.table.change(b, State::isolating, State::staged);
   map_.admit(r, b, map_.nonresident_age().shadow());
   if (std::exchange(map_.frame_table()[block.aux].leaves, false)) reclaim_.leaves(r, b);
   if (!r.dying) page_in_.settle(r, b, after);
@@ -91,7 +93,7 @@ void Loans::end(Region& r, BlockIndex b, DeferredWork& after) {
 void Loans::take_back(Lock& lock, Region& r) {
   if (!r.gpu || staging_.of(r).lent == 0) return;
   DeferredWork after;
-  for (BlockIndex b = r.table.next_touched(0); b < r.blocks; b = r.table.next_touched(b + 1)) end(r, b, after);
+  for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1)) end(r, b, after);
   map_.notify();
   room_.came_free(after);
   page_in_.run(lock, after);

@@ -1,14 +1,14 @@
 // Loans: staging frames that kernels load from where they are, for as long as the service of an open range says. A
-// block that is lent is in state taking, without a transition: to everybody else it is on its way, and who wants it
+// block that is lent is in state isolating, without a transition: to everybody else it is on its way, and who wants it
 // waits, as for any other. So nothing changes its bytes, and its frame is nobody else's.
 //
-//   held ──lend──> taking, lent ──end──> held
-//   on_device, with a host copy, nobody leases it ──leaves──> held
+//   staged ──lend──> isolating, lent ──end──> staged
+//   on_device, with a host copy, nobody leases it ──leaves──> staged
 //
 //   StagingPool::lent counts them, and leaves some frames of each size for transitions
 //
 // Whoever waits is seen by wanted(), which the service asks often. A region that is freed by force takes its loans with
-// it, after the kernels. At exit kernels may keep what is lent for ever: it is written in state writing, with a
+// it, after the kernels. At exit kernels may keep what is lent for ever: it is written in state writing back, with a
 // transition, and goes back to where it was.
 #pragma once
 

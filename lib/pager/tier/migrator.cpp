@@ -31,7 +31,7 @@ Transition* Migrator::begin(Region& r, BlockIndex b, int d) {
   if (frame.admitted) map_.policy(block.aux).remove(block.aux);
   frame.admitted = false;
   frame.pool = static_cast<uint8_t>(kDevicePools + d);
-  r.table.change(b, State::on_device, State::leaving);
+  r.table.change(b, State::on_device, State::demoting);
   gpus_[block.device].budget.leaves(r.block_size, true);
   gpus_[static_cast<size_t>(d)].budget.charge(r.block_size);
   block.device = static_cast<uint8_t>(d);

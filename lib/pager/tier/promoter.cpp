@@ -73,7 +73,7 @@ void Promoter::read_meanwhile(PromotionRequest& request, DeferredWork& after) {
   const BlockIndex last = std::min<BlockIndex>(request.last, request.next + kDeviceBatch - 1);
   for (BlockIndex b = std::max(request.next, request.read_to); b <= last; request.read_to = ++b) {
     const State state = r.table[b].state;
-    if (state != State::stored && !(state == State::untouched && r.from_file())) continue;
+    if (state != State::stored && !(state == State::unpopulated && r.from_file())) continue;
     if (r.dying || StarvedQueue::marked(r.table[b]) || !page_in_.start_staging(r, b, request.urgency, after)) return;
     after.submit.tail->meanwhile = true;
   }
@@ -86,7 +86,7 @@ bool Promoter::start_without_frames(const PromotionRequest& request, BlockIndex 
   const BlockIndex last = std::min<BlockIndex>(request.last, request.next + looks - 1);
   for (BlockIndex b = request.next; b <= last; ++b) {
     const Block& block = r.table[b];
-    const bool needs_none = (block.state == State::held && in_staging(map_.frame_table()[block.aux].pool)) ||
+    const bool needs_none = (block.state == State::staged && in_staging(map_.frame_table()[block.aux].pool)) ||
                             (block.state == State::on_device && block.device != request.device);
     if (needs_none && start(r, b, request.device, request.urgency, after) == Start::no_room) return false;
   }
@@ -107,7 +107,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
   const Gpu& g = gpus_[static_cast<size_t>(d)];
   if (r.dying) return Start::done;
   switch (block.state) {
-    case State::entering:
+    case State::promoting:
       return block.device == d ? Start::done : Start::wait;
     case State::on_device:
       if (block.device == d) {
@@ -117,13 +117,13 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
       if (map_.frame_table()[block.aux].shown) return Start::done;  // an acquire hides it first
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
       break;
-    case State::failed:
+    case State::poisoned:
       return Start::done;  // an acquire says why
-    case State::untouched:
+    case State::unpopulated:
     case State::stored:
       if (failed_.retries().asleep(r, b)) return Start::done;  // an acquire asks again
       break;
-    case State::held:
+    case State::staged:
       break;
     case State::resident:
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
@@ -131,7 +131,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
     default:
       return Start::wait;
   }
-  if (block.state == State::untouched && !tables_.may_grow(r, b)) return Start::no_room;
+  if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return Start::no_room;
   // Of a budget that has become too small for it no room comes, however long a hint would wait.
   if (r.block_size > g.budget.limit() && urgency != Urgency::acquire) return Start::done;
   if (!g.budget.fits(r.block_size) || !map_.reserve_block()) return Start::no_room;
@@ -152,14 +152,14 @@ Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredW
     gpus_.work().notify_one();
     return Start::done;
   }
-  const bool zero = from == State::untouched && !r.from_file();
-  const bool staged = from == State::held && in_staging(map_.frame_table()[block.aux].pool);
+  const bool zero = from == State::unpopulated && !r.from_file();
+  const bool staged = from == State::staged && in_staging(map_.frame_table()[block.aux].pool);
   std::byte* bytes = nullptr;
   std::byte* scratch = nullptr;
   if (!zero && !staged && !take_frames(r, b, &bytes, &scratch)) return Start::no_frame;
   if (hinted) core::add(counters_.prefetched_blocks);
   g.budget.charge(r.block_size);
-  if (from == State::held || from == State::resident) {
+  if (from == State::staged || from == State::resident) {
     claim_in_host(r, b, d, hinted, bytes);
   } else {
     claim_in_store(r, b, d, urgency, bytes, scratch, after);
@@ -170,7 +170,8 @@ Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredW
 // A staging frame, and a buffer where what the store has is encoded.
 bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** bytes, std::byte** scratch) {
   const Block& block = r.table[b];
-  if (block.extent && block.extent.codec() != 0 && (block.state == State::stored || block.state == State::untouched)) {
+  if (block.extent && block.extent.codec() != 0 &&
+      (block.state == State::stored || block.state == State::unpopulated)) {
     *scratch = frames_.get_bounce(r.block_size);
     if (*scratch == nullptr) return false;
   }
@@ -198,20 +199,20 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
     m->image = frame.bytes;
   } else {
     m->image = bytes;
-    m->source = from == State::held ? frame.bytes : r.address(b);
+    m->source = from == State::staged ? frame.bytes : r.address(b);
   }
   if (from == State::resident) {
     if (!stood_protected(trap_.caps().pins, block, frame)) block.flags |= core::kDirty;
     frame.in_place = frame.promoted = true;
     frame.dropping = frame.holed = false;
-    r.table.change(b, State::resident, State::taking);
+    r.table.change(b, State::resident, State::isolating);
   } else {
     frame.pool = static_cast<uint8_t>(kDevicePools + d);
     map_.note_clean(r, b);  // its flags say from here on whether the file has its bytes
-    r.table.change(b, State::held, State::entering);
+    r.table.change(b, State::staged, State::promoting);
     block.device = static_cast<uint8_t>(d);
   }
-  m->staged = true;
+  m->in_staging = true;
   gpus_[static_cast<size_t>(d)].ready.push_back(m);
 }
 
@@ -226,7 +227,7 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   map_.frame_table()[id].shadow = shadow;
   map_.frame_table()[id].hinted = hinted;
   block.flags &= static_cast<uint16_t>(~core::kDirty);
-  r.table.change(b, from, State::entering);
+  r.table.change(b, from, State::promoting);
   block.device = static_cast<uint8_t>(d);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
@@ -234,8 +235,8 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   m->way = core::Way::to_device;
   m->image = bytes;
   m->coded = scratch;
-  m->staged = true;
-  m->was_untouched = from == State::untouched;
+  m->in_staging = true;
+  m->was_unpopulated = from == State::unpopulated;
   m->speculative = hinted;
   if (bytes == nullptr) {
     core::add(counters_.zero_fills);
@@ -268,7 +269,7 @@ void Promoter::keep_failure(Transition* m) {
   r.keep_reason(m->block, m->status);
 }
 
-// Unlocked; state entering, the trap still in place.
+// Unlocked; state promoting, the trap still in place.
 void Promoter::finish_read(Transition* m, DeferredWork& after) {
   core::step("device.read");
   reader_.verify_read(m);
@@ -301,7 +302,7 @@ void Promoter::read_over(Transition* m, DeferredWork& after) {
   staging_.of(r).frames.put(m->image);
   gpus_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
   map_.free_entry(m->block, r);
-  r.table.change(m->block, State::entering, block.extent ? State::stored : State::untouched);
+  r.table.change(m->block, State::promoting, block.extent ? State::stored : State::unpopulated);
   const BlockIndex b = m->block;
   map_.free_transition(m);
   page_in_.settle(r, b, after);

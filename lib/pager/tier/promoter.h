@@ -1,9 +1,9 @@
 // The way to a device, up to where blocks are ready for it: promotion requests are served in their order, each block of
 // them is claimed, and what the disk has of it is read into a staging frame.
 //
-//   stored, untouched ──read──┐
-//   held (staging frame) ─────┼─> Gpu::ready, then Arrivals
-//   resident (taking) ────────┘
+//   stored, unpopulated ──read──┐
+//   staged (staging frame) ─────┼─> Gpu::ready, then Arrivals
+//   resident (isolating) ───────┘
 //   on another device ──────────> Gpu::from_peers, then Migrator
 //
 //   a block is charged to its device, and has its frame, from when it is claimed; one that cannot be had is where it

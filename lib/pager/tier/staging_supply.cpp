@@ -30,7 +30,7 @@ std::byte* StagingSupply::frame(const Region& r, size_t keep) {
       frame.admitted = false;
       if (other.dying) continue;
       const Block& block = other.table[b];
-      if (block.state != State::held || !proven_clean(block) || (block.flags & core::kWanted) != 0) {
+      if (block.state != State::staged || !proven_clean(block) || (block.flags & core::kWanted) != 0) {
         map_.admit(other, b, map_.nonresident_age().shadow());
         break;
       }
@@ -64,7 +64,7 @@ bool StagingSupply::evict_copy(FrameId id) {
   const Frame& copy = map_.frame_table()[id];
   const Block& block = copy.region->table[copy.block];
   // Of what moves between devices the books name the one that it goes to; the other may be lost.
-  const bool may_be_last = gpus_[block.device].lost || (block.state == State::leaving && gpus_.size() > 1);
+  const bool may_be_last = gpus_[block.device].lost || (block.state == State::demoting && gpus_.size() > 1);
   const bool goes = !may_be_last || proven_clean(block) || map_.frame_table()[block.aux].undecided;
   goes ? map_.copies().evict(id) : map_.copies().refuse(id);
   return goes;
