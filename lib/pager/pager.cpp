@@ -150,12 +150,12 @@ void Pager::came_free(DeferredWork& after) {
     const Starved s = waits_.queue().front();
     Block& block = s.region->table[s.block];
     if (block.state == State::unpopulated && !tables_.may_grow(*s.region, s.block)) {  // it has been used up meanwhile
-      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
       if (s.urgency == Urgency::fault) failed_.refuse_growth(*s.region, s.block);
       map_.notify();  // an acquire says why
     } else if (block.state == State::unpopulated || block.state == State::stored) {
       if (!page_in_.start_fill(*s.region, s.block, s.urgency, after, &s)) return;
-    } else if (block.state == State::staged && (block.flags & core::kWanted) != 0) {
+    } else if (block.state == State::staged && (block.flags & core::kFaultPending) != 0) {
       if (!installer_.start_install(*s.region, s.block, after, &s)) return;
     }
     waits_.queue().pop();

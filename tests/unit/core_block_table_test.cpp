@@ -198,12 +198,12 @@ TEST(CoreBlockTable, APageIsKeptWhileABlockInItHasMoreToSay) {
     table.change(b, State::reading, State::unpopulated);
   };
   touch(7);
-  table[9].flags |= vmem::core::kStarved;  // somebody waits for it
+  table[9].flags |= vmem::core::kWaitsForMemory;  // somebody waits for it
   table.change(300, State::unpopulated, State::reading);
   table.change(300, State::reading, State::stored);
   touch(301);
   for (uint64_t b = 1000; b < 500000; b += 1000) touch(b);
-  EXPECT_EQ(table[9].flags, vmem::core::kStarved);
+  EXPECT_EQ(table[9].flags, vmem::core::kWaitsForMemory);
   EXPECT_EQ(table[300].state, State::stored);
   EXPECT_EQ(table.check(), "");
 }

@@ -212,7 +212,7 @@ TEST_F(PagerDeviceAcquires, WhatFailedIsReadAgainAlsoWhereNoMemoryWasThereForThe
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(page_in.start_fill(r, 0, core::Urgency::fault, after));
-    r.table[0].flags |= core::kWanted;
+    r.table[0].flags |= core::kFaultPending;
   }
   page_in.run(after);
   engine.until_idle();

@@ -75,7 +75,7 @@ TEST_F(PagerDeviceBlocks, WhoMetABlockOnItsWayIsServedWhenItHasComeToRest) {
   BigLock lock(map.mutex());
   place(r, 0, 0);
   blocks.claim(r, 0);
-  r.table[0].flags |= core::kWanted;
+  r.table[0].flags |= core::kFaultPending;
   const uint64_t called = gpus.work().count();
   blocks.unclaim(r, 0);
   EXPECT_TRUE(shown.waits());

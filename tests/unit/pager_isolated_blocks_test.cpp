@@ -35,7 +35,7 @@ class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
   }
   void want(Region& r) {
     BigLock lock(map.mutex());
-    r.table[0].flags |= core::kWanted;
+    r.table[0].flags |= core::kFaultPending;
   }
 };
 
@@ -86,7 +86,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
     EXPECT_FALSE(map.transitions().in_flight());
   }
   EXPECT_EQ(state(r, 0), State::resident);
-  EXPECT_EQ(flags(r, 0, core::kWanted | core::kProtected), 0);
+  EXPECT_EQ(flags(r, 0, core::kFaultPending | core::kProtected), 0);
   EXPECT_EQ(trap.calls("wake"), woken + 1);
   EXPECT_EQ(charged(), kBlock);
 }

@@ -130,7 +130,7 @@ TEST_F(PagerLoans, WhoWaitsForALoanIsSeen) {
   EXPECT_EQ(wanted(range, {0, 1, 2}), 0u);
   {
     BigLock lock(map.mutex());
-    r.table[0].flags |= core::kWanted;
+    r.table[0].flags |= core::kFaultPending;
     ASSERT_TRUE(promotion_requests.push_back({&r, 2, 2, 0, core::Urgency::acquire, nullptr}));
   }
   EXPECT_EQ(wanted(range, {0, 1, 2}), 2u) << "a fault, and a promotion request";

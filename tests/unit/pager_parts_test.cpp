@@ -305,13 +305,13 @@ TEST_F(PagerPageIn, ABlockThatCameToRestIsBroughtForWhoAskedMeanwhile) {
     BigLock lock(map.mutex());
     page_in.settle(r, 0, after);
     EXPECT_TRUE(after.empty()) << "nobody asked";
-    r.table[1].flags |= core::kWanted;
+    r.table[1].flags |= core::kFaultPending;
     page_in.settle(r, 1, after);
     EXPECT_EQ(r.table[1].state, State::reading);
   }
   page_in.run(after);
   EXPECT_EQ(state(r, 1), State::resident);
-  EXPECT_EQ(flags(r, 1, core::kWanted), 0);
+  EXPECT_EQ(flags(r, 1, core::kFaultPending), 0);
 }
 
 class PagerInstaller : public vmem::pager::test::PagerParts {};

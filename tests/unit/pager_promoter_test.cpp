@@ -125,7 +125,7 @@ TEST_F(PagerPromoter, WhatTheCpuIsShownOfAnotherDevicesBlockStaysWhateverAHintWa
   BigLock lock(map.mutex());
   EXPECT_TRUE(promotion_requests.empty());
   EXPECT_FALSE(shown.waits()) << "a lease may come: nothing is asked for in the name of a store";
-  EXPECT_EQ(r.table[0].flags & (vmem::core::kWanted | vmem::core::kWantedWrite), 0);
+  EXPECT_EQ(r.table[0].flags & (vmem::core::kFaultPending | vmem::core::kStorePending), 0);
   grants.take_back({&r, 1, 1}, VMEM_READ, 1, nullptr);
   map.match_holds(lock, {&r, 1, 1});
   shown.forget(r);

@@ -75,7 +75,7 @@ class PagerShownCopies : public ::testing::Test {
   bool store(BlockIndex b, size_t page = 0) { return copies->met(region, b, fault(b, FaultKind::write, page), kNow); }
   CpuAccess& first() { return *copies->begin(); }
   Next next() { return copies->next(first(), facts); }
-  bool waits(BlockIndex b) const { return (region.table[b].flags & vmem::core::kWanted) != 0; }
+  bool waits(BlockIndex b) const { return (region.table[b].flags & vmem::core::kFaultPending) != 0; }
   // Accesses of b have got SIGBUS for want of memory.
   void refuse(BlockIndex b) {
     clock.over = true;
@@ -149,7 +149,7 @@ TEST_F(PagerShownCopies, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
 TEST_F(PagerShownCopies, ALoadOfWhatIsShownIsAnswered) {
   shown(3);
   copies->ask(region, 3, kNow);
-  region.table[3].flags |= vmem::core::kWanted;
+  region.table[3].flags |= vmem::core::kFaultPending;
   facts.leased = true;
   EXPECT_EQ(next(), Next::again);
   EXPECT_FALSE(waits(3));
@@ -170,7 +170,7 @@ TEST_F(PagerShownCopies, WhatNobodyLeasesIsShownToALoadAndMovedForAStore) {
 TEST_F(PagerShownCopies, WhatCouldNotBeShownIsMoved) {
   on_device(3);
   copies->ask(region, 3, kNow, {5, 6});
-  region.table[3].flags |= vmem::core::kWanted;
+  region.table[3].flags |= vmem::core::kFaultPending;
   facts.shows = true;
   EXPECT_EQ(next(), Next::wait);
   facts.now_ns += ShownCopies::kTryAgain;
@@ -180,23 +180,23 @@ TEST_F(PagerShownCopies, WhatCouldNotBeShownIsMoved) {
 TEST_F(PagerShownCopies, OfWhatNobodyLeasesAndIsShownALoadIsAnsweredAndAStoreMovesIt) {
   shown(3);
   copies->ask(region, 3, kNow);
-  region.table[3].flags |= vmem::core::kWanted;
+  region.table[3].flags |= vmem::core::kFaultPending;
   EXPECT_EQ(next(), Next::move) << "it may not be shown any more";
   facts.shows = true;
   EXPECT_EQ(next(), Next::again);
   EXPECT_FALSE(waits(3));
-  region.table[3].flags |= vmem::core::kWanted;
+  region.table[3].flags |= vmem::core::kFaultPending;
   facts.lost = true;
   EXPECT_EQ(next(), Next::move) << "it is the block";
   facts.lost = false;
-  region.table[3].flags |= vmem::core::kWantedWrite;
+  region.table[3].flags |= vmem::core::kStorePending;
   EXPECT_EQ(next(), Next::move);
 }
 
 TEST_F(PagerShownCopies, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
   Frame& frame = shown(3);
   store(3);
-  region.table[3].flags |= vmem::core::kWanted | vmem::core::kWantedWrite;
+  region.table[3].flags |= vmem::core::kFaultPending | vmem::core::kStorePending;
   copies->ask(region, 3, kNow);
   facts.leased = true;
   ASSERT_EQ(next(), Next::change);
@@ -374,7 +374,7 @@ TEST_F(PagerShownCopies, WhatWasExpectedNeedsNoMemoryToBeShown) {
 TEST_F(PagerShownCopies, WhatComesToRestAnswersWhoMetTheTrapMeanwhile) {
   on_device(3);
   EXPECT_FALSE(copies->answer(region, 3, kNow)) << "nobody did";
-  region.table[3].flags |= vmem::core::kWanted;
+  region.table[3].flags |= vmem::core::kFaultPending;
   EXPECT_TRUE(copies->answer(region, 3, kNow));
   EXPECT_EQ(trap.calls("wake"), 0u);
   shown(4);

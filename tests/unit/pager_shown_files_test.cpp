@@ -29,7 +29,7 @@ class PagerShownFiles : public vmem::pager::test::ManagedParts {
     r.backing = vmem::pager::Backing::file_private;
     r.table.change(0, State::unpopulated, State::poisoned);
     tables.charge(r);
-    r.table[0].flags |= static_cast<uint16_t>(core::kShowsFile | core::kWanted | more);
+    r.table[0].flags |= static_cast<uint16_t>(core::kShowsFile | core::kFaultPending | more);
     return r;
   }
   Status revive(ShownFiles& of, Region& r) {
@@ -45,7 +45,7 @@ TEST_F(PagerShownFiles, WhereAccessesParkItIsAnOrdinaryBlockAgain) {
   Region& r = shown(core::kLost | core::kTold);
   {
     BigLock lock(map.mutex());
-    r.table[0].flags &= static_cast<uint16_t>(~core::kWanted);
+    r.table[0].flags &= static_cast<uint16_t>(~core::kFaultPending);
   }
   ASSERT_TRUE(revive(files, r).ok());
   EXPECT_EQ(counting.unmapped, 1u);
@@ -64,7 +64,7 @@ TEST_F(PagerShownFiles, WithoutAGateItGoesOnShowingItsFileAndLosesWhatWasStored)
   EXPECT_EQ(counting.dropped[0].address, reinterpret_cast<uintptr_t>(r.address(0)));
   EXPECT_EQ(counting.dropped[0].size, kUnit);
   EXPECT_EQ(state(r, 0), State::poisoned);
-  EXPECT_EQ(flags(r, 0, core::kShowsFile | core::kWanted | core::kUnanswered), core::kShowsFile);
+  EXPECT_EQ(flags(r, 0, core::kShowsFile | core::kFaultPending | core::kUnanswered), core::kShowsFile);
   EXPECT_EQ(counting.woken, 1u);
 }
 

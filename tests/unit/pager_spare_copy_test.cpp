@@ -100,7 +100,7 @@ TEST_F(SpareCopies, ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers) {
   engine.fail(Io::Op::write, 0);
   {
     BigLock lock(map.mutex());
-    r.table[2].flags |= vmem::core::kWanted;
+    r.table[2].flags |= vmem::core::kFaultPending;
   }
   engine.let_go();
   engine.until_count(Io::Op::write, 4);

@@ -183,7 +183,7 @@ class PagerUnreadParts : public PagerParts {
     {
       core::BigLock lock(map.mutex());
       ASSERT_TRUE(page_in.start_fill(r, b, core::Urgency::fault, after));
-      r.table[b].flags |= core::kWanted;
+      r.table[b].flags |= core::kFaultPending;
     }
     page_in.run(after);
     engine.until_idle();

@@ -12,7 +12,7 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr uint16_t kNobodyWaits = static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+constexpr uint16_t kNobodyWaits = static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
 
 }  // namespace
 
@@ -65,10 +65,10 @@ bool ShownCopies::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
     trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
     return false;
   }
-  if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
-  block.flags |= core::kWanted;
+  if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
+  block.flags |= core::kFaultPending;
   const bool load = fault.kind == trap::FaultKind::read, first = !frame.asked;
-  if (!load) block.flags |= core::kWantedWrite;
+  if (!load) block.flags |= core::kStorePending;
   const bool fresh = ask(r, b, now_ns);
   CpuAccess* const access = find(r, b);
   if (access == nullptr) return fresh;
@@ -88,14 +88,14 @@ bool ShownCopies::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& 
     trap_.unprotect(r.address(b), r.block_size).ignore();
     return ask(r, b, now_ns, failed);  // until it has left
   }
-  if ((block.flags & core::kWanted) == 0) return false;
+  if ((block.flags & core::kFaultPending) == 0) return false;
   if (!separate_) {
     answered(r, b);
     return false;
   }
   const bool fresh = ask(r, b, now_ns, failed);
   // A store that came while the block moved is known by no page yet: it is reported again.
-  if ((block.flags & core::kWantedWrite) != 0) trap_.wake(r.address(b), r.block_size).ignore();
+  if ((block.flags & core::kStorePending) != 0) trap_.wake(r.address(b), r.block_size).ignore();
   return fresh;
 }
 
@@ -134,14 +134,14 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
     return Next::wait;
   }
   if (frame.shown && !frame.stale && !around.lost && frame.missed == kReportedLate &&
-      (block.flags & core::kWanted) != 0)
+      (block.flags & core::kFaultPending) != 0)
     return around.may_hide ? Next::hide : Next::wait;  // pages of it are gone
-  if (!frame.stale && !access.starved && (block.flags & core::kWanted) == 0) {
+  if (!frame.stale && !access.starved && (block.flags & core::kFaultPending) == 0) {
     frame.asked = false;
     return Next::erase;
   }
   if (now < access.not_before || (around.leased && (frame.stale || around.elsewhere))) return Next::wait;
-  const bool store = (block.flags & core::kWantedWrite) != 0;
+  const bool store = (block.flags & core::kStorePending) != 0;
   const bool no_room = around.leased && store && !around.room;
   const bool answers = around.leased || (around.shows && !store && !frame.stale && !around.lost);
   if (frame.shown && answers) {

@@ -47,27 +47,27 @@ constexpr bool on_a_device(State s) {
 }
 
 enum Flag : uint16_t {
-  kWanted = 1 << 0,       // a fault waits for this block
-  kWantedWrite = 1 << 1,  // .. and it is a store
-  kStarved = 1 << 2,      // queued for memory
-  kMarker = 1 << 3,       // a read-ahead marker
-  kReadAhead = 1 << 4,    // read ahead or prefetched, no touch seen since
-  kDigest = 1 << 5,       // `digest` is that of the bytes in the store or the file
-  kProtected = 1 << 6,    // in place write-protected: certainly equal to the store
-  kDirty = 1 << 7,        // on a device, or staged: may differ from what the store has
-  kUnknown = 1 << 8,      // a write of it failed: what the store or the file has may be torn, so it must be written
-  kLost = 1 << 9,         // poisoned, because the only copy of its changes is gone; until it is dropped or freed
-  kTold = 1 << 10,        // .. and a call has said so
-  kDropped = 1 << 11,     // a starved fault was answered with SIGBUS; the bytes are intact
-  kPrefetched = 1 << 12,  // by vmem_prefetch (else by read-ahead)
-  kShowsFile = 1 << 13,   // poisoned, because its file ends before it or in it: the file itself is mapped there
+  kFaultPending = 1 << 0,     // a fault waits for this block
+  kStorePending = 1 << 1,     // .. and it is a store
+  kWaitsForMemory = 1 << 2,   // queued for memory
+  kReadaheadMarker = 1 << 3,  // a read-ahead marker
+  kReadAhead = 1 << 4,        // read ahead or prefetched, no touch seen since
+  kDigest = 1 << 5,           // `digest` is that of the bytes in the store or the file
+  kProtected = 1 << 6,        // in place write-protected: certainly equal to the store
+  kDirty = 1 << 7,            // on a device, or staged: may differ from what the store has
+  kUnknown = 1 << 8,          // a write of it failed: what the store or the file has may be torn, so it must be written
+  kLost = 1 << 9,             // poisoned, because the only copy of its changes is gone; until it is dropped or freed
+  kTold = 1 << 10,            // .. and a call has said so
+  kDropped = 1 << 11,         // a starved fault was answered with SIGBUS; the bytes are intact
+  kPrefetched = 1 << 12,      // by vmem_prefetch (else by read-ahead)
+  kShowsFile = 1 << 13,       // poisoned, because its file ends before it or in it: the file itself is mapped there
   // Poisoned, but the trap refused to answer touches with SIGBUS: the next one asks again. With kShowsFile: it refused
   // the file, and they get SIGBUS.
   kUnanswered = 1 << 14,
   kUnread = 1 << 15,  // the disk refused to read it the last time: who asks for its bytes to be safe is told
 };
 
-inline constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(kReadAhead | kMarker | kPrefetched));
+inline constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(kReadAhead | kReadaheadMarker | kPrefetched));
 
 struct Block {
   Digest digest;

@@ -159,7 +159,7 @@ Status HostLeases::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, c
           continue;
         }
         if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
-        if ((access & VMEM_WRITE) != 0) block.flags |= core::kWantedWrite;
+        if ((access & VMEM_WRITE) != 0) block.flags |= core::kStorePending;
         if (!StarvedQueue::marked(block) && !page_in_.start_fill(r, b, Urgency::acquire, after)) {
           if (!waits_.starve(r, b, Urgency::acquire)) return no_memory();
         }

@@ -39,8 +39,8 @@ void FailedBlocks::clear_unknown(core::Block& block) {
 void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& why) {
   forget_store_copy(r, b);
   core::Block& block = r.table[b];
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kDirty | core::kProtected |
-                                         core::kReadAhead | core::kMarker | core::kPrefetched | core::kTold));
+  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending | core::kDirty | core::kProtected |
+                                         core::kReadAhead | core::kReadaheadMarker | core::kPrefetched | core::kTold));
   if (!core::broken("lost_mark")) block.flags |= core::kLost;
   core::add(counters_.lost_blocks);
   r.table.change(b, from, State::poisoned);
@@ -122,7 +122,7 @@ bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
 // after a while, an acquire looks.
 void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
   core::Block& block = r.table[b];
-  const bool accessed = (block.flags & core::kWanted) != 0;
+  const bool accessed = (block.flags & core::kFaultPending) != 0;
   const bool known = retries_.find(r, b) != nullptr;
   if (!known) {
     VMEM_LOG_OFTEN(Level::warning, "%.*s: it is tried again", static_cast<int>(why.text().size()), why.text().data());
@@ -136,7 +136,7 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
   } else if (accessed) {
     trap_.wake(r.address(b), r.block_size).ignore();
   }
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
   pressure_.wake_reclaim();
 }
 
@@ -321,7 +321,7 @@ void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
 bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
   if (!dropped_.push_back({&r, b})) return false;
   core::Block& block = r.table[b];
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
   block.flags |= core::kDropped;
   r.table.change(b, block.state, State::poisoned);
   tables_.charge(r);

@@ -97,7 +97,7 @@ void FaultService::events_ready(void* self) {
 void FaultService::renew(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   // A block on its way to a device must not be met half made: see on_fault().
-  if (r.dying || (block.flags & core::kWanted) == 0 || block.state == State::promoting) return;
+  if (r.dying || (block.flags & core::kFaultPending) == 0 || block.state == State::promoting) return;
   trap_.wake(r.address(b), r.block_size).ignore();
 }
 
@@ -165,7 +165,7 @@ void FaultService::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
 void FaultService::note_access(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now) {
   const Block& block = r.table[b];
   const bool protection = block.state == State::resident && fault.kind == trap::FaultKind::write_protect;
-  if ((block.flags & core::kWanted) == 0 && block.state != State::resident && block.state != State::poisoned)
+  if ((block.flags & core::kFaultPending) == 0 && block.state != State::resident && block.state != State::poisoned)
     r.heat.note(b, r.blocks, now);
   if (fault.kind == trap::FaultKind::read) {
     r.stores_in_row = 0;
@@ -185,11 +185,11 @@ bool FaultService::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, 
   switch (block.state) {
     case State::unpopulated:
     case State::staged:
-      if ((block.flags & core::kWanted) != 0 || (!stores && r.transfer == Transfer::copy)) return false;
+      if ((block.flags & core::kFaultPending) != 0 || (!stores && r.transfer == Transfer::copy)) return false;
       break;
     case State::reading:
     case State::mapping:
-      if (!stores || (block.flags & core::kWantedWrite) != 0) return false;
+      if (!stores || (block.flags & core::kStorePending) != 0) return false;
       break;
     case State::resident:
       if (fault.kind != trap::FaultKind::write_protect) return false;
@@ -203,7 +203,7 @@ bool FaultService::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, 
 // Unpopulated, or stored: its bytes have to be had.
 void FaultService::met_absent(Region& r, BlockIndex b, const trap::Fault& fault, uint16_t wanted, DeferredWork& after) {
   Block& block = r.table[b];
-  if ((block.flags & core::kWanted) != 0) return;  // queued for memory already
+  if ((block.flags & core::kFaultPending) != 0) return;  // queued for memory already
   core::add(counters_.faults);
   if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.refuse_growth(r, b);
   block.flags |= wanted;
@@ -298,7 +298,7 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
   if (!core::in_transition(block.state) && block.state != State::resident && failed_.retries().waits(*r, b)) return;
   if (slow_down(*r, b, fault, now)) return;
   const uint16_t wanted =
-      static_cast<uint16_t>(core::kWanted | (fault.kind == trap::FaultKind::read ? 0 : core::kWantedWrite));
+      static_cast<uint16_t>(core::kFaultPending | (fault.kind == trap::FaultKind::read ? 0 : core::kStorePending));
   note_access(*r, b, fault, now);
   switch (block.state) {
     case State::unpopulated:
@@ -306,7 +306,7 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       met_absent(*r, b, fault, wanted, after);
       break;
     case State::reading:
-      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+      if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
       block.flags |= wanted;
       read_ahead_.used(*r, b);
       break;
@@ -328,7 +328,7 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
     case State::isolating:
     case State::writing_back:
       if (!map_.frame_table()[block.aux].dropping) fill_hole(map_.frame_table()[block.aux], fault);
-      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+      if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
       block.flags |= wanted;
       break;
     case State::resident:
@@ -347,7 +347,7 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       // Where the CPU sees what the device sees: woken when the block has been made: it goes on then, and parks at the
       // device's door. Sooner it would come back at once, again and again, and one of its tries would fall between the
       // mapping of the block and its shutting.
-      if ((block.flags & core::kWanted) == 0) core::add(counters_.faults);
+      if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
       block.flags |= wanted;
       break;
     case State::on_device:

@@ -2,8 +2,8 @@
 // what can be answered; the rest PageIn and the Installer do. Events are read on an I/O thread where the engine watches
 // the trap's descriptor, else on a thread of this class.
 //
-//   none is forgotten: a fault is answered here; or its block is marked kWanted, and somebody owns its transition or
-//   waits for memory for it; or it is among ShownCopies' accesses, or FailedBlocks' retries
+//   none is forgotten: a fault is answered here; or its block is marked kFaultPending, and somebody owns its transition
+//   or waits for memory for it; or it is among ShownCopies' accesses, or FailedBlocks' retries
 //
 // The pager's lock protects it.
 #pragma once

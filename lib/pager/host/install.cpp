@@ -27,7 +27,7 @@ void Installer::start_installing(Transition* m, State from, TransitionList& inst
 bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
   if (r.lost) return true;  // there is no place any more
   if (start_install(r, b, after)) return true;
-  r.table[b].flags |= core::kWanted;
+  r.table[b].flags |= core::kFaultPending;
   return waits_.starve_fault(r, b);
 }
 
@@ -44,7 +44,7 @@ bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, cons
   m->image = map_.frame_table()[block.aux].bytes;
   m->in_staging = staged;
   m->io.size = 0;
-  m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
+  m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kStorePending) == 0 &&
                (block.flags & core::kDigest) != 0 && (block.flags & core::kDirty) == 0;
   start_installing(m, State::staged, after.install);
   return true;
@@ -89,7 +89,7 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
     budget_.credit(r.block_size);
     map_.admit(r, m->block, 0);
     pressure_.hold_back_after_refusal(s);
-    block.flags |= core::kWanted;
+    block.flags |= core::kFaultPending;
     waits_.starve_fault(r, m->block, m->since_ns, m->mark);
     map_.free_transition(m);
     room_.came_free(after);
@@ -99,7 +99,7 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
   r.table.change(m->block, State::mapping, State::staged);
   if (m->in_staging) budget_.credit(r.block_size);
   map_.admit(r, m->block, 0);
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
   m->status = s;
   failed_.answer_later(r, m->block, s);
   map_.free_transition(m);
@@ -187,14 +187,14 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   if (m->protect) {
     // A store met the protection between fill() and this lock: it was reported as a request, nobody else will answer
     // it.
-    const bool stores = (block.flags & core::kWantedWrite) != 0;
+    const bool stores = (block.flags & core::kStorePending) != 0;
     const bool stays = !stores || trap_.unprotect(at, r.block_size).code() == -EPERM;
     if (stays) block.flags |= core::kProtected;
     if (stays && stores) trap_.wake(at, r.block_size).ignore();
   }
   if ((block.flags & core::kProtected) == 0) map_.note_dirty(r, m->block);
   if (frame.holed) trap_.wake(at, r.block_size).ignore();
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
   map_.admit(r, m->block, frame.shadow);
   if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
   map_.free_transition(m);

@@ -16,7 +16,7 @@ void IsolatedBlocks::keep_frame(Transition* m, DeferredWork& after) {
   r.table.change(b, State::isolating, State::staged);
   map_.frame_table()[id].bytes = m->image;
   map_.policy(id).unhold(id);
-  if ((r.table[b].flags & core::kWanted) != 0) {
+  if ((r.table[b].flags & core::kFaultPending) != 0) {
     map_.policy(id).touched(id);
     installer_.begin_install(r, b, after);
   }
@@ -81,7 +81,7 @@ void IsolatedBlocks::stay_in_place(Transition* m, State from) {
   const bool differs = m->only_clean && !m->clean;
   const bool same = m->status.ok() && m->in_place && !differs && (block.flags & core::kDigest) != 0 &&
                     !lent_for_writing(r, m->block) && !frame.holed;
-  bool stays = same && (block.flags & core::kWantedWrite) == 0;
+  bool stays = same && (block.flags & core::kStorePending) == 0;
   if (!stays && m->in_place) stays = trap_.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
   block.flags &= static_cast<uint16_t>(~core::kProtected);
   // A pin from before the protection stores unseen. Where nobody can see pins, only writes in the background, which
@@ -93,8 +93,8 @@ void IsolatedBlocks::stay_in_place(Transition* m, State from) {
   } else {
     map_.note_dirty(r, m->block);
   }
-  if ((block.flags & core::kWanted) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  if ((block.flags & core::kFaultPending) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
+  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
   map_.admit(r, m->block, map_.nonresident_age().shadow());
   const BlockIndex b = m->block;
   map_.free_transition(m);
@@ -124,7 +124,7 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
     map_.free_transition(m);
     return;
   }
-  const bool wanted = (block.flags & core::kWanted) != 0;
+  const bool wanted = (block.flags & core::kFaultPending) != 0;
   if (m->from_staged && (!wanted || m->in_staging)) {
     r.table.change(m->block, from, State::staged);
     map_.admit(r, m->block, map_.nonresident_age().shadow());
@@ -136,7 +136,7 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   frame.shadow = map_.nonresident_age().shadow();
   // Where the trap keeps frames, the block goes back protected, so that its next store is seen.
   m->protect = m->background && same_in_store && r.transfer == Transfer::install && trap_.caps().write_protect &&
-               (block.flags & (core::kDigest | core::kWantedWrite)) == core::kDigest && !lent_for_writing(r, m->block);
+               (block.flags & (core::kDigest | core::kStorePending)) == core::kDigest && !lent_for_writing(r, m->block);
   installer_.start_installing(m, from, after.install);
 }
 

@@ -29,7 +29,7 @@ bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t sinc
 // again.
 bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint64_t mark, uint32_t thread) {
   if (starve(r, b, Urgency::fault, since_ns, mark, thread)) return true;
-  r.table[b].flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+  r.table[b].flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
   trap_.wake(r.address(b), r.block_size).ignore();
   return false;
 }

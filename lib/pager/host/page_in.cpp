@@ -203,7 +203,8 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   installer_.give_frame(r, m->image);
   map_.free_entry(m->block, r);
   r.table.change(m->block, State::reading, State::poisoned);
-  block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kReadAhead | core::kMarker));
+  block.flags &=
+      static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending | core::kReadAhead | core::kReadaheadMarker));
   if (shows_file) block.flags |= core::kShowsFile;
   if (m->io.result != 0) {
     failed_.mark_unread(r, m->block);
@@ -223,7 +224,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   Together* const together = m->together;
   map_.progress().made();
   failed_.clear_unread(r, m->block);
-  const bool wanted = (block.flags & core::kWanted) != 0 || leased(r, m->block);
+  const bool wanted = (block.flags & core::kFaultPending) != 0 || leased(r, m->block);
   if (m->in_staging) {
     r.table.change(m->block, State::reading, State::staged);
     map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
@@ -233,7 +234,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
     room_.came_free(after);
     return;
   }
-  const bool stay_held = !wanted && (block.flags & core::kMarker) != 0 &&
+  const bool stay_held = !wanted && (block.flags & core::kReadaheadMarker) != 0 &&
                          (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
   if (stay_held) {
     r.table.change(m->block, State::reading, State::staged);
@@ -244,7 +245,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   }
   // Where every block is stored to, one that was read before anybody asked for it would only trap a second time.
   const bool stored_soon = !wanted && m->speculative && (m->stored_soon || r.stores_in_row >= kStoresInRow);
-  m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kWantedWrite) == 0 &&
+  m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kStorePending) == 0 &&
                (block.flags & core::kDigest) != 0 && !stored_soon;
   // The others were read by the same transfer. One that is to be stored to is not protected as they are.
   const bool waits = together != nullptr && (m->protect || !r.writable());
@@ -282,7 +283,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
     if (together != nullptr && --together->left == 0) after.install.append(together->ready);
   });
   const bool nobody_asked =
-      (block.flags & core::kWanted) == 0 && (m->meanwhile || (m->speculative && !leased(r, m->block)));
+      (block.flags & core::kFaultPending) == 0 && (m->meanwhile || (m->speculative && !leased(r, m->block)));
   bool fatal_for_touch = !m->status.ok() && !m->refused && !nobody_asked;
   bool shows_file = false;
   if (fatal_for_touch) {
@@ -372,7 +373,7 @@ void PageIn::run(DeferredWork& after) {
 
 void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
   Block& block = r.table[b];
-  if ((block.flags & core::kWanted) == 0) return;
+  if ((block.flags & core::kFaultPending) == 0) return;
   switch (block.state) {
     case State::staged:
       installer_.begin_install(r, b, after);
@@ -383,7 +384,7 @@ void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
       if (!start_fill(r, b, Urgency::fault, after)) waits_.starve_fault(r, b);
       break;
     case State::resident:
-      block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));
+      block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
       break;
     default:
       break;
@@ -408,7 +409,7 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   block.flags &= core::kForgetReadAhead;
   r.table.change(b, State::reading, block.extent ? State::stored : State::unpopulated);
   pressure_.hold_back_after_refusal(s);
-  if ((block.flags & core::kWanted) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
+  if ((block.flags & core::kFaultPending) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
   m->status = {};  // who waits for the block looks again
   map_.free_transition(m);
   room_.came_free(after);

@@ -23,7 +23,7 @@ bool scanned(const Region& r, uint64_t room) {
 void ReadAhead::used(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   if ((block.flags & core::kReadAhead) == 0) return;
-  const bool marker = (block.flags & core::kMarker) != 0;
+  const bool marker = (block.flags & core::kReadaheadMarker) != 0;
   const int64_t stride = std::max<int32_t>(1, std::abs(map_.frame_table()[block.aux].stride));
   const int64_t step = map_.frame_table()[block.aux].stride < 0 ? stride : -stride;
   block.flags &= core::kForgetReadAhead;
@@ -69,7 +69,7 @@ void ReadAhead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
   // The run goes on as it is used: one that was stored to will be.
   const Block& before = r.table[static_cast<BlockIndex>(static_cast<int64_t>(b) - run.stride)];
   const bool stores = r.writable() && (before.flags & core::kProtected) == 0 &&
-                      (before.state == State::resident || (before.flags & core::kWantedWrite) != 0);
+                      (before.state == State::resident || (before.flags & core::kStorePending) != 0);
   const uint64_t cap = speculative_limit(r, config_, budget_);
   TransitionList others;
   for (uint64_t i = 1; i < run.count; ++i) {
@@ -79,7 +79,7 @@ void ReadAhead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
     const bool stored = block.state == State::stored;
     const bool in_file = block.state == State::unpopulated && r.from_file() && !r.in_hole(n) && tables_.may_grow(r, n);
     DeferredWork fill;
-    if ((!stored && !in_file) || (block.flags & core::kWanted) != 0 || StarvedQueue::marked(block) ||
+    if ((!stored && !in_file) || (block.flags & core::kFaultPending) != 0 || StarvedQueue::marked(block) ||
         !speculation_.may_start(r.block_size, cap) || !page_in_.start_fill(r, n, Urgency::readahead, fill)) {
       run.count = i;
       break;
@@ -192,7 +192,7 @@ void ReadAhead::pump_speculative(DeferredWork& after) {
       } else {
         map_.frame_table().read_ahead(map_.frame_table()[block.aux]);
       }
-      if (s.urgency == Urgency::readahead && s.next == s.marker) block.flags |= core::kMarker;
+      if (s.urgency == Urgency::readahead && s.next == s.marker) block.flags |= core::kReadaheadMarker;
       map_.frame_table()[block.aux].stride = static_cast<int32_t>(s.stride);
     } else if (core::in_memory(block.state) && s.urgency == Urgency::readahead && s.next == s.marker) {
       // The marker is in memory already: nobody would notice the stream pass it. The next miss begins a new window.

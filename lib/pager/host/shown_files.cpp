@@ -55,7 +55,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
     page_in_.settle(r, b, after);
   } else {
     if (!s.ok()) VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite | core::kUnanswered));
+    block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending | core::kUnanswered));
     if (!shown) block.flags |= core::kUnanswered;
     r.table.change(b, State::reading, State::poisoned);
     trap_.wake(r.address(b), r.block_size).ignore();

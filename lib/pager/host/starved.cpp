@@ -7,7 +7,7 @@ namespace vmem::pager {
 namespace {
 
 void clear(Region& r, BlockIndex b) {
-  r.table[b].flags &= static_cast<uint16_t>(~core::kStarved);
+  r.table[b].flags &= static_cast<uint16_t>(~core::kWaitsForMemory);
 }
 
 }  // namespace
@@ -25,7 +25,7 @@ bool StarvedQueue::add(const Starved& what) {
     clear(*what.region, what.block);
   }
   if (!queue_.insert(behind(what.urgency), what)) return false;
-  block.flags |= core::kStarved;
+  block.flags |= core::kWaitsForMemory;
   return true;
 }
 

@@ -1,7 +1,7 @@
 // Blocks that wait for memory: a fault or an acquire wants them, and there was none.
 //
-//   faults are in front of acquires; a block that is in the queue is marked (kStarved); one that is marked is in it
-//   once, or was taken out by who says that it waited too long, and that is not over
+//   faults are in front of acquires; a block that is in the queue is marked (kWaitsForMemory); one that is marked is in
+//   it once, or was taken out by who says that it waited too long, and that is not over
 //
 // Not thread-safe: the pager's lock protects it. Needs memory for an entry more than reserve() made room for.
 #pragma once
@@ -32,7 +32,7 @@ class StarvedQueue {
   const Starved& front() const { return queue_.front(); }  // whose turn it is
   auto begin() const { return queue_.begin(); }
   auto end() const { return queue_.end(); }
-  static bool marked(const core::Block& block) { return (block.flags & core::kStarved) != 0; }
+  static bool marked(const core::Block& block) { return (block.flags & core::kWaitsForMemory) != 0; }
 
   // Room for so many. False: no memory for that.
   [[nodiscard]] bool reserve(size_t entries) noexcept { return queue_.reserve(entries); }

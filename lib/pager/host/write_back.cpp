@@ -107,7 +107,7 @@ void WriteBack::finish_clean(Transition* m, DeferredWork& after) {
     block.digest = m->digest;
     block.flags |= core::kDigest;
   }
-  if (m->keep || (!gone && (block.flags & core::kWanted) != 0)) {
+  if (m->keep || (!gone && (block.flags & core::kFaultPending) != 0)) {
     isolated_.put_back(m, after);
     return;
   }
@@ -165,7 +165,7 @@ void WriteBack::pass_spare(DeferredWork& after) {
     {
       Lock lock(map_.mutex());
       wanted = spare_.give_up([](const Transition& m) VMEM_LOCKED {
-        return m.job == nullptr && (m.region->table[m.block].flags & core::kWanted) != 0;
+        return m.job == nullptr && (m.region->table[m.block].flags & core::kFaultPending) != 0;
       });
     }
     while (!wanted.empty()) settle_write(wanted.pop(), after);
@@ -250,7 +250,7 @@ void WriteBack::settle_write(Transition* m, DeferredWork& after) {
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   map_.frame_table()[block.aux].unwritten = map_.frame_table()[block.aux].droppable = false;
   failed_.clear_unknown(block);
-  if (!dropped && (m->keep || (!cut && (block.flags & core::kWanted) != 0))) {
+  if (!dropped && (m->keep || (!cut && (block.flags & core::kFaultPending) != 0))) {
     isolated_.put_back(m, after);
   } else {
     isolated_.let_go(m, State::writing_back, after);  // wanted again meanwhile: let_go() reads it back
@@ -265,7 +265,7 @@ bool WriteBack::drop_written(Transition* m) {
   Region& r = *m->region;
   {
     Lock lock(map_.mutex());
-    if ((r.table[m->block].flags & core::kWanted) != 0) {
+    if ((r.table[m->block].flags & core::kFaultPending) != 0) {
       m->keep = true;  // spare the read
       writes_.settled(m->leaving);
       return false;

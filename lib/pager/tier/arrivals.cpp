@@ -145,7 +145,8 @@ void Arrivals::pulled(Transition* m, int d) {
     ++g.failures;
     staging_.of(r).frames.put(m->image);
     if (half_way(m->status)) return lose_taken(m);
-    block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kWanted | core::kWantedWrite));
+    block.flags &=
+        static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kFaultPending | core::kStorePending));
     frame.promoted = false;
     r.table.change(m->block, State::isolating, State::resident);
     trap_.unprotect(r.address(m->block), r.block_size).ignore();
@@ -303,7 +304,7 @@ void Arrivals::arrived(Transition* m) {
   r.table.change(m->block, State::promoting, State::on_device);
   ++r.arrived;
   if (!gpus_.own_page_tables())
-    block.flags &= static_cast<uint16_t>(~(core::kWanted | core::kWantedWrite));  // woken when it had been made
+    block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));  // woken when it had been made
   if (frame.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
   if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
   map_.admit(r, m->block, shadow);

@@ -278,7 +278,8 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     map_.new_entry(r, b, nullptr);
     map_.frame_table()[block.aux].shadow = map_.nonresident_age().shadow();
     r.table.change(b, State::demoting, State::resident);
-    block.flags &= static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kWanted | core::kWantedWrite));
+    block.flags &=
+        static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kFaultPending | core::kStorePending));
     trap_.unprotect(r.address(b), r.block_size).ignore();
     map_.note_dirty(r, b);
     map_.admit(r, b, map_.nonresident_age().shadow());

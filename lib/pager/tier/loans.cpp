@@ -8,7 +8,7 @@ namespace vmem::pager {
 namespace {
 
 constexpr size_t kForMoves = 4;  // of all frames one of so many is not lent
-constexpr uint16_t kSomebodyWants = core::kWanted | core::kWantedWrite;
+constexpr uint16_t kSomebodyWants = core::kFaultPending | core::kStorePending;
 
 }  // namespace
 

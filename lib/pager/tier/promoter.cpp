@@ -260,7 +260,7 @@ void Promoter::io_ended(Transition* m) {
 void Promoter::keep_failure(Transition* m) {
   Region& r = *m->region;
   if (m->refused) {
-    const bool wanted = !m->speculative || (r.table[m->block].flags & core::kWanted) != 0 || leased(r, m->block);
+    const bool wanted = !m->speculative || (r.table[m->block].flags & core::kFaultPending) != 0 || leased(r, m->block);
     if (wanted) failed_.read_later(r, m->block, m->status);
     return;
   }

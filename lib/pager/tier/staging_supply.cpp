@@ -30,7 +30,7 @@ std::byte* StagingSupply::frame(const Region& r, size_t keep) {
       frame.admitted = false;
       if (other.dying) continue;
       const Block& block = other.table[b];
-      if (block.state != State::staged || !proven_clean(block) || (block.flags & core::kWanted) != 0) {
+      if (block.state != State::staged || !proven_clean(block) || (block.flags & core::kFaultPending) != 0) {
         map_.admit(other, b, map_.nonresident_age().shadow());
         break;
       }
