@@ -147,7 +147,7 @@ void Pager::host_is_short() {
 void Pager::came_free(DeferredWork& after) {
   pressure_.watch_idle();
   while (!waits_.queue().empty()) {
-    const Starved s = waits_.queue().front();
+    const MemoryWaiter s = waits_.queue().front();
     Block& block = s.region->table[s.block];
     if (block.state == State::unpopulated && !tables_.may_grow(*s.region, s.block)) {  // it has been used up meanwhile
       block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
@@ -217,7 +217,7 @@ std::string Pager::check() {
   for (auto& [base, r] : map_.regions()) {
     tables += r->table_charged + r->leases_charged;
     for (BlockIndex b = r->table.next_populated(0); b < r->blocks; b = r->table.next_populated(b + 1)) {
-      if (StarvedQueue::marked(r->table[b]) && !waits_.queue().accounts_for(*r, b))
+      if (MemoryWaitQueue::marked(r->table[b]) && !waits_.queue().accounts_for(*r, b))
         return "a block is marked as one that waits for memory, and does not: " + std::string(map_.where(*r, b));
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
         const Frame& frame = map_.frame_table()[r->table[b].aux];

@@ -260,7 +260,7 @@ void BlockMap::free_transition(Transition* m) {
 
 bool BlockMap::wait_stable(Lock& lock, Region& r, BlockIndex b, Sweep* sweep) {
   if (r.dying || !core::in_transition(r.table[b].state)) return !r.dying;
-  for (Waiter waiter(waiters_, r, b); !r.dying && core::in_transition(r.table[b].state);) {
+  for (BlockWaiter waiter(waiters_, r, b); !r.dying && core::in_transition(r.table[b].state);) {
     if (wait_on(lock, sweep, waiter.changed)) continue;
     sweep->leave(b);
     return true;

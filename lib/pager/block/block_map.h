@@ -17,6 +17,7 @@
 #include "core/big_lock.h"
 #include "core/counters.h"
 #include "core/os_allocator.h"
+#include "pager/block/block_waiters.h"
 #include "pager/block/config.h"
 #include "pager/block/dirty_blocks.h"
 #include "pager/block/frame_table.h"
@@ -27,7 +28,6 @@
 #include "pager/block/region.h"
 #include "pager/block/transition.h"
 #include "pager/block/transition_pool.h"
-#include "pager/block/waiters.h"
 
 namespace vmem::pager {
 
@@ -109,7 +109,7 @@ class BlockMap {
   // Something happened that anybody may wait for, in changed().
   void notify() VMEM_LOCKED;
   std::condition_variable& changed() { return changed_; }
-  Waiters& waiters() VMEM_LOCKED { return waiters_; }
+  BlockWaiters& waiters() VMEM_LOCKED { return waiters_; }
   // Until no transition has the block. False: its region is being freed.
   bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr) VMEM_LOCKED;
   // A piece of a wait that the sweep is in. False: it is not to wait any longer.
@@ -126,8 +126,8 @@ class BlockMap {
   Above& above_;
 
   core::BigMutex mutex_;
-  Waiters waiters_ VMEM_GUARDED_BY(core::big_lock);  // for one block each
-  std::condition_variable changed_;                  // .. for more: some block came to rest, memory came free
+  BlockWaiters waiters_ VMEM_GUARDED_BY(core::big_lock);  // for one block each
+  std::condition_variable changed_;                       // .. for more: some block came to rest, memory came free
   core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_ VMEM_GUARDED_BY(core::big_lock);  // by base
   std::vector<std::unique_ptr<policy::EvictionPolicy>> policies_;                             // by Frame::pool
   FrameTable frame_table_ VMEM_GUARDED_BY(core::big_lock);

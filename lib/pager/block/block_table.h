@@ -58,7 +58,7 @@ enum Flag : uint16_t {
   kUnknown = 1 << 8,          // a write of it failed: what the store or the file has may be torn, so it must be written
   kLost = 1 << 9,             // poisoned, because the only copy of its changes is gone; until it is dropped or freed
   kTold = 1 << 10,            // .. and a call has said so
-  kDropped = 1 << 11,         // a starved fault was answered with SIGBUS; the bytes are intact
+  kDropped = 1 << 11,         // a fault that waited for memory was answered with SIGBUS; the bytes are intact
   kPrefetched = 1 << 12,      // by vmem_prefetch (else by read-ahead)
   kShowsFile = 1 << 13,       // poisoned, because its file ends before it or in it: the file itself is mapped there
   // Poisoned, but the trap refused to answer touches with SIGBUS: the next one asks again. With kShowsFile: it refused

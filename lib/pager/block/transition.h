@@ -161,7 +161,7 @@ struct Transition : core::OwnNew {
   bool shown = false;            // demoting: a copy is in place, and is the block when it has left
   uint64_t started_ns = 0;       // fill: when the fault was met; 0 when nobody waits
   uint64_t since_ns = 0;         // install from a staging frame: since when somebody waits
-  uint64_t mark = 0;             // fill, install: of the wait, as Starved has it
+  uint64_t mark = 0;             // fill, install: of the wait, as MemoryWaiter has it
   uint64_t begun_ns = 0;         // when the block was claimed; 0: it is over
   core::Way way = core::Way::none;
   Job* job = nullptr;

@@ -122,7 +122,7 @@ Status HostLeases::start_reads(Lock& lock, std::span<const SpanOf> spans, const 
 bool HostLeases::start_fills(Region& r, BlockIndex* next, BlockIndex last, DeferredWork& after) {
   do {
     const Block& block = r.table[*next];
-    if ((block.state != State::unpopulated && block.state != State::stored) || StarvedQueue::marked(block)) continue;
+    if ((block.state != State::unpopulated && block.state != State::stored) || MemoryWaitQueue::marked(block)) continue;
     if (failed_.retries().asleep(r, *next)) continue;
     try {
       if (!page_in_.start_fill(r, *next, Urgency::acquire, after)) return false;
@@ -160,12 +160,12 @@ Status HostLeases::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, c
         }
         if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
         if ((access & VMEM_WRITE) != 0) block.flags |= core::kStorePending;
-        if (!StarvedQueue::marked(block) && !page_in_.start_fill(r, b, Urgency::acquire, after)) {
+        if (!MemoryWaitQueue::marked(block) && !page_in_.start_fill(r, b, Urgency::acquire, after)) {
           if (!waits_.starve(r, b, Urgency::acquire)) return no_memory();
         }
         break;
       case State::staged:
-        if (!StarvedQueue::marked(block) && !installer_.begin_install(r, b, after)) return no_memory();
+        if (!MemoryWaitQueue::marked(block) && !installer_.begin_install(r, b, after)) return no_memory();
         break;
       case State::on_device:
         if (std::optional<Status> over = met_on_device(lock, r, b, &coming)) return *std::move(over);
@@ -247,7 +247,7 @@ Status HostLeases::wait_for_retry(Lock& lock, const Region& r, BlockIndex b, Com
 
 // Somebody has tried to: the trap may have refused it.
 Status HostLeases::installed(Lock& lock, const Region& r, BlockIndex b, Coming* coming) {
-  if (r.table[b].state != State::staged || StarvedQueue::marked(r.table[b])) return {};
+  if (r.table[b].state != State::staged || MemoryWaitQueue::marked(r.table[b])) return {};
   const uint64_t now = now_ns();
   if (coming->refused++ == 0) coming->refused_ns = now;
   if (coming->refused > kRefusals && now - coming->refused_ns >= config_.fault_timeout_ms * uint64_t{1000000}) {
@@ -260,8 +260,8 @@ Status HostLeases::installed(Lock& lock, const Region& r, BlockIndex b, Coming* 
 
 // For memory, or for whoever owns the block's transition.
 Status HostLeases::wait(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
-  if (!StarvedQueue::marked(r.table[b])) {
-    Waiter waiter(map_.waiters(), r, b);
+  if (!MemoryWaitQueue::marked(r.table[b])) {
+    BlockWaiter waiter(map_.waiters(), r, b);
     lock.sleep(waiter.changed);
     return {};
   }

@@ -56,7 +56,7 @@ void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
   if ((block.flags & core::kUnread) == 0) ++r.unread;
   block.flags |= core::kUnread;
   if (!trap_.caps().poison) return;
-  const Unread unread{&r, b, now_ns() + Retries::kSlice};
+  const Unread unread{&r, b, now_ns() + FaultRetryQueue::kSlice};
   if (!unread_.push_back(unread)) {
     if (unread_.empty()) return;
     read_again();
@@ -81,7 +81,7 @@ void FailedBlocks::read_again() {
                      (block.flags & (core::kDropped | core::kShowsFile)) == 0;
   if (!waits) return unread_.pop_front();
   if (revive(*r, b).ok()) return;
-  until_ns = now_ns() + Retries::kSlice;
+  until_ns = now_ns() + FaultRetryQueue::kSlice;
   unread_.move_front(unread_.end());
 }
 
@@ -108,7 +108,7 @@ void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
 
 bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
   const bool known = retries_.find(r, b) != nullptr;
-  if (Retry* const retry = retries_.add(r, b, now_ns())) {
+  if (FaultRetry* const retry = retries_.add(r, b, now_ns())) {
     retry->memory = false;
     retry->accessed = true;
   } else {
@@ -129,7 +129,7 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
   }
   const uint64_t now = now_ns();
   const uint64_t mark = clock_.look(now);
-  if (Retry* const retry = retries_.add(r, b, now)) {
+  if (FaultRetry* const retry = retries_.add(r, b, now)) {
     if (!retry->memory) retry->mark = mark;
     retry->memory = true;
     retry->accessed |= accessed;
@@ -152,7 +152,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     read_again();
     return true;
   }
-  Retry* retry = retries_.due(now);
+  FaultRetry* retry = retries_.due(now);
   if (retry == nullptr) return false;
   Region& r = *retry->region;
   const BlockIndex b = retry->block;
@@ -163,7 +163,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
   const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
   if (retry->bus &&
       (core::in_transition(r.table[b].state) || (absent() && !trap_.unfail(r.address(b), r.block_size).ok()))) {
-    retry->due_ns = now + Retries::kSlice;
+    retry->due_ns = now + FaultRetryQueue::kSlice;
     return true;
   }
   if (retry->bus || !retry->asleep) {  // threads have got their signals, or have not been refused again
@@ -171,10 +171,11 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     retries_.erase(r, b);
     return true;
   }
-  const bool late = retry->accessed && Retries::over(*retry, limit) && (!retry->memory || clock_.hopeless(retry->mark));
+  const bool late =
+      retry->accessed && FaultRetryQueue::over(*retry, limit) && (!retry->memory || clock_.hopeless(retry->mark));
   const bool over = late && r.table[b].state != State::resident;
   retry->asleep = false;
-  retry->due_ns = now + 2 * Retries::kLongest;
+  retry->due_ns = now + 2 * FaultRetryQueue::kLongest;
   if (over) {
     VMEM_LOG_OFTEN(Level::error, "%s, %u times in %u ms: an access gets SIGBUS; the contents are intact, %s",
                    retry->memory ? "the kernel had no memory to read a block" : "a block could not be put in place",
@@ -193,7 +194,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     retry = retries_.find(r, b);
     if (retry != nullptr && absent() && trap_.fail(r.address(b), r.block_size).ok()) {
       retry->bus = true;
-      retry->due_ns = now_ns() + Retries::kSlice;
+      retry->due_ns = now_ns() + FaultRetryQueue::kSlice;
       return true;
     }
   }
@@ -331,7 +332,7 @@ bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
 }
 
 void FailedBlocks::goes_in_place(const Region& r, BlockIndex b) {
-  if (Retry* const retry = retries_.empty() ? nullptr : retries_.find(r, b); retry != nullptr && retry->bus)
+  if (FaultRetry* const retry = retries_.empty() ? nullptr : retries_.find(r, b); retry != nullptr && retry->bus)
     retry->bus = !trap_.unfail(r.address(b), r.block_size).ok();
 }
 

@@ -20,8 +20,8 @@
 
 #include "core/pooled_list.h"
 #include "pager/account/shared.h"
+#include "pager/host/fault_retry_queue.h"
 #include "pager/host/memory_pressure.h"
-#include "pager/host/retries.h"
 
 namespace vmem::pager {
 
@@ -59,7 +59,7 @@ class FailedBlocks : private Shared {
   // Those that are due are made again, and accesses read again that got SIGBUS for as long as is meant. Locked on entry
   // and on return. False: there are none.
   bool ask_again(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
-  Retries& retries() VMEM_LOCKED { return retries_; }
+  FaultRetryQueue& retries() VMEM_LOCKED { return retries_; }
   // When that is to be done next; UINT64_MAX: never.
   uint64_t next_ns() const VMEM_LOCKED {
     return std::min(retries_.next_ns(), unread_.empty() ? UINT64_MAX : unread_.front().until_ns);
@@ -102,7 +102,7 @@ class FailedBlocks : private Shared {
   MemoryPressure& pressure_;
   PooledList<std::pair<Region*, core::BlockIndex>> dropped_
       VMEM_GUARDED_BY(core::big_lock);                         // failed for want of memory; bytes intact
-  Retries retries_ VMEM_GUARDED_BY(core::big_lock);            // blocks whose accesses could not be answered
+  FaultRetryQueue retries_ VMEM_GUARDED_BY(core::big_lock);    // blocks whose accesses could not be answered
   PooledList<Unread> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a poisoned block once
   uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
   bool ending_ VMEM_GUARDED_BY(core::big_lock) = false;

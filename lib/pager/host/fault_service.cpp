@@ -113,7 +113,7 @@ void FaultService::renew_loop() {
       deadline_changed_.wait_for(lock, std::chrono::nanoseconds(until - now));
     for (const auto& m : map_.transitions().all())
       if (m->begun_ns != 0) renew(*m->region, m->block);
-    for (const Starved& s : waits_.queue()) renew(*s.region, s.block);
+    for (const MemoryWaiter& s : waits_.queue()) renew(*s.region, s.block);
     for (const CpuAccess& a : shown_) renew(*a.region, a.block);
   }
 }

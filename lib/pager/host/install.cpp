@@ -32,7 +32,7 @@ bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
 }
 
 // False, and nothing changed, when there is no memory.
-bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, const Starved* waited) {
+bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, const MemoryWaiter* waited) {
   if (!map_.reserve_transition()) return false;
   Block& block = r.table[b];
   const bool staged = in_staging(map_.frame_table()[block.aux].pool);

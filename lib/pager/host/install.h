@@ -21,7 +21,8 @@ class Installer : private Shared {
   // The block is staged: it goes in place, or waits for memory. False: not even that can be remembered.
   bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
   // .. False, and nothing changed, when there is no memory. waited: the wait that this ends; null: it begins now.
-  bool start_install(Region& r, core::BlockIndex b, DeferredWork& after, const Starved* waited = nullptr) VMEM_LOCKED;
+  bool start_install(Region& r, core::BlockIndex b, DeferredWork& after,
+                     const MemoryWaiter* waited = nullptr) VMEM_LOCKED;
   // A transition whose bytes are in its frame. From here on the policy does not name the block.
   void start_installing(Transition* m, core::State from, TransitionList& install) VMEM_LOCKED;
   // Unlocked; owns the transitions of the first, and of others that the same call can put in place.

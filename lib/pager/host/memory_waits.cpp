@@ -18,7 +18,7 @@ namespace vmem::pager {
 // Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False: there is no memory to
 // remember it by, and nothing has changed.
 bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark, uint32_t thread) {
-  if (urgency != Urgency::fault && StarvedQueue::marked(r.table[b])) return true;
+  if (urgency != Urgency::fault && MemoryWaitQueue::marked(r.table[b])) return true;
   const uint64_t now = now_ns();
   const uint64_t lived = clock_.look(now);
   pressure_.wake_all_reclaim();
@@ -38,7 +38,7 @@ bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint6
 // given to smaller ones.
 bool MemoryWaits::overtakes(const Region& r) const {
   if (queue_.empty() || queue_.front().urgency != Urgency::fault) return false;
-  const Starved& first = queue_.front();
+  const MemoryWaiter& first = queue_.front();
   return first.region->block_size > r.block_size && map_.progress().waited(first.mark) > clock_.limit_ns() / 4;
 }
 
@@ -75,7 +75,7 @@ constexpr uint64_t kPinsMayEnd = 1000000000;  // ns: what is read or written by 
 // Locked on entry and on return, and not meanwhile. The first that waits is in a system call over more than the budget,
 // most of which is pinned: by that call, which lets go of nothing before it has the rest.
 bool MemoryWaits::waits_for_itself(Lock& lock, uint64_t now) {
-  const Starved s = queue_.front();
+  const MemoryWaiter s = queue_.front();
   if (s.thread == 0 || now < next_look_ns_ || !map_.progress().over(s.mark, kPinsMayEnd)) return false;
   next_look_ns_ = now + Progress::kSlice;
   if (pinned_bytes() < frames_.room() / 2) return false;
@@ -83,11 +83,11 @@ bool MemoryWaits::waits_for_itself(Lock& lock, uint64_t now) {
   const uint64_t wanted = bytes_of_call(s.thread);
   lock.lock();
   if (wanted <= frames_.room() || queue_.empty()) return false;
-  const Starved& first = queue_.front();
+  const MemoryWaiter& first = queue_.front();
   return first.region == s.region && first.block == s.block && first.thread == s.thread;
 }
 
-Status MemoryWaits::given_up(const Starved& s) {
+Status MemoryWaits::given_up(const MemoryWaiter& s) {
   const uint64_t pinned = pinned_bytes();
   const Status cause = writes_.error().ok() ? map_.refusal() : writes_.error();
   return core::error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s%s%s%s, %s",
@@ -109,7 +109,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
   // same of a write that is to be tried again.
   if (map_.transitions().in_flight() || writes_.pause(now) != 0 || writes_.files_pause(now)) return false;
   while (!queue_.empty()) {
-    const Starved s = queue_.front();
+    const MemoryWaiter s = queue_.front();
     if (s.urgency != Urgency::fault) return false;
     if (!map_.progress().over(s.mark, clock_.limit_ns()) && !waits_for_itself(lock, now)) return false;
     Region& r = *s.region;
@@ -159,7 +159,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
 bool MemoryWaits::must_evict() const {
   uint64_t first = 0;  // what the first that waits needs
   if (!queue_.empty()) {
-    const Starved& waits = queue_.front();
+    const MemoryWaiter& waits = queue_.front();
     first = waits.region->block_size + reserve_.left_free(waits.urgency, waits.region->block_size);
   }
   return reserve_.short_of(first, writes_.leaving());

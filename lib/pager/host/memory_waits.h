@@ -12,7 +12,7 @@
 #include "pager/account/shared.h"
 #include "pager/host/failed_blocks.h"
 #include "pager/host/memory_pressure.h"
-#include "pager/host/starved.h"
+#include "pager/host/memory_wait_queue.h"
 
 namespace vmem::pager {
 
@@ -40,7 +40,7 @@ class MemoryWaits : private Shared {
   // .. for a fault. False: the access is made again, and is reported again.
   bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0,
                     uint32_t thread = 0) VMEM_LOCKED;
-  StarvedQueue& queue() VMEM_LOCKED { return queue_; }
+  MemoryWaitQueue& queue() VMEM_LOCKED { return queue_; }
 
   // What is free now is for a larger block, which has waited long.
   bool overtakes(const Region& r) const VMEM_LOCKED;
@@ -54,11 +54,11 @@ class MemoryWaits : private Shared {
  private:
   uint64_t pinned_bytes() const VMEM_LOCKED;
   bool waits_for_itself(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
-  core::Status given_up(const Starved& s) VMEM_LOCKED;
+  core::Status given_up(const MemoryWaiter& s) VMEM_LOCKED;
 
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
-  StarvedQueue queue_ VMEM_GUARDED_BY(core::big_lock);
+  MemoryWaitQueue queue_ VMEM_GUARDED_BY(core::big_lock);
   uint64_t next_look_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // at what the first that waits is in
 };
 

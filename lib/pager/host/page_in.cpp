@@ -73,7 +73,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
 }
 
 // Takes memory and begins to read block b (unpopulated or stored). False, and nothing changed, when there is no memory.
-bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after, const Starved* waited) {
+bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after, const MemoryWaiter* waited) {
   Block& block = r.table[b];
   if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return false;
   if (!map_.reserve_block()) {

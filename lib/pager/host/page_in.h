@@ -26,7 +26,7 @@ class PageIn final : private Shared, private IoEnd {
   // Takes memory and begins to read block b (unpopulated or stored). False, and nothing changed, when there is none.
   // waited: the wait that this ends, which began with the fault; null: it begins now.
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after,
-                  const Starved* waited = nullptr) VMEM_LOCKED;
+                  const MemoryWaiter* waited = nullptr) VMEM_LOCKED;
   // .. into a staging frame, where the block stays staged: unpopulated blocks of files, and stored ones.
   bool start_staging(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after) VMEM_LOCKED;
   // The block has come to rest: whoever asked for it meanwhile, as its flags say, has it brought.

@@ -79,7 +79,7 @@ void ReadAhead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
     const bool stored = block.state == State::stored;
     const bool in_file = block.state == State::unpopulated && r.from_file() && !r.in_hole(n) && tables_.may_grow(r, n);
     DeferredWork fill;
-    if ((!stored && !in_file) || (block.flags & core::kFaultPending) != 0 || StarvedQueue::marked(block) ||
+    if ((!stored && !in_file) || (block.flags & core::kFaultPending) != 0 || MemoryWaitQueue::marked(block) ||
         !speculation_.may_start(r.block_size, cap) || !page_in_.start_fill(r, n, Urgency::readahead, fill)) {
       run.count = i;
       break;
@@ -175,7 +175,7 @@ void ReadAhead::pump_speculative(DeferredWork& after) {
     if (!speculation_.may_start(room, cap)) return;
     more = true;
     Block& block = r.table[s.next];
-    if ((block.state == State::unpopulated || block.state == State::stored) && !StarvedQueue::marked(block) &&
+    if ((block.state == State::unpopulated || block.state == State::stored) && !MemoryWaitQueue::marked(block) &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::unpopulated &&
           (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !tables_.may_grow(r, s.next)))) {

@@ -74,7 +74,7 @@ void Promoter::read_meanwhile(PromotionRequest& request, DeferredWork& after) {
   for (BlockIndex b = std::max(request.next, request.read_to); b <= last; request.read_to = ++b) {
     const State state = r.table[b].state;
     if (state != State::stored && !(state == State::unpopulated && r.from_file())) continue;
-    if (r.dying || StarvedQueue::marked(r.table[b]) || !page_in_.start_staging(r, b, request.urgency, after)) return;
+    if (r.dying || MemoryWaitQueue::marked(r.table[b]) || !page_in_.start_staging(r, b, request.urgency, after)) return;
     after.submit.tail->meanwhile = true;
   }
 }

@@ -16,7 +16,7 @@
 
 namespace vmem::pager {
 
-struct Starved {
+struct MemoryWaiter {
   Region* region;
   core::BlockIndex block;
   core::Urgency urgency;
@@ -25,11 +25,11 @@ struct Starved {
   uint32_t thread = 0;  // whose access it is, 0: nobody's, or not known
 };
 
-class StarvedQueue {
+class MemoryWaitQueue {
  public:
   bool empty() const { return queue_.empty(); }
   size_t size() const { return queue_.size(); }
-  const Starved& front() const { return queue_.front(); }  // whose turn it is
+  const MemoryWaiter& front() const { return queue_.front(); }  // whose turn it is
   auto begin() const { return queue_.begin(); }
   auto end() const { return queue_.end(); }
   static bool marked(const core::Block& block) { return (block.flags & core::kWaitsForMemory) != 0; }
@@ -38,7 +38,7 @@ class StarvedQueue {
   [[nodiscard]] bool reserve(size_t entries) noexcept { return queue_.reserve(entries); }
   // Behind those that are as urgent: faults are served before acquires. A block that waits already goes on as it does,
   // but that a fault takes the place of an acquire. False: no memory, and the block does not wait.
-  [[nodiscard]] bool add(const Starved& what);
+  [[nodiscard]] bool add(const MemoryWaiter& what);
   // It was served, or nobody wants it any more.
   void pop();
   // It could not be served, and goes on waiting from now on: behind those that are as urgent.
@@ -57,9 +57,9 @@ class StarvedQueue {
   bool accounts_for(const Region& r, core::BlockIndex b) const;
 
  private:
-  PooledList<Starved>::iterator behind(core::Urgency urgency);
+  PooledList<MemoryWaiter>::iterator behind(core::Urgency urgency);
 
-  PooledList<Starved> queue_;
+  PooledList<MemoryWaiter> queue_;
   size_t taken_ = 0;  // marked, and in no queue
 };
 

@@ -5,17 +5,17 @@
 #include <utility>
 #include <vector>
 
-#include "pager/host/starved.h"
+#include "pager/host/memory_wait_queue.h"
 
 namespace {
 
 using vmem::core::BlockIndex;
 using vmem::core::Urgency;
+using vmem::pager::MemoryWaiter;
+using vmem::pager::MemoryWaitQueue;
 using vmem::pager::Region;
-using vmem::pager::Starved;
-using vmem::pager::StarvedQueue;
 
-class PagerStarved : public ::testing::Test {
+class PagerMemoryWaitQueue : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(one.table.create(16).ok());
@@ -25,27 +25,27 @@ class PagerStarved : public ::testing::Test {
   bool add(BlockIndex b, Urgency urgency, uint64_t since = 1) { return queue.add({&one, b, urgency, since, 0}); }
   bool fault(BlockIndex b, uint64_t since = 1) { return add(b, Urgency::fault, since); }
   bool acquire(BlockIndex b, uint64_t since = 1) { return add(b, Urgency::acquire, since); }
-  bool marked(BlockIndex b) { return StarvedQueue::marked(one.table[b]); }
+  bool marked(BlockIndex b) { return MemoryWaitQueue::marked(one.table[b]); }
   std::vector<BlockIndex> waiting() {
     std::vector<BlockIndex> blocks;
-    for (const Starved& s : queue) blocks.push_back(s.block);
+    for (const MemoryWaiter& s : queue) blocks.push_back(s.block);
     return blocks;
   }
   using Blocks = std::vector<BlockIndex>;
 
   Region one{16, 4}, other{16, 4};
-  StarvedQueue queue;
+  MemoryWaitQueue queue;
 };
 
-TEST_F(PagerStarved, FaultsGoBeforeAcquiresAndKeepTheirOrder) {
+TEST_F(PagerMemoryWaitQueue, FaultsGoBeforeAcquiresAndKeepTheirOrder) {
   EXPECT_TRUE(acquire(1) && fault(2) && acquire(3) && fault(4));
   EXPECT_EQ(waiting(), (Blocks{2, 4, 1, 3}));
   for (const BlockIndex b : {1, 2, 3, 4}) EXPECT_TRUE(marked(b)) << b;
   EXPECT_FALSE(marked(5));
-  EXPECT_FALSE(StarvedQueue::marked(other.table[1]));
+  EXPECT_FALSE(MemoryWaitQueue::marked(other.table[1]));
 }
 
-TEST_F(PagerStarved, ABlockWaitsOnceAndAFaultTakesThePlaceOfAnAcquire) {
+TEST_F(PagerMemoryWaitQueue, ABlockWaitsOnceAndAFaultTakesThePlaceOfAnAcquire) {
   EXPECT_TRUE(acquire(1, 10) && acquire(2, 20));
   EXPECT_TRUE(acquire(2, 30));
   EXPECT_EQ(waiting(), (Blocks{1, 2}));
@@ -58,7 +58,7 @@ TEST_F(PagerStarved, ABlockWaitsOnceAndAFaultTakesThePlaceOfAnAcquire) {
   EXPECT_TRUE(marked(2));
 }
 
-TEST_F(PagerStarved, WhoWasServedIsMarkedNoMore) {
+TEST_F(PagerMemoryWaitQueue, WhoWasServedIsMarkedNoMore) {
   EXPECT_TRUE(fault(1) && fault(2));
   queue.pop();
   EXPECT_EQ(waiting(), Blocks{2});
@@ -68,17 +68,17 @@ TEST_F(PagerStarved, WhoWasServedIsMarkedNoMore) {
   EXPECT_EQ(waiting(), (Blocks{2, 1}));
 }
 
-TEST_F(PagerStarved, WhoCannotBeServedWaitsFromNowOn) {
+TEST_F(PagerMemoryWaitQueue, WhoCannotBeServedWaitsFromNowOn) {
   EXPECT_TRUE(fault(1, 10) && fault(2, 20));
   queue.wait_again(99, 7);
   EXPECT_EQ(waiting(), (Blocks{2, 1}));
-  const Starved& last = *std::next(queue.begin());
+  const MemoryWaiter& last = *std::next(queue.begin());
   EXPECT_EQ(last.since_ns, 99u);
   EXPECT_EQ(last.mark, 7u);
   EXPECT_EQ(last.urgency, Urgency::fault);
 }
 
-TEST_F(PagerStarved, AFaultThatCannotBeServedStaysBeforeAcquires) {
+TEST_F(PagerMemoryWaitQueue, AFaultThatCannotBeServedStaysBeforeAcquires) {
   EXPECT_TRUE(fault(1) && acquire(2) && acquire(3));
   queue.wait_again(99, 7);
   EXPECT_EQ(waiting(), (Blocks{1, 2, 3}));
@@ -89,7 +89,7 @@ TEST_F(PagerStarved, AFaultThatCannotBeServedStaysBeforeAcquires) {
   EXPECT_EQ(waiting(), (Blocks{4, 1, 2, 3}));
 }
 
-TEST_F(PagerStarved, WhatWasTakenOutStaysMarkedSoThatNobodyTriesItMeanwhile) {
+TEST_F(PagerMemoryWaitQueue, WhatWasTakenOutStaysMarkedSoThatNobodyTriesItMeanwhile) {
   EXPECT_TRUE(fault(1) && fault(2));
   queue.take();
   EXPECT_EQ(waiting(), Blocks{2});
@@ -103,7 +103,7 @@ TEST_F(PagerStarved, WhatWasTakenOutStaysMarkedSoThatNobodyTriesItMeanwhile) {
   EXPECT_TRUE(queue.accounts_for(one, 2));
 }
 
-TEST_F(PagerStarved, AnAcquireThatGivesUpLeavesTheOthers) {
+TEST_F(PagerMemoryWaitQueue, AnAcquireThatGivesUpLeavesTheOthers) {
   EXPECT_TRUE(acquire(1) && acquire(2));
   queue.give_up_acquire(one, 1);
   EXPECT_EQ(waiting(), Blocks{2});
@@ -111,7 +111,7 @@ TEST_F(PagerStarved, AnAcquireThatGivesUpLeavesTheOthers) {
   EXPECT_TRUE(marked(2));
 }
 
-TEST_F(PagerStarved, AnAcquireThatGivesUpLeavesAFaultOfTheSameBlockMarked) {
+TEST_F(PagerMemoryWaitQueue, AnAcquireThatGivesUpLeavesAFaultOfTheSameBlockMarked) {
   EXPECT_TRUE(acquire(1) && fault(1));
   queue.give_up_acquire(one, 1);
   EXPECT_EQ(waiting(), Blocks{1});
@@ -125,7 +125,7 @@ TEST_F(PagerStarved, AnAcquireThatGivesUpLeavesAFaultOfTheSameBlockMarked) {
   queue.unmark(one, 1);
 }
 
-TEST_F(PagerStarved, ARegionThatGoesTakesItsBlocksAlong) {
+TEST_F(PagerMemoryWaitQueue, ARegionThatGoesTakesItsBlocksAlong) {
   EXPECT_TRUE(fault(1) && acquire(2));
   EXPECT_TRUE(queue.add({&other, 1, Urgency::fault, 1, 0}));
   queue.forget(one);
@@ -134,7 +134,7 @@ TEST_F(PagerStarved, ARegionThatGoesTakesItsBlocksAlong) {
   EXPECT_TRUE(queue.accounts_for(other, 1));
 }
 
-TEST_F(PagerStarved, TheCheckSeesAMarkThatIsMissing) {
+TEST_F(PagerMemoryWaitQueue, TheCheckSeesAMarkThatIsMissing) {
   EXPECT_TRUE(fault(1));
   one.table[1].flags = 0;
   EXPECT_EQ(queue.check(), "a block waits for memory, and is not marked");

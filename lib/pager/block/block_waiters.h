@@ -1,7 +1,7 @@
-// Who waits for one block: a thread sleeps in a Waiter of its own, on its stack, and is woken when the transition of
-// that block ends, not whenever anything does. Under the pager's lock, both; needs no memory.
+// Who waits for one block: a thread sleeps in a BlockWaiter of its own, on its stack, and is woken when the transition
+// of that block ends, not whenever anything does. Under the pager's lock, both; needs no memory.
 //
-//   a thread that waits is in the list, from the construction of its Waiter to its destruction
+//   a thread that waits is in the list, from the construction of its BlockWaiter to its destruction
 #pragma once
 
 #include <condition_variable>
@@ -12,9 +12,9 @@
 namespace vmem::pager {
 
 struct Region;
-class Waiter;
+class BlockWaiter;
 
-class Waiters {
+class BlockWaiters {
  public:
   // Wakes those who wait for the block; returns how many.
   inline size_t wake(const Region& region, core::BlockIndex block);
@@ -24,38 +24,38 @@ class Waiters {
   inline bool any(const Region& region, core::BlockIndex block) const;
 
  private:
-  friend class Waiter;
-  Waiter* first_ = nullptr;
+  friend class BlockWaiter;
+  BlockWaiter* first_ = nullptr;
 };
 
-class Waiter {
+class BlockWaiter {
  public:
-  Waiter(Waiters& all, const Region& region, core::BlockIndex block)
+  BlockWaiter(BlockWaiters& all, const Region& region, core::BlockIndex block)
       : all_(all), region_(region), block_(block), next_(all.first_) {
     if (next_ != nullptr) next_->previous_ = this;
     all.first_ = this;
   }
-  ~Waiter() {
+  ~BlockWaiter() {
     (previous_ != nullptr ? previous_->next_ : all_.first_) = next_;
     if (next_ != nullptr) next_->previous_ = previous_;
   }
-  Waiter(const Waiter&) = delete;
-  Waiter& operator=(const Waiter&) = delete;
+  BlockWaiter(const BlockWaiter&) = delete;
+  BlockWaiter& operator=(const BlockWaiter&) = delete;
 
   std::condition_variable changed;
 
  private:
-  friend class Waiters;
-  Waiters& all_;
+  friend class BlockWaiters;
+  BlockWaiters& all_;
   const Region& region_;
   const core::BlockIndex block_;
-  Waiter* next_;
-  Waiter* previous_ = nullptr;
+  BlockWaiter* next_;
+  BlockWaiter* previous_ = nullptr;
 };
 
-inline size_t Waiters::wake(const Region& region, core::BlockIndex block) {
+inline size_t BlockWaiters::wake(const Region& region, core::BlockIndex block) {
   size_t woken = 0;
-  for (Waiter* w = first_; w != nullptr; w = w->next_) {
+  for (BlockWaiter* w = first_; w != nullptr; w = w->next_) {
     if (&w->region_ != &region || w->block_ != block) continue;
     w->changed.notify_one();
     ++woken;
@@ -63,14 +63,14 @@ inline size_t Waiters::wake(const Region& region, core::BlockIndex block) {
   return woken;
 }
 
-inline bool Waiters::any(const Region& region, core::BlockIndex block) const {
-  const Waiter* w = first_;
+inline bool BlockWaiters::any(const Region& region, core::BlockIndex block) const {
+  const BlockWaiter* w = first_;
   while (w != nullptr && (&w->region_ != &region || w->block_ != block)) w = w->next_;
   return w != nullptr;
 }
 
-inline void Waiters::wake_all() {
-  for (Waiter* w = first_; w != nullptr; w = w->next_) w->changed.notify_one();
+inline void BlockWaiters::wake_all() {
+  for (BlockWaiter* w = first_; w != nullptr; w = w->next_) w->changed.notify_one();
 }
 
 }  // namespace vmem::pager

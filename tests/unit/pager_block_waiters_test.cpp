@@ -6,22 +6,22 @@
 #include <mutex>
 #include <thread>
 
+#include "pager/block/block_waiters.h"
 #include "pager/block/region.h"
-#include "pager/block/waiters.h"
 
 namespace {
 
+using vmem::pager::BlockWaiter;
+using vmem::pager::BlockWaiters;
 using vmem::pager::Region;
-using vmem::pager::Waiter;
-using vmem::pager::Waiters;
 
-class PagerWaiters : public ::testing::Test {
+class PagerBlockWaiters : public ::testing::Test {
  protected:
   // A thread that waits for the block until it is let go and has been woken.
   void sleep(size_t i, const Region& region, uint64_t block) {
     threads[i] = std::thread([this, i, &region, block] {
       std::unique_lock lock(mutex);
-      Waiter waiter(all, region, block);
+      BlockWaiter waiter(all, region, block);
       ++asleep;
       counted.notify_all();
       waiter.changed.wait(lock, [&] { return let_go[i]; });
@@ -33,13 +33,13 @@ class PagerWaiters : public ::testing::Test {
   std::mutex mutex;
   std::condition_variable counted;
   size_t asleep = 0;
-  Waiters all;
+  BlockWaiters all;
   Region one{16, 4}, other{16, 4};
   std::array<std::thread, 4> threads;
   std::array<bool, 4> let_go{};
 };
 
-TEST_F(PagerWaiters, AThreadIsWokenForItsBlockAlone) {
+TEST_F(PagerBlockWaiters, AThreadIsWokenForItsBlockAlone) {
   sleep(0, one, 3);
   sleep(1, one, 5);
   sleep(2, one, 3);
