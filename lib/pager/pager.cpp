@@ -62,7 +62,7 @@ Pager::Pager(Parts parts, Config config)
       loans_(shared_, queues_.promotion_requests, page_in_, reclaim_, supply_, demoter_, *this),
       views_(shared_, devices_.get(), gpus_, shown_, blocks_, pressure_, waits_, page_in_, supply_, releases_, demoter_,
              *this),
-      device_room_(shared_, devices_.get(), queues_.promotion_requests, gpus_, releases_, demoter_, migrator_),
+      device_reclaim_(shared_, devices_.get(), queues_.promotion_requests, gpus_, releases_, demoter_, migrator_),
       promoter_(shared_, queues_.promotion_requests, gpus_, blocks_, failed_, page_in_, read_ahead_, reader_, supply_,
                 part_copies_, migrator_, *this),
       part_copies_(shared_, devices_.get(), gpus_, holes_, page_in_, promoter_),
@@ -70,7 +70,7 @@ Pager::Pager(Parts parts, Config config)
                 part_copies_, *this),
       shown_files_(shared_, gpus_, page_in_, *this),
       device_acquires_(shared_, devices_.get(), queues_.promotion_requests, gpus_, blocks_, failed_, shown_files_,
-                       page_in_, grants_, releases_, views_, device_room_, promoter_, arrivals_),
+                       page_in_, grants_, releases_, views_, device_reclaim_, promoter_, arrivals_),
       host_leases_(shared_, failed_, waits_, installer_, page_in_, grants_, supply_, releases_, shown_files_, demoter_,
                    range_demoter_),
       sync_(shared_, queues_.promotion_requests, sums_, failed_, releases_, range_demoter_, range_writer_),
@@ -86,7 +86,7 @@ Pager::Pager(Parts parts, Config config)
                 *this),
       queries_(shared_, devices_.get(), gpus_, blocks_, failed_, releases_),
       workers_(shared_, devices_.get(), queues_.promotion_requests, gpus_, shown_, blocks_, page_in_, supply_,
-               releases_, migrator_, demoter_, part_copies_, promoter_, arrivals_, views_, device_room_, hints_),
+               releases_, migrator_, demoter_, part_copies_, promoter_, arrivals_, views_, device_reclaim_, hints_),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, reclaim_requests_, shown_,
               gpus_.work(), *this),
       tunables_(shared_, config_, devices_.get(), gpus_, pressure_, page_in_, reader_, supply_, releases_, promoter_,
@@ -144,7 +144,7 @@ void Pager::host_is_short() {
 }
 
 // Whoever waits for it, most urgent first.
-void Pager::came_free(DeferredWork& after) {
+void Pager::memory_freed(DeferredWork& after) {
   pressure_.watch_idle();
   while (!waits_.queue().empty()) {
     const MemoryWaiter s = waits_.queue().front();

@@ -13,8 +13,8 @@
 #include "core/big_lock.h"
 #include "core/counters.h"
 #include "core/options.h"
+#include "pager/account/fault_reserve.h"
 #include "pager/account/gpus.h"
-#include "pager/account/host_reserve.h"
 #include "pager/account/queues.h"
 #include "pager/account/shown_copies.h"
 #include "pager/account/staging_pools.h"
@@ -48,7 +48,7 @@
 #include "pager/threads/device_workers.h"
 #include "pager/tier/arrivals.h"
 #include "pager/tier/device_blocks.h"
-#include "pager/tier/device_room.h"
+#include "pager/tier/device_reclaim.h"
 #include "pager/tier/device_views.h"
 #include "pager/tier/loans.h"
 #include "pager/tier/migrator.h"
@@ -60,7 +60,7 @@
 
 namespace vmem::pager {
 
-class Pager final : private BlockMap::Above, private Reclaim::Above, private FaultService::Above, private Room {
+class Pager final : private BlockMap::Above, private Reclaim::Above, private FaultService::Above, private MemoryFreed {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
@@ -120,7 +120,7 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   bool evict_copy(core::FrameId copy) VMEM_LOCKED override { return supply_.evict_copy(copy); }
   std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override { return supply_.frame(r, keep); }
 
-  void came_free(DeferredWork& after) VMEM_LOCKED override;
+  void memory_freed(DeferredWork& after) VMEM_LOCKED override;
   void write_overdue(const void* ptr, size_t size) VMEM_UNLOCKED;
   void tunables_changed() VMEM_UNLOCKED override { tunables_.follow_module(); }
 
@@ -139,7 +139,7 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   WriteBackState writes_ VMEM_GUARDED_BY(core::big_lock);
   ProgressClock progress_clock_;
   ShownCopies shown_ VMEM_GUARDED_BY(core::big_lock);
-  HostReserve reserve_ VMEM_GUARDED_BY(core::big_lock);
+  FaultReserve reserve_ VMEM_GUARDED_BY(core::big_lock);
   TableCharges tables_ VMEM_GUARDED_BY(core::big_lock);
   const Shared shared_;
   LeaseGrants grants_;
@@ -172,7 +172,7 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   Reclaim reclaim_;
   Loans loans_;
   DeviceViews views_;
-  DeviceRoom device_room_;
+  DeviceReclaim device_reclaim_;
   Promoter promoter_;
   PartCopies part_copies_;
   Arrivals arrivals_;

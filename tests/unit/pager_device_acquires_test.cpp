@@ -63,7 +63,7 @@ class PagerDeviceAcquires : public vmem::pager::test::PromotionParts {
   vmem::pager::ShownFiles files{shared, gpus, page_in, *this};
   vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
                                  waits,  page_in,  supply, releases, demoter, *this};
-  vmem::pager::DeviceRoom room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
+  vmem::pager::DeviceReclaim room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
   vmem::pager::DeviceAcquires acquires{shared,  &devices, promotion_requests, gpus,  blocks, failed,   files,
                                        page_in, grants,   releases,           views, room,   promoter, arrivals};
 };

@@ -18,7 +18,7 @@
 #include "pager/threads/device_workers.h"
 #include "pager/tier/arrivals.h"
 #include "pager/tier/device_blocks.h"
-#include "pager/tier/device_room.h"
+#include "pager/tier/device_reclaim.h"
 #include "pager/tier/device_views.h"
 #include "pager/tier/loans.h"
 #include "pager/tier/migrator.h"

@@ -33,7 +33,7 @@ class PagerDeviceWorkers : public vmem::pager::test::PromotionParts, private Dev
     workers.stop();
     PromotionParts::TearDown();
   }
-  void came_free(DeferredWork& after) VMEM_LOCKED override { promoter.pump(after); }
+  void memory_freed(DeferredWork& after) VMEM_LOCKED override { promoter.pump(after); }
   bool serve_stream_hints(BigLock&) override {
     ++asked;
     return false;
@@ -49,7 +49,7 @@ class PagerDeviceWorkers : public vmem::pager::test::PromotionParts, private Dev
   std::atomic<size_t> asked = 0;
   vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
                                  waits,  page_in,  supply, releases, demoter, *this};
-  vmem::pager::DeviceRoom room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
+  vmem::pager::DeviceReclaim room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
   DeviceWorkers workers{shared,   &devices, promotion_requests, gpus,     shown,    blocks, page_in, supply, releases,
                         migrator, demoter,  part_copies,        promoter, arrivals, views,  room,    *this};
 };

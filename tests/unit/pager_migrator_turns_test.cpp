@@ -25,7 +25,7 @@ class PagerMigratorTurns : public vmem::pager::test::DeviceParts {
     for (const int d : {0, 1}) ASSERT_TRUE(gpus.use(d).ok());
   }
   // Somebody is told that there is room.
-  void came_free(vmem::pager::DeferredWork&) VMEM_LOCKED override { charged_when_told_ = gpus[1].budget.charged(); }
+  void memory_freed(vmem::pager::DeferredWork&) VMEM_LOCKED override { charged_when_told_ = gpus[1].budget.charged(); }
   // Blocks of device 1 wait to go to device 0.
   void let_wait(Region& r, BlockIndex first, BlockIndex count) {
     BigLock lock(map.mutex());

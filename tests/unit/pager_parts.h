@@ -14,7 +14,7 @@
 
 namespace vmem::pager::test {
 
-class PagerParts : public ::testing::Test, protected BlockMap::Above, protected Room {
+class PagerParts : public ::testing::Test, protected BlockMap::Above, protected MemoryFreed {
  protected:
   static constexpr size_t kBlock = 64 << 10;
   static constexpr uint64_t kBudget = uint64_t{8} << 20;
@@ -114,7 +114,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   uint64_t pages(uint8_t) const override { return kBudget / core::kPage; }
   void reserve_queues(size_t transitions) override { queues = transitions; }
   void leaves(Region&, core::BlockIndex) override { ++asked_to_leave; }
-  void came_free(DeferredWork&) override { ++freed; }
+  void memory_freed(DeferredWork&) override { ++freed; }
   std::byte* staging_frame(const Region&, size_t) override { return nullptr; }
   size_t queues = 0, asked_to_leave = 0, freed = 0;
   uint64_t ids = 0;
@@ -136,7 +136,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   WriteBackState writes;
   ProgressClock clock{map, writes, config};
   ShownCopies shown;
-  HostReserve reserve{budget, frames, shown};
+  FaultReserve reserve{budget, frames, shown};
   TableCharges tables{budget, reserve, map.frame_table(), map.transitions(), trap};
   Shared shared{trap, engine, space, config, counters, budget, frames, staging, map, writes, clock, reserve, tables};
   MemoryPressure pressure{shared};

@@ -13,8 +13,8 @@ using vmem::core::BlockIndex;
 using vmem::core::kPage;
 using vmem::core::State;
 using vmem::memory::Use;
+using vmem::pager::FaultReserve;
 using vmem::pager::FrameTable;
-using vmem::pager::HostReserve;
 using vmem::pager::Region;
 using vmem::pager::ShownCopies;
 using vmem::pager::TableCharges;
@@ -66,7 +66,7 @@ class PagerTableCharges : public ::testing::Test {
   vmem::memory::HostBudget budget{64 * kMiB};
   vmem::memory::FramePool frames{trap, budget, {}};
   ShownCopies shown{trap, frame_table, clock, counters, true};
-  HostReserve reserve{budget, frames, shown};
+  FaultReserve reserve{budget, frames, shown};
   TableCharges tables{budget, reserve, frame_table, transitions, trap};
   Region region{kBlocks, 4}, other{16, 4};
   uint64_t leased = 0, empty = 0;

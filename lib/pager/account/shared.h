@@ -5,7 +5,7 @@
 #include "core/counters.h"
 #include "memory/frame_pool.h"
 #include "memory/host_budget.h"
-#include "pager/account/host_reserve.h"
+#include "pager/account/fault_reserve.h"
 #include "pager/account/progress_clock.h"
 #include "pager/account/staging_pools.h"
 #include "pager/account/table_charges.h"
@@ -30,7 +30,7 @@ struct Shared {
   BlockMap& map_;
   WriteBackState& writes_;
   ProgressClock& clock_;
-  HostReserve& reserve_;
+  FaultReserve& reserve_;
   TableCharges& tables_;
 };
 

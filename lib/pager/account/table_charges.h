@@ -16,7 +16,7 @@
 #include "core/status.h"
 #include "core/types.h"
 #include "memory/host_budget.h"
-#include "pager/account/host_reserve.h"
+#include "pager/account/fault_reserve.h"
 #include "pager/block/frame_table.h"
 #include "pager/block/region.h"
 #include "pager/block/transition_pool.h"
@@ -29,7 +29,7 @@ class TableCharges {
   static constexpr uint64_t kFree = uint64_t{8} << 20;  // what every process can spare
   static constexpr size_t kMostRefused = 256;
 
-  TableCharges(memory::HostBudget& budget, const HostReserve& reserve, const FrameTable& frame_table,
+  TableCharges(memory::HostBudget& budget, const FaultReserve& reserve, const FrameTable& frame_table,
                const TransitionPool& transitions, trap::Trap& trap)
       : budget_(budget), reserve_(reserve), frame_table_(frame_table), transitions_(transitions), trap_(trap) {}
 
@@ -67,7 +67,7 @@ class TableCharges {
   bool asks_again(const Region& r, core::BlockIndex b);
 
   memory::HostBudget& budget_;
-  const HostReserve& reserve_;
+  const FaultReserve& reserve_;
   const FrameTable& frame_table_;
   const TransitionPool& transitions_;
   trap::Trap& trap_;

@@ -2,7 +2,7 @@
 // first; where that is silent, what was said of places:
 //
 //   preferred     there it is hot: it stays while anything else can go. On a device that is another it is cold: it
-//                 leaves first, and DeviceRoom sends it to the preferred device if that has room
+//                 leaves first, and DeviceReclaim sends it to the preferred device if that has room
 //   read mostly   its bytes in staging frames are hot. While it is on a device they are its host copy: until it may
 //                 change there, it leaves by that and costs nothing
 //

@@ -53,7 +53,7 @@ LeaseMap::Ranges::iterator LeaseMap::at(BlockIndex b) {
 
 size_t LeaseMap::bytes() const {
   constexpr size_t kNode = sizeof(Ranges::value_type) + 64;  // with the links of the tree, and what malloc adds
-  return (ranges_.size() + spares_.size()) * kNode + room_ * sizeof(Lease) +
+  return (ranges_.size() + spares_.size()) * kNode + freed_ * sizeof(Lease) +
          spares_.capacity() * sizeof(Ranges::node_type);
 }
 
@@ -74,7 +74,7 @@ uint64_t LeaseMap::leased(BlockIndex first, BlockIndex last) const {
 void LeaseMap::grow(Leases& leases, size_t room) {
   const size_t before = leases.capacity();
   leases.reserve(room);
-  room_ += leases.capacity() - before;
+  freed_ += leases.capacity() - before;
 }
 
 // At least so many in reserve, each with room for `width` leases. Throws bad_alloc.
@@ -91,7 +91,7 @@ void LeaseMap::spare(size_t count, size_t width) {
 // Gives back what is in reserve and not needed.
 void LeaseMap::trim() noexcept {
   while (spares_.size() > (ranges_.empty() ? 0 : kSpares)) {
-    room_ -= spares_.back().mapped().leases.capacity();
+    freed_ -= spares_.back().mapped().leases.capacity();
     spares_.pop_back();
   }
   if (ranges_.empty()) core::OwnVector<Ranges::node_type>().swap(spares_);
@@ -100,7 +100,7 @@ void LeaseMap::trim() noexcept {
 void LeaseMap::forget(Ranges::iterator range) noexcept {
   Ranges::node_type node = ranges_.extract(range);
   if (spares_.size() == spares_.capacity()) {
-    room_ -= node.mapped().leases.capacity();
+    freed_ -= node.mapped().leases.capacity();
     return;
   }
   node.mapped().leases.clear();
@@ -330,7 +330,7 @@ std::string LeaseMap::check() const {
     before = &range;
   }
   if (blocks != blocks_) return "leased blocks are miscounted";
-  if (room != room_) return "memory of leases is miscounted";
+  if (room != freed_) return "memory of leases is miscounted";
   if (spares_.size() > (ranges_.empty() ? 0 : kSpares)) return "too much memory in reserve";
   return "";
 }

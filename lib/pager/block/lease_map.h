@@ -146,7 +146,7 @@ class LeaseMap {
   Ranges ranges_;                       // by their first blocks
   core::OwnVector<Ranges::node_type> spares_;
   uint64_t blocks_ = 0;
-  size_t room_ = 0;  // for leases, of all ranges and spares
+  size_t freed_ = 0;  // for leases, of all ranges and spares
 };
 
 }  // namespace vmem::pager

@@ -311,7 +311,7 @@ Status Advisor::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     default:
       break;
   }
-  room_.came_free(after);
+  freed_.memory_freed(after);
   if (!after.empty()) {
     page_in_.run(lock, after);
   }

@@ -18,7 +18,7 @@ class Advisor : private Shared {
   // devices: null: there is no device tier.
   Advisor(const Shared& shared, device::Devices* devices, Gpus& gpus, DeviceBlocks& blocks, FailedBlocks& failed,
           ShownFiles& files, PageIn& page_in, IsolatedBlocks& isolated, PendingReleases& releases, Demoter& demoter,
-          RangeWriter& range_writer, Hints& hints, Room& room)
+          RangeWriter& range_writer, Hints& hints, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         gpus_(gpus),
@@ -31,7 +31,7 @@ class Advisor : private Shared {
         demoter_(demoter),
         range_writer_(range_writer),
         hints_(hints),
-        room_(room) {}
+        freed_(freed) {}
 
   // advice: of enum vmem_advice.
   core::Status advise(const void* ptr, size_t size, int advice, int location) VMEM_UNLOCKED;
@@ -64,7 +64,7 @@ class Advisor : private Shared {
   Demoter& demoter_;
   RangeWriter& range_writer_;
   Hints& hints_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

@@ -97,7 +97,7 @@ void DeviceAcquires::make_room(Lock& lock, std::span<const SpanOf> spans, int d,
   const uint64_t failures = g.failures;  // of a driver that refuses: who waits for room then is told in time
   for (bool left = true; left && Ask::check(ask).ok() && g.failures == failures;) {
     g.budget.want(missing);  // others say what they want, too
-    left = g.budget.missing() != 0 && room_.make(lock, d);
+    left = g.budget.missing() != 0 && device_reclaim_.make(lock, d);
   }
 }
 

@@ -12,7 +12,7 @@
 
 #include "pager/host/shown_files.h"
 #include "pager/tier/arrivals.h"
-#include "pager/tier/device_room.h"
+#include "pager/tier/device_reclaim.h"
 #include "pager/tier/device_views.h"
 #include "pager/tier/promoter.h"
 
@@ -23,7 +23,7 @@ class DeviceAcquires : private Shared {
   // requests: for promotion, acquires first.
   DeviceAcquires(const Shared& shared, device::Devices* devices, PooledList<PromotionRequest>& requests, Gpus& gpus,
                  DeviceBlocks& blocks, FailedBlocks& failed, ShownFiles& files, PageIn& page_in, LeaseGrants& grants,
-                 PendingReleases& releases, DeviceViews& views, DeviceRoom& room, Promoter& promoter,
+                 PendingReleases& releases, DeviceViews& views, DeviceReclaim& reclaim, Promoter& promoter,
                  Arrivals& arrivals)
       : Shared(shared),
         devices_(devices),
@@ -36,7 +36,7 @@ class DeviceAcquires : private Shared {
         grants_(grants),
         releases_(releases),
         views_(views),
-        room_(room),
+        device_reclaim_(reclaim),
         promoter_(promoter),
         arrivals_(arrivals) {}
 
@@ -72,7 +72,7 @@ class DeviceAcquires : private Shared {
   LeaseGrants& grants_;
   PendingReleases& releases_;
   DeviceViews& views_;
-  DeviceRoom& room_;
+  DeviceReclaim& device_reclaim_;
   Promoter& promoter_;
   Arrivals& arrivals_;
 };

@@ -306,7 +306,7 @@ void RegionTeardown::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devic
   charges_.credit(r);
   map_.progress().made();
   DeferredWork after;
-  room_.came_free(after);
+  freed_.memory_freed(after);
   lock.unlock();
   page_in_.run(after);
   for (const core::Extent e : extents) space_.release(e);

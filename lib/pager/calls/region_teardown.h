@@ -24,7 +24,7 @@ class RegionTeardown : private Shared {
                  ReclaimRequests& reclaim_requests, Gpus& gpus, ShownCopies& shown, MemoryPressure& pressure,
                  FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in, StoreWriter& writer,
                  LeaseGrants& grants, PendingReleases& releases, Loans& loans, Promoter& promoter, Sync& sync,
-                 RegionCharges& charges, Room& room)
+                 RegionCharges& charges, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         queues_(queues),
@@ -44,7 +44,7 @@ class RegionTeardown : private Shared {
         promoter_(promoter),
         sync_(sync),
         charges_(charges),
-        room_(room) {}
+        freed_(freed) {}
 
   // force: whatever holds it.
   core::Status destroy(void* ptr, bool force) VMEM_UNLOCKED { return end(ptr, force, nullptr); }
@@ -91,7 +91,7 @@ class RegionTeardown : private Shared {
   Promoter& promoter_;
   Sync& sync_;
   RegionCharges& charges_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

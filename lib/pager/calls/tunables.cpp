@@ -36,7 +36,7 @@ Status Tunables::set_host_budget(uint64_t bytes) {
   budget_.trim();
   map_.resize_policies();
   pressure_.wake_all_reclaim();
-  room_.came_free(after);
+  freed_.memory_freed(after);
   lock.unlock();
   page_in_.run(after);
   return {};

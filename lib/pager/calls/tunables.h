@@ -16,7 +16,7 @@ class Tunables : private Shared {
   // config: Shared has it, too. devices: null: there is no device tier.
   Tunables(const Shared& shared, Config& config, device::Devices* devices, Gpus& gpus, MemoryPressure& pressure,
            PageIn& page_in, StoreReader& reader, StagingSupply& supply, PendingReleases& releases, Promoter& promoter,
-           FaultService& faults, Room& room)
+           FaultService& faults, MemoryFreed& freed)
       : Shared(shared),
         in_force_(config),
         devices_(devices),
@@ -28,7 +28,7 @@ class Tunables : private Shared {
         releases_(releases),
         promoter_(promoter),
         faults_(faults),
-        room_(room),
+        freed_(freed),
         wanted_readahead_(config.readahead_bytes),
         wanted_timeout_ms_(config.fault_timeout_ms) {}
 
@@ -56,7 +56,7 @@ class Tunables : private Shared {
   PendingReleases& releases_;
   Promoter& promoter_;
   FaultService& faults_;
-  Room& room_;
+  MemoryFreed& freed_;
 
   // As it was set.
   uint64_t wanted_readahead_ VMEM_GUARDED_BY(core::big_lock);

@@ -92,7 +92,7 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
     block.flags |= core::kFaultPending;
     waits_.starve_fault(r, m->block, m->since_ns, m->mark);
     map_.free_transition(m);
-    room_.came_free(after);
+    freed_.memory_freed(after);
     return;
   }
   // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
@@ -160,7 +160,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   if (m->pinned_in_policy) map_.policy(block.aux).unhold(block.aux);
   if (torn) {
     lose_filled(m, s);
-    room_.came_free(after);
+    freed_.memory_freed(after);
     return;
   }
   if (!s.ok()) {
@@ -198,7 +198,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   map_.admit(r, m->block, frame.shadow);
   if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
   map_.free_transition(m);
-  room_.came_free(after);
+  freed_.memory_freed(after);
 }
 
 // Unlocked; the owner of the block's transition, whose fill() stopped half way, or found a page in its way. False: the

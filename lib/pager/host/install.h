@@ -15,8 +15,9 @@ namespace vmem::pager {
 
 class Installer : private Shared {
  public:
-  Installer(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Room& room)
-      : Shared(shared), pressure_(pressure), failed_(failed), waits_(waits), room_(room) {}
+  Installer(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
+            MemoryFreed& freed)
+      : Shared(shared), pressure_(pressure), failed_(failed), waits_(waits), freed_(freed) {}
 
   // The block is staged: it goes in place, or waits for memory. False: not even that can be remembered.
   bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
@@ -46,7 +47,7 @@ class Installer : private Shared {
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   MemoryWaits& waits_;
-  Room& room_;
+  MemoryFreed& freed_;
   TransitionList pinned_ VMEM_GUARDED_BY(core::big_lock);
 };
 

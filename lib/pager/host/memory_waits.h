@@ -1,5 +1,5 @@
 // Who waits for memory: blocks that a fault or an acquire wants, in the order in which they are served, and when a wait
-// is given up. Memory that comes free is given to the first of them (Room), not here.
+// is given up. Memory that comes free is given to the first of them (MemoryFreed), not here.
 //
 //   whoever waits has called the reclaim threads; a fault that waited for the whole time-out, while nothing went on and
 //   nothing can, gets SIGBUS, and the block's contents are intact; one whose block is staged waits on
@@ -17,15 +17,15 @@
 namespace vmem::pager {
 
 // What those who need memory ask of those above them.
-class Room {
+class MemoryFreed {
  public:
   // Memory or a buffer came free: whoever waits for it is served, the most urgent first.
-  virtual void came_free(DeferredWork& after) VMEM_LOCKED = 0;
+  virtual void memory_freed(DeferredWork& after) VMEM_LOCKED = 0;
   // A staging frame for a block of the region while more than `keep` are free, or one that is had without waiting.
   virtual std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED = 0;
 
  protected:
-  ~Room() = default;
+  ~MemoryFreed() = default;
 };
 
 class MemoryWaits : private Shared {

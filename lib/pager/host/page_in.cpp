@@ -33,7 +33,7 @@ size_t bytes_there(const Region& r, BlockIndex b) {
 }  // namespace
 
 PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
-               Installer& installer, StoreReader& reader, Speculation& speculation, Room& room)
+               Installer& installer, StoreReader& reader, Speculation& speculation, MemoryFreed& freed)
     : Shared(shared),
       pressure_(pressure),
       failed_(failed),
@@ -41,7 +41,7 @@ PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& fai
       installer_(installer),
       reader_(reader),
       speculation_(speculation),
-      room_(room) {}
+      freed_(freed) {}
 
 // As start_fill(), into a staging frame, where the block stays staged: unpopulated blocks of files, and stored ones.
 bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after) {
@@ -50,7 +50,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
-  std::byte* const bytes = room_.staging_frame(r, staging_.of(r).growth.reserve());
+  std::byte* const bytes = freed_.staging_frame(r, staging_.of(r).growth.reserve());
   if (bytes == nullptr) {
     if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
     return false;
@@ -184,7 +184,7 @@ void PageIn::abandon_fill(Transition* m, DeferredWork& after) {
   block.flags &= core::kForgetReadAhead;
   r.table.change(m->block, State::reading, block.extent ? State::stored : State::unpopulated);
   map_.free_transition(m);
-  room_.came_free(after);
+  freed_.memory_freed(after);
 }
 
 // Locked. The kernel had no memory to read the block, and somebody wants it.
@@ -214,7 +214,7 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   r.keep_reason(m->block, m->status);
   if (!shows_file) failed_.fail_accesses(r, m->block);
   map_.free_transition(m);
-  room_.came_free(after);
+  freed_.memory_freed(after);
 }
 
 // Locked; the frame has the block's bytes. It goes in place, or is staged.
@@ -231,7 +231,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
     const BlockIndex b = m->block;
     map_.free_transition(m);
     settle(r, b, after);
-    room_.came_free(after);
+    freed_.memory_freed(after);
     return;
   }
   const bool stay_held = !wanted && (block.flags & core::kReadaheadMarker) != 0 &&
@@ -240,7 +240,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
     r.table.change(m->block, State::reading, State::staged);
     map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
     map_.free_transition(m);
-    room_.came_free(after);
+    freed_.memory_freed(after);
     return;
   }
   // Where every block is stored to, one that was read before anybody asked for it would only trap a second time.
@@ -329,7 +329,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
 
 void PageIn::serve_waiting(Lock& lock) {
   DeferredWork after;
-  room_.came_free(after);
+  freed_.memory_freed(after);
   run(lock, after);
 }
 
@@ -412,7 +412,7 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   if ((block.flags & core::kFaultPending) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
   m->status = {};  // who waits for the block looks again
   map_.free_transition(m);
-  room_.came_free(after);
+  freed_.memory_freed(after);
   return false;
 }
 

@@ -21,7 +21,7 @@ namespace vmem::pager {
 class PageIn final : private Shared, private IoEnd {
  public:
   PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Installer& installer,
-         StoreReader& reader, Speculation& speculation, Room& room);
+         StoreReader& reader, Speculation& speculation, MemoryFreed& freed);
 
   // Takes memory and begins to read block b (unpopulated or stored). False, and nothing changed, when there is none.
   // waited: the wait that this ends, which began with the fault; null: it begins now.
@@ -61,7 +61,7 @@ class PageIn final : private Shared, private IoEnd {
   Installer& installer_;
   StoreReader& reader_;
   Speculation& speculation_;
-  Room& room_;
+  MemoryFreed& freed_;
   std::array<Together, 16> together_
       VMEM_GUARDED_BY(core::big_lock);  // neighbours without one are put in place one by one
 };

@@ -208,7 +208,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
   if (batch.empty() && !copies) pressure_.wait_for(lock, std::chrono::milliseconds(5));
   if (copies || (batch.empty() && what.stuck)) {  // frames came free
     DeferredWork after;
-    room_.came_free(after);
+    freed_.memory_freed(after);
     if (!after.empty()) page_in_.run(lock, after);
   }
   if (!batch.empty()) write_back_.evict_batch(lock, batch.all());

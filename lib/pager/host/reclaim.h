@@ -37,7 +37,7 @@ class Reclaim : private Shared {
   };
 
   Reclaim(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, PageIn& page_in,
-          Isolator& isolator, WriteBack& write_back, ReclaimRequests& requests, Room& room, Above& above)
+          Isolator& isolator, WriteBack& write_back, ReclaimRequests& requests, MemoryFreed& freed, Above& above)
       : Shared(shared),
         pressure_(pressure),
         failed_(failed),
@@ -46,7 +46,7 @@ class Reclaim : private Shared {
         isolator_(isolator),
         write_back_(write_back),
         requests_(requests),
-        room_(room),
+        freed_(freed),
         above_(above),
         background_(shared, isolator, write_back) {}
 
@@ -81,7 +81,7 @@ class Reclaim : private Shared {
   Isolator& isolator_;
   WriteBack& write_back_;
   ReclaimRequests& requests_;
-  Room& room_;
+  MemoryFreed& freed_;
   Above& above_;
   BackgroundWrites background_;
   std::vector<std::thread> threads_;

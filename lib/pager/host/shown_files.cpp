@@ -61,7 +61,7 @@ Status ShownFiles::revive(Lock& lock, Region& r, BlockIndex b) {
     trap_.wake(r.address(b), r.block_size).ignore();
     map_.free_transition(m);
   }
-  room_.came_free(after);
+  freed_.memory_freed(after);
   page_in_.run(lock, after);
   return s;
 }

@@ -14,8 +14,8 @@ namespace vmem::pager {
 
 class ShownFiles : private Shared {
  public:
-  ShownFiles(const Shared& shared, Gpus& gpus, PageIn& page_in, Room& room)
-      : Shared(shared), gpus_(gpus), page_in_(page_in), room_(room) {}
+  ShownFiles(const Shared& shared, Gpus& gpus, PageIn& page_in, MemoryFreed& freed)
+      : Shared(shared), gpus_(gpus), page_in_(page_in), freed_(freed) {}
 
   // A block that shows its file loses what is there. In a region with a device tier whose accesses park it is an
   // ordinary block again, as by FailedBlocks::revive(); else it goes on showing the file. Locked, and not meanwhile: to
@@ -26,7 +26,7 @@ class ShownFiles : private Shared {
  private:
   Gpus& gpus_;
   PageIn& page_in_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

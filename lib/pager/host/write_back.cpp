@@ -39,7 +39,7 @@ void WriteBack::evict_batch(std::span<Transition*> batch) {
     };
     if (std::all_of(batch.begin(), batch.end(), pinned)) writes_.pinned(now_ns());
     for (Transition* m : batch) settle_taken(m, after);
-    room_.came_free(after);
+    freed_.memory_freed(after);
   }
   page_in_.run(after);
 }
@@ -218,7 +218,7 @@ void WriteBack::settle_write(Transition* m, DeferredWork& after) {
   Block& block = r.table[m->block];
   if (!m->status.ok() && m->background) {
     put_back_dirty(m, after);
-    room_.came_free(after);
+    freed_.memory_freed(after);
     return;
   }
   if (!m->status.ok()) {
@@ -231,7 +231,7 @@ void WriteBack::settle_write(Transition* m, DeferredWork& after) {
     }
     writer_.give_back_extent(m);
     isolated_.put_back(m, after);
-    room_.came_free(after);
+    freed_.memory_freed(after);
     return;
   }
   r.backing == Backing::file_shared ? writes_.file_succeeded(r) : writes_.succeeded();
@@ -255,7 +255,7 @@ void WriteBack::settle_write(Transition* m, DeferredWork& after) {
   } else {
     isolated_.let_go(m, State::writing_back, after);  // wanted again meanwhile: let_go() reads it back
   }
-  room_.came_free(after);
+  freed_.memory_freed(after);
   failed_.revive_dropped();
 }
 

@@ -21,7 +21,7 @@ namespace vmem::pager {
 class WriteBack final : private Shared, private IoEnd {
  public:
   WriteBack(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in, IsolatedBlocks& isolated,
-            Isolator& isolator, StoreWriter& writer, Room& room)
+            Isolator& isolator, StoreWriter& writer, MemoryFreed& freed)
       : Shared(shared),
         failed_(failed),
         installer_(installer),
@@ -29,7 +29,7 @@ class WriteBack final : private Shared, private IoEnd {
         isolated_(isolated),
         isolator_(isolator),
         writer_(writer),
-        room_(room) {}
+        freed_(freed) {}
 
   // Takes each transition, in state isolating, to its end, or to a write whose end comes later. No more than a Batch
   // holds. Unlocked, or with a lock that is dropped meanwhile.
@@ -61,7 +61,7 @@ class WriteBack final : private Shared, private IoEnd {
   IsolatedBlocks& isolated_;
   Isolator& isolator_;
   StoreWriter& writer_;
-  Room& room_;
+  MemoryFreed& freed_;
   SpareCopy spare_;
 };
 

@@ -1,7 +1,7 @@
 // Grants leases at the host and at devices, counts what they keep there, and ends them. LeaseMap has the leases of a
 // region; here is what they mean for the budgets.
 //
-//   HostReserve counts what is leased in host memory, the budget of a device what is leased there and what of that is
+//   FaultReserve counts what is leased in host memory, the budget of a device what is leased there and what of that is
 //   ending: what the regions' tables of leases have, recounted; and each table is charged with what it needs
 //   a span is granted, released or given back as a whole, or nothing of it is
 //

@@ -145,7 +145,7 @@ void DeviceWorkers::loop() {
       gpus_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
-    } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || device_room_.guests_overstay()) {
+    } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || device_reclaim_.guests_overstay()) {
       gpus_.work().wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
       look_around();
@@ -309,7 +309,7 @@ bool DeviceWorkers::step(Lock& lock) {
   if (bring_what_is_ready(lock)) return true;
   if (arriving_ + 1 < kWorkers && end_what_waits(lock)) return true;
   for (size_t d = 0; d < gpus_.size(); ++d) {
-    if (device_room_.make(lock, static_cast<int>(d))) return true;
+    if (device_reclaim_.make(lock, static_cast<int>(d))) return true;
   }
   return above_.serve_demotion(lock);
 }

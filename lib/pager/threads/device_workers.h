@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "pager/tier/arrivals.h"
-#include "pager/tier/device_room.h"
+#include "pager/tier/device_reclaim.h"
 #include "pager/tier/device_views.h"
 #include "pager/tier/part_copies.h"
 #include "pager/tier/promoter.h"
@@ -39,7 +39,7 @@ class DeviceWorkers : private Shared {
   DeviceWorkers(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
                 Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks, PageIn& page_in, StagingSupply& supply,
                 PendingReleases& releases, Migrator& migrator, Demoter& demoter, PartCopies& part_copies,
-                Promoter& promoter, Arrivals& arrivals, DeviceViews& views, DeviceRoom& device_room, Above& above)
+                Promoter& promoter, Arrivals& arrivals, DeviceViews& views, DeviceReclaim& device_reclaim, Above& above)
       : Shared(shared),
         devices_(devices),
         requests_(requests),
@@ -55,7 +55,7 @@ class DeviceWorkers : private Shared {
         promoter_(promoter),
         arrivals_(arrivals),
         views_(views),
-        device_room_(device_room),
+        device_reclaim_(device_reclaim),
         above_(above) {}
 
   core::Status start() VMEM_UNLOCKED;
@@ -84,7 +84,7 @@ class DeviceWorkers : private Shared {
   Promoter& promoter_;
   Arrivals& arrivals_;
   DeviceViews& views_;
-  DeviceRoom& device_room_;
+  DeviceReclaim& device_reclaim_;
   Above& above_;
 
   std::vector<std::thread> threads_;

@@ -78,7 +78,7 @@ void Arrivals::pull(Batch& batch, int d) {
       if (failed) map_.free_transition(m);
       return failed;
     });
-    room_.came_free(after);
+    freed_.memory_freed(after);
   }
   page_in_.run(after);
 }
@@ -255,7 +255,7 @@ void Arrivals::end_in(InBatch& in) {
   }
   if (full) gpus_.follow_down(d, kept);
   if (!demotion_requests_.empty()) gpus_.work().notify_one();
-  room_.came_free(after);
+  freed_.memory_freed(after);
   lock.unlock();
   page_in_.run(after);
 }

@@ -27,7 +27,7 @@ class Arrivals : private Shared {
   // demotion_requests: wait for what comes; under the lock.
   Arrivals(const Shared& shared, device::Devices* devices, const PooledList<DemotionRequest>& demotion_requests,
            Gpus& gpus, DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply,
-           PartCopies& part_copies, Room& room)
+           PartCopies& part_copies, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         demotion_requests_(demotion_requests),
@@ -38,7 +38,7 @@ class Arrivals : private Shared {
         page_in_(page_in),
         supply_(supply),
         part_copies_(part_copies),
-        room_(room) {}
+        freed_(freed) {}
 
   // Unlocked. Makes the blocks on device d, fills them and opens them. They were ready for it, and are nobody's else.
   void run(Batch& batch, int d) VMEM_UNLOCKED;
@@ -74,7 +74,7 @@ class Arrivals : private Shared {
   PageIn& page_in_;
   StagingSupply& supply_;
   PartCopies& part_copies_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

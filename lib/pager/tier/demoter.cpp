@@ -169,7 +169,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
       settle_left(m, copied, !s.ok(), after);
     }
   }
-  room_.came_free(after);
+  freed_.memory_freed(after);
 }
 
 // Unlocked; state demoting, their status says why they stay. A lease that they get, or have, is worth nothing to a
@@ -180,7 +180,7 @@ void Demoter::keep_mapped(Batch& unmapped, DeferredWork& after) {
     insist(*devices_, m->device, "mapping a block that stays", [&] { return devices_->map({&range, 1}); }).ignore();
     Lock lock(map_.mutex());
     undo_leaving(m, Status(m->status));
-    room_.came_free(after);
+    freed_.memory_freed(after);
   }
   unmapped.clear();
 }

@@ -26,7 +26,7 @@ class Demoter : private Shared {
  public:
   Demoter(const Shared& shared, device::Devices* devices, Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks,
           Holes& holes, FailedBlocks& failed, PageIn& page_in, DeviceWriteBack& write_back, StagingSupply& supply,
-          Room& room)
+          MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         gpus_(gpus),
@@ -37,7 +37,7 @@ class Demoter : private Shared {
         page_in_(page_in),
         write_back_(write_back),
         supply_(supply),
-        room_(room) {}
+        freed_(freed) {}
 
   // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync.
   // nullptr: no staging frame for its bytes, or its accesses get SIGBUS and the trap does not take that back.
@@ -70,7 +70,7 @@ class Demoter : private Shared {
   PageIn& page_in_;
   DeviceWriteBack& write_back_;
   StagingSupply& supply_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

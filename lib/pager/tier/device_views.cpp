@@ -127,7 +127,7 @@ void DeviceViews::show(Transition* m, uintptr_t load_at) {
   if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
   if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
   map_.free_transition(m);
-  room_.came_free(after);
+  freed_.memory_freed(after);
   lock.unlock();
   page_in_.run(after);
 }

@@ -33,7 +33,7 @@ class DeviceViews : private Shared {
  public:
   DeviceViews(const Shared& shared, device::Devices* devices, Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks,
               MemoryPressure& pressure, MemoryWaits& waits, PageIn& page_in, StagingSupply& supply,
-              PendingReleases& releases, Demoter& demoter, Room& room)
+              PendingReleases& releases, Demoter& demoter, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         gpus_(gpus),
@@ -45,7 +45,7 @@ class DeviceViews : private Shared {
         supply_(supply),
         releases_(releases),
         demoter_(demoter),
-        room_(room) {}
+        freed_(freed) {}
 
   // All locked on entry and on return, and not meanwhile.
   // Does what it can for those who wait, and makes room where memory is short. False: there is nothing to be done now.
@@ -81,7 +81,7 @@ class DeviceViews : private Shared {
   StagingSupply& supply_;
   PendingReleases& releases_;
   Demoter& demoter_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

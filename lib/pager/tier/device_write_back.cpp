@@ -102,7 +102,7 @@ void DeviceWriteBack::finish_write(Transition* m, DeferredWork& after) {
   const core::FrameId id = block.aux;
   if (map_.frame_table()[id].admitted) map_.policy(id).unhold(id);
   map_.free_transition(m);
-  room_.came_free(after);
+  freed_.memory_freed(after);
 }
 
 }  // namespace vmem::pager

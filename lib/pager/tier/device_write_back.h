@@ -17,14 +17,14 @@ namespace vmem::pager {
 class DeviceWriteBack final : private Shared, private IoEnd {
  public:
   DeviceWriteBack(const Shared& shared, device::Devices* devices, DeviceBlocks& blocks, FailedBlocks& failed,
-                  PageIn& page_in, StoreWriter& writer, Room& room)
+                  PageIn& page_in, StoreWriter& writer, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         blocks_(blocks),
         failed_(failed),
         page_in_(page_in),
         writer_(writer),
-        room_(room) {}
+        freed_(freed) {}
 
   // Blocks in state demoting, held on their devices, each with its bytes in a frame; or a status that says why not.
   // They are on their devices again when it is done, which may be later.
@@ -42,7 +42,7 @@ class DeviceWriteBack final : private Shared, private IoEnd {
   FailedBlocks& failed_;
   PageIn& page_in_;
   StoreWriter& writer_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

@@ -95,7 +95,7 @@ void Loans::take_back(Lock& lock, Region& r) {
   DeferredWork after;
   for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1)) end(r, b, after);
   map_.notify();
-  room_.came_free(after);
+  freed_.memory_freed(after);
   page_in_.run(lock, after);
 }
 
@@ -109,7 +109,7 @@ void Loans::end(const OpenRange& range, std::span<const uint32_t> blocks) {
     end(*r, first + number, after);
   }
   map_.notify();
-  room_.came_free(after);
+  freed_.memory_freed(after);
   lock.unlock();
   page_in_.run(after);
 }

@@ -24,14 +24,14 @@ class Loans : private Shared {
  public:
   // requests: for promotion; under the lock.
   Loans(const Shared& shared, const PooledList<PromotionRequest>& requests, PageIn& page_in, Reclaim& reclaim,
-        StagingSupply& supply, Demoter& demoter, Room& room)
+        StagingSupply& supply, Demoter& demoter, MemoryFreed& freed)
       : Shared(shared),
         requests_(requests),
         page_in_(page_in),
         reclaim_(reclaim),
         supply_(supply),
         demoter_(demoter),
-        room_(room) {}
+        freed_(freed) {}
 
   // Of these blocks those that are in staging frames, until end(): they come first in `blocks`, in the order of
   // `frames`, which has room for all. How many they are. leave: also those that are on the range's device, and that
@@ -57,7 +57,7 @@ class Loans : private Shared {
   Reclaim& reclaim_;
   StagingSupply& supply_;
   Demoter& demoter_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

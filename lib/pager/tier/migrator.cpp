@@ -112,7 +112,7 @@ void Migrator::settle_all(std::span<Transition* const> moved, int d) {
   if (gpus_.own_page_tables()) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
   for (Transition* m : moved) settle(m, d);
   if (full) gpus_.follow_down(d, kept);
-  room_.came_free(after);
+  freed_.memory_freed(after);
   lock.unlock();
   page_in_.run(after);
 }

@@ -1,5 +1,5 @@
 // Blocks that go straight from one device to another: because somebody wants them there, or, as guests, because their
-// own has no room (DeviceRoom).
+// own has no room (DeviceReclaim).
 //
 //   a block on its way is charged to both devices, and known as one of that to which it goes; whatever became of it, it
 //   is on one of the two when it comes to rest, and that one alone is charged with it
@@ -18,8 +18,8 @@ namespace vmem::pager {
 class Migrator : private Shared {
  public:
   Migrator(const Shared& shared, device::Devices* devices, Gpus& gpus, DeviceBlocks& blocks, PageIn& page_in,
-           Room& room)
-      : Shared(shared), devices_(devices), gpus_(gpus), blocks_(blocks), page_in_(page_in), room_(room) {}
+           MemoryFreed& freed)
+      : Shared(shared), devices_(devices), gpus_(gpus), blocks_(blocks), page_in_(page_in), freed_(freed) {}
 
   // Locked; after reserve_transition(), and there is room on device d. A block at rest on another device is on its way
   // there.
@@ -40,7 +40,7 @@ class Migrator : private Shared {
   Gpus& gpus_;
   DeviceBlocks& blocks_;
   PageIn& page_in_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

@@ -306,7 +306,7 @@ void Promoter::read_over(Transition* m, DeferredWork& after) {
   const BlockIndex b = m->block;
   map_.free_transition(m);
   page_in_.settle(r, b, after);
-  room_.came_free(after);
+  freed_.memory_freed(after);
 }
 
 }  // namespace vmem::pager

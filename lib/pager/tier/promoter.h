@@ -30,7 +30,7 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
   // requests: acquires first.
   Promoter(const Shared& shared, PooledList<PromotionRequest>& requests, Gpus& gpus, DeviceBlocks& blocks,
            FailedBlocks& failed, PageIn& page_in, ReadAhead& read_ahead, StoreReader& reader, StagingSupply& supply,
-           PartCopies& part_copies, Migrator& migrator, Room& room)
+           PartCopies& part_copies, Migrator& migrator, MemoryFreed& freed)
       : Shared(shared),
         requests_(requests),
         gpus_(gpus),
@@ -42,7 +42,7 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
         supply_(supply),
         part_copies_(part_copies),
         migrator_(migrator),
-        room_(room) {}
+        freed_(freed) {}
 
   // Starts what the requests ask for, as far as there is room. wake: the workers, for what is ready then.
   void pump(DeferredWork& after, bool wake = true) VMEM_LOCKED;
@@ -74,7 +74,7 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
   StagingSupply& supply_;
   PartCopies& part_copies_;
   Migrator& migrator_;
-  Room& room_;
+  MemoryFreed& freed_;
 };
 
 }  // namespace vmem::pager

@@ -21,9 +21,9 @@
 
 namespace vmem::pager {
 
-class HostReserve {
+class FaultReserve {
  public:
-  HostReserve(const memory::HostBudget& budget, const memory::FramePool& frames, const ShownCopies& shown)
+  FaultReserve(const memory::HostBudget& budget, const memory::FramePool& frames, const ShownCopies& shown)
       : budget_(budget), frames_(frames), shown_(shown) {}
 
   // A region with blocks of this size is made; it goes.

@@ -1,4 +1,4 @@
-#include "pager/tier/device_room.h"
+#include "pager/tier/device_reclaim.h"
 
 #include <algorithm>
 #include <array>
@@ -25,7 +25,7 @@ constexpr size_t kWorthCopying = size_t{8} << 20;
 
 }  // namespace
 
-bool DeviceRoom::guests_overstay() {
+bool DeviceReclaim::guests_overstay() {
   const uint64_t now = now_ns();
   for (size_t d = 0; d < gpus_.size(); ++d)
     if (map_.guests().over(d, gpus_[d].budget, now) != 0) return true;
@@ -33,7 +33,7 @@ bool DeviceRoom::guests_overstay() {
 }
 
 // Locked. Of what leaves device d so much may go to device n.
-bool DeviceRoom::has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) {
+bool DeviceReclaim::has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) {
   const auto at = static_cast<size_t>(n);
   return at < gpus_.size() && devices_->info(d).links[at] == device::Link::nvlink && !gpus_[at].lost &&
          map_.guests().fits(at, gpus_[at].budget, bytes, now_ns);
@@ -41,7 +41,7 @@ bool DeviceRoom::has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) {
 
 // Locked. The device to which what leaves device d may go as a guest: of those with room the one that has most; -1:
 // there is none.
-int DeviceRoom::neighbour_of(int d, uint64_t bytes) {
+int DeviceReclaim::neighbour_of(int d, uint64_t bytes) {
   const uint64_t now = now_ns();
   int best = -1;
   uint64_t most = 0;
@@ -57,13 +57,13 @@ int DeviceRoom::neighbour_of(int d, uint64_t bytes) {
 }
 
 // Locked; on a device. Another, on which it is said to be best, and which has room for it; -1: there is none.
-int DeviceRoom::home_with_room(const Region& r, BlockIndex b) {
+int DeviceReclaim::home_with_room(const Region& r, BlockIndex b) {
   const int d = r.table[b].device, home = home_of(r, b);
   return home >= 0 && home != d && has_room_for(d, home, r.block_size, now_ns()) ? home : -1;
 }
 
 // Locked; on a device. To drop it costs nothing, or its bytes are as near elsewhere.
-bool DeviceRoom::worth_keeping_near(const Region& r, BlockIndex b) {
+bool DeviceReclaim::worth_keeping_near(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   const Frame& frame = map_.frame_table()[block.aux];
   if (frame.shown || r.lost || gpus_[block.device].lost) return false;
@@ -75,7 +75,7 @@ bool DeviceRoom::worth_keeping_near(const Region& r, BlockIndex b) {
 }
 
 // Locked. Guests of device d that may leave, the first to come first.
-void DeviceRoom::evict_guests(int d, Batch& leaving) {
+void DeviceReclaim::evict_guests(int d, Batch& leaving) {
   const auto at = static_cast<size_t>(d);
   const DeviceBudget& budget = gpus_[at].budget;
   uint64_t bytes = std::min(std::max(budget.missing(), map_.guests().over(at, budget, now_ns())), kBatchBytes);
@@ -96,7 +96,7 @@ void DeviceRoom::evict_guests(int d, Batch& leaving) {
 
 // Locked; on a device, and chosen to leave it. To the device where it is said to be best, as its own, or to a
 // neighbour, as a guest; those that go together go to the same one. False: not now, or there is no room.
-bool DeviceRoom::spill(Region& r, BlockIndex b, Batch& spilling, int* neighbour) {
+bool DeviceReclaim::spill(Region& r, BlockIndex b, Batch& spilling, int* neighbour) {
   if (!worth_keeping_near(r, b) || !map_.reserve_transition()) return false;
   const int d = r.table[b].device, home = home_with_room(r, b);
   int to = home;
@@ -112,13 +112,13 @@ bool DeviceRoom::spill(Region& r, BlockIndex b, Batch& spilling, int* neighbour)
 }
 
 // Locked; on device d. It was said to stay there while anything else can go.
-bool DeviceRoom::is_to_stay(const Region& r, BlockIndex b, int d) {
+bool DeviceReclaim::is_to_stay(const Region& r, BlockIndex b, int d) {
   bool pinned = false;
   return temperature_in(r, b, static_cast<uint8_t>(kDevicePools + d), &pinned) == policy::Temperature::hot || pinned;
 }
 
 // Locked. Of the device's own what its policy chooses; of what is to stay, nothing while leases of other blocks end.
-void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
+void DeviceReclaim::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
   const uint64_t bytes = std::min(gpus_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
   if (bytes == 0) return;
   std::array<policy::Victim, kDeviceBatch> victims;
@@ -150,7 +150,7 @@ void DeviceRoom::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbou
 
 // Locked. A block of device d that an acquire elsewhere waits for, and nobody leases here, makes room by going to host
 // memory first: two devices may each have what the other one waits for, and no room. nullptr: there is none.
-Transition* DeviceRoom::begin_leave_for_others(int d) {
+Transition* DeviceReclaim::begin_leave_for_others(int d) {
   size_t looked = 0;
   for (const PromotionRequest& w : requests_) {
     if (w.device == d || w.owner == nullptr || w.region->dying) continue;
@@ -166,7 +166,7 @@ Transition* DeviceRoom::begin_leave_for_others(int d) {
   return nullptr;
 }
 
-bool DeviceRoom::make(Lock& lock, int d) {
+bool DeviceReclaim::make(Lock& lock, int d) {
   const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   const auto nothing_to_do = [&]() VMEM_LOCKED {
     return budget.missing() == 0 && map_.guests().over(static_cast<size_t>(d), budget, now_ns()) == 0;

@@ -27,11 +27,11 @@
 
 namespace vmem::pager {
 
-class DeviceRoom : private Shared {
+class DeviceReclaim : private Shared {
  public:
   // requests: for promotion; under the lock.
-  DeviceRoom(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests, Gpus& gpus,
-             PendingReleases& releases, Demoter& demoter, Migrator& migrator)
+  DeviceReclaim(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
+                Gpus& gpus, PendingReleases& releases, Demoter& demoter, Migrator& migrator)
       : Shared(shared),
         devices_(devices),
         requests_(requests),

@@ -110,10 +110,10 @@ TEST_F(PagerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceForAWhi
   clear(r);
 }
 
-class PagerDeviceRoom : public OnTwoDevices {
+class PagerDeviceReclaim : public OnTwoDevices {
  protected:
   vmem::pager::PooledList<PromotionRequest> promotion_requests;
-  vmem::pager::DeviceRoom room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
+  vmem::pager::DeviceReclaim room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
 
   // Blocks 2 and 3 are leased again each time, before their leases end: until something left, or for a minute.
   bool make_beside_leases(Region& r, BigLock& lock, const std::function<void()>& at_left = nullptr,
@@ -140,7 +140,7 @@ class PagerDeviceRoom : public OnTwoDevices {
   }
 };
 
-TEST_F(PagerDeviceRoom, WhatIsBestOnAnotherDeviceGoesThereFirstAndIsNoGuest) {
+TEST_F(PagerDeviceReclaim, WhatIsBestOnAnotherDeviceGoesThereFirstAndIsNoGuest) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.guests().set_share(50);
@@ -161,7 +161,7 @@ TEST_F(PagerDeviceRoom, WhatIsBestOnAnotherDeviceGoesThereFirstAndIsNoGuest) {
   clear(r);
 }
 
-TEST_F(PagerDeviceRoom, WhatIsBestInHostMemoryIsNobodysGuest) {
+TEST_F(PagerDeviceReclaim, WhatIsBestInHostMemoryIsNobodysGuest) {
   Region& r = placed(2);
   BigLock lock(map.mutex());
   map.guests().set_share(50);
@@ -175,7 +175,7 @@ TEST_F(PagerDeviceRoom, WhatIsBestInHostMemoryIsNobodysGuest) {
   clear(r);
 }
 
-TEST_F(PagerDeviceRoom, AGuestWhereItIsBestIsAtHome) {
+TEST_F(PagerDeviceReclaim, AGuestWhereItIsBestIsAtHome) {
   Region& r = placed(1);
   BigLock lock(map.mutex());
   map.withdraw(r.table[0].aux);
@@ -189,7 +189,7 @@ TEST_F(PagerDeviceRoom, AGuestWhereItIsBestIsAtHome) {
   clear(r);
 }
 
-TEST_F(PagerDeviceRoom, AsMuchLeavesAsSomebodyWaitsForAndNoMore) {
+TEST_F(PagerDeviceReclaim, AsMuchLeavesAsSomebodyWaitsForAndNoMore) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.guests().set_share(0);
@@ -202,7 +202,7 @@ TEST_F(PagerDeviceRoom, AsMuchLeavesAsSomebodyWaitsForAndNoMore) {
   clear(r);
 }
 
-TEST_F(PagerDeviceRoom, WhatANeighbourHasRoomForGoesThereAsAGuest) {
+TEST_F(PagerDeviceReclaim, WhatANeighbourHasRoomForGoesThereAsAGuest) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.guests().set_share(50);
@@ -221,7 +221,7 @@ TEST_F(PagerDeviceRoom, WhatANeighbourHasRoomForGoesThereAsAGuest) {
   clear(r);
 }
 
-TEST_F(PagerDeviceRoom, LeasedBlocksStayAndWhatIsNotKeptByThemIsFoundBehindThem) {
+TEST_F(PagerDeviceReclaim, LeasedBlocksStayAndWhatIsNotKeptByThemIsFoundBehindThem) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.guests().set_share(0);
@@ -235,7 +235,7 @@ TEST_F(PagerDeviceRoom, LeasedBlocksStayAndWhatIsNotKeptByThemIsFoundBehindThem)
   clear(r);
 }
 
-TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheirStreamIsHeld) {
+TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheirStreamIsHeld) {
   Region& r = placed(4);
   const vmem_range others{r.address(1), 3 * kUnit, VMEM_READ, 0};
   for (const bool hot : {false, true}) {
@@ -304,7 +304,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTheir
   clear(r);
 }
 
-TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
+TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.guests().set_share(0);
@@ -325,7 +325,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
 }
 
 // .. or where what could leave before it finds no frame.
-TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
+TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.guests().set_share(0);
@@ -343,7 +343,7 @@ TEST_F(PagerDeviceRoom, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   clear(r);
 }
 
-TEST_F(PagerDeviceRoom, ABlockThatAnAcquireElsewhereWaitsForMakesRoomWhereNothingElseCan) {
+TEST_F(PagerDeviceReclaim, ABlockThatAnAcquireElsewhereWaitsForMakesRoomWhereNothingElseCan) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   ASSERT_TRUE(grants.grant({&r, 0, 2}, VMEM_READ, 0, nullptr).ok());

@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "memory/frame_pool.h"
-#include "pager/account/host_reserve.h"
+#include "pager/account/fault_reserve.h"
 #include "pager_fakes.h"
 
 namespace {
@@ -11,8 +11,8 @@ using vmem::core::kHugePage;
 using vmem::core::kPage;
 using vmem::core::State;
 using vmem::core::Urgency;
+using vmem::pager::FaultReserve;
 using vmem::pager::FrameTable;
-using vmem::pager::HostReserve;
 using vmem::pager::Region;
 using vmem::pager::ShownCopies;
 using vmem::pager::test::FakeTrap;
@@ -25,7 +25,7 @@ class FakeClock final : public vmem::pager::WaitClock {
   bool hopeless(uint64_t) override { return false; }
 };
 
-class PagerHostReserve : public ::testing::Test {
+class PagerFaultReserve : public ::testing::Test {
  protected:
   FakeTrap trap;
   FakeClock clock;
@@ -34,10 +34,10 @@ class PagerHostReserve : public ::testing::Test {
   vmem::memory::HostBudget budget{64 * kMiB};
   vmem::memory::FramePool frames{trap, budget, {}};
   ShownCopies shown{trap, frame_table, clock, counters, true};
-  HostReserve reserve{budget, frames, shown};
+  FaultReserve reserve{budget, frames, shown};
 };
 
-TEST_F(PagerHostReserve, FollowsTheLargestBlocksThereAre) {
+TEST_F(PagerFaultReserve, FollowsTheLargestBlocksThereAre) {
   EXPECT_EQ(reserve.bytes(), 0u);
   reserve.add_region(kPage);
   EXPECT_EQ(reserve.largest_block(), kPage);
@@ -53,7 +53,7 @@ TEST_F(PagerHostReserve, FollowsTheLargestBlocksThereAre) {
   EXPECT_EQ(reserve.check(0, 1), "");
 }
 
-TEST_F(PagerHostReserve, TakesAnEighthOfASmallBudgetAndNeverLessThanABlock) {
+TEST_F(PagerFaultReserve, TakesAnEighthOfASmallBudgetAndNeverLessThanABlock) {
   reserve.add_region(kHugePage);
   EXPECT_EQ(reserve.of(32 * kMiB), 4 * kMiB);
   EXPECT_EQ(reserve.of(8 * kMiB), kHugePage);
@@ -63,7 +63,7 @@ TEST_F(PagerHostReserve, TakesAnEighthOfASmallBudgetAndNeverLessThanABlock) {
   EXPECT_EQ(reserve.bytes(), 4 * kMiB);
 }
 
-TEST_F(PagerHostReserve, KnowsTheLargestBlockThereCanBe) {
+TEST_F(PagerFaultReserve, KnowsTheLargestBlockThereCanBe) {
   budget.set(4096 * kMiB);
   for (size_t block = kPage; block <= vmem::core::kMaxBlock; block *= 2) {
     reserve.add_region(block);
@@ -77,7 +77,7 @@ TEST_F(PagerHostReserve, KnowsTheLargestBlockThereCanBe) {
   EXPECT_EQ(reserve.largest_block(), vmem::core::kMaxBlock / 2);
 }
 
-TEST_F(PagerHostReserve, WhatIsLeasedIsNotToBeHad) {
+TEST_F(PagerFaultReserve, WhatIsLeasedIsNotToBeHad) {
   reserve.add_region(kHugePage);
   EXPECT_TRUE(reserve.fits(56 * kMiB));
   EXPECT_FALSE(reserve.fits(56 * kMiB + 1));
@@ -92,7 +92,7 @@ TEST_F(PagerHostReserve, WhatIsLeasedIsNotToBeHad) {
   EXPECT_TRUE(reserve.fits(56 * kMiB));
 }
 
-TEST_F(PagerHostReserve, WhatIsStaleAtADeviceIsPinned) {
+TEST_F(PagerFaultReserve, WhatIsStaleAtADeviceIsPinned) {
   void* at = nullptr;
   ASSERT_TRUE(trap.attach(4 * kPage, kPage, vmem::trap::Transfer::copy, &at).ok());
   Region region{4, 4};
@@ -113,7 +113,7 @@ TEST_F(PagerHostReserve, WhatIsStaleAtADeviceIsPinned) {
   EXPECT_EQ(reserve.pinned(), 0u);
 }
 
-TEST_F(PagerHostReserve, FaultsMayHaveAllAcquiresLeaveHalfOthersWhatEvictorsKeep) {
+TEST_F(PagerFaultReserve, FaultsMayHaveAllAcquiresLeaveHalfOthersWhatEvictorsKeep) {
   reserve.add_region(kHugePage);
   EXPECT_EQ(reserve.left_free(Urgency::fault, kHugePage), 0u);
   EXPECT_EQ(reserve.left_free(Urgency::acquire, kHugePage), 4 * kMiB);
@@ -122,7 +122,7 @@ TEST_F(PagerHostReserve, FaultsMayHaveAllAcquiresLeaveHalfOthersWhatEvictorsKeep
   EXPECT_EQ(reserve.left_free(Urgency::readahead, 32 * kMiB), 0u);
 }
 
-TEST_F(PagerHostReserve, TheWatermarkIsAPartOfWhatMayLeaveAndTwoBlocksCanStay) {
+TEST_F(PagerFaultReserve, TheWatermarkIsAPartOfWhatMayLeaveAndTwoBlocksCanStay) {
   reserve.add_region(kPage);
   EXPECT_EQ(reserve.low_watermark(), 2 * kMiB) << "1/32";
   reserve.set_watermarks(25, 50);
@@ -137,7 +137,7 @@ TEST_F(PagerHostReserve, TheWatermarkIsAPartOfWhatMayLeaveAndTwoBlocksCanStay) {
   EXPECT_EQ(reserve.low_watermark(), 28 * kMiB);
 }
 
-TEST_F(PagerHostReserve, EvictorsHaveWorkWhereLessIsFreeThanIsWanted) {
+TEST_F(PagerFaultReserve, EvictorsHaveWorkWhereLessIsFreeThanIsWanted) {
   reserve.add_region(kHugePage);
   ASSERT_TRUE(budget.charge(56 * kMiB, 0));
   EXPECT_FALSE(reserve.short_of(0, 0));
@@ -153,7 +153,7 @@ TEST_F(PagerHostReserve, EvictorsHaveWorkWhereLessIsFreeThanIsWanted) {
   budget.credit(56 * kMiB + kPage);
 }
 
-TEST_F(PagerHostReserve, AStaleBlockLeavesAQuarterToOthers) {
+TEST_F(PagerFaultReserve, AStaleBlockLeavesAQuarterToOthers) {
   reserve.add_region(kHugePage);
   EXPECT_TRUE(reserve.room_for_stale(48 * kMiB));
   EXPECT_FALSE(reserve.room_for_stale(48 * kMiB + 1));
@@ -164,7 +164,7 @@ TEST_F(PagerHostReserve, AStaleBlockLeavesAQuarterToOthers) {
   EXPECT_FALSE(reserve.room_for_stale(33 * kMiB));
 }
 
-TEST_F(PagerHostReserve, TheCheckFindsWhatDisagrees) {
+TEST_F(PagerFaultReserve, TheCheckFindsWhatDisagrees) {
   reserve.add_region(kHugePage);
   EXPECT_NE(reserve.check(0, 0), "");
   EXPECT_NE(reserve.check(kPage, 1), "");

@@ -1,4 +1,4 @@
-#include "pager/account/host_reserve.h"
+#include "pager/account/fault_reserve.h"
 
 #include <numeric>
 
@@ -6,17 +6,17 @@
 
 namespace vmem::pager {
 
-void HostReserve::add_region(size_t block_size) {
+void FaultReserve::add_region(size_t block_size) {
   ++regions_[size_class(block_size)];
   count();
 }
 
-void HostReserve::remove_region(size_t block_size) {
+void FaultReserve::remove_region(size_t block_size) {
   --regions_[size_class(block_size)];
   count();
 }
 
-void HostReserve::count() {
+void FaultReserve::count() {
   largest_block_ = 0;
   for (size_t i = 0; i < regions_.size(); ++i) {
     if (regions_[i] != 0) largest_block_ = core::kPage << i;
@@ -24,32 +24,32 @@ void HostReserve::count() {
   follow_budget();
 }
 
-uint64_t HostReserve::low_watermark() const {
+uint64_t FaultReserve::low_watermark() const {
   const uint64_t room = frames_.room(), mine = room - std::min(room, pinned());
   const unsigned percent = refilling_ ? percent_high_ : percent_low_;
   const uint64_t part = std::min(mine / 4, std::max<uint64_t>(mine / 32, 4 * largest_block_));
   return std::min(std::max(part, mine / 100 * percent), mine - std::min(mine, 2 * largest_block_));
 }
 
-uint64_t HostReserve::left_free(core::Urgency urgency, uint64_t size) const {
+uint64_t FaultReserve::left_free(core::Urgency urgency, uint64_t size) const {
   if (urgency == core::Urgency::fault) return 0;
   if (urgency == core::Urgency::acquire) return bytes_ / 2;
   const uint64_t low = low_watermark();
   return std::min(bytes_, low - std::min(low, size));
 }
 
-bool HostReserve::short_of(uint64_t first, uint64_t leaving) const {
+bool FaultReserve::short_of(uint64_t first, uint64_t leaving) const {
   const uint64_t wanted = std::max({low_watermark(), wanted_, first});
   return budget_.in_use() - frames_.idle_buffers() + wanted > budget_.limit() + leaving;
 }
 
-bool HostReserve::room_for_stale(uint64_t block_size) const {
+bool FaultReserve::room_for_stale(uint64_t block_size) const {
   const uint64_t room = frames_.room();
   const uint64_t free = std::max({bytes_, room / 4, room / 100 * percent_low_});
   return free + pinned() + block_size <= room;
 }
 
-std::string HostReserve::check(uint64_t leased, uint64_t regions) const {
+std::string FaultReserve::check(uint64_t leased, uint64_t regions) const {
   if (leased != leased_) {
     return core::strprintf("leased_bytes %llu, counted %llu", static_cast<unsigned long long>(leased_),
                            static_cast<unsigned long long>(leased));
