@@ -84,7 +84,7 @@ publish::Device device(const pager::DeviceCensus& c, size_t ordinal) {
   d.out_bytes = c.out_bytes;
   d.evictions = c.evictions;
   d.clean_drops = c.clean_drops;
-  d.guest_bytes = c.guests;
+  d.guest_bytes = c.spilled;
   publish::put_text(d.name, c.name);
   return d;
 }

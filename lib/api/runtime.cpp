@@ -193,7 +193,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
     core::log(core::Level::warning, "%s", line.c_str());
   }
   config.staging_share = static_cast<unsigned>(options.number(Option::staging_share));
-  config.device_neighbours = static_cast<unsigned>(options.number(Option::device_neighbours));
+  config.peer_spill_percent = static_cast<unsigned>(options.number(Option::peer_spill_percent));
   config.io_depth = static_cast<unsigned>(options.number(Option::io_depth));
   config.evict_threads = threads_or(options, Option::evict_threads);
   config.readahead_bytes = options.number(Option::readahead);
@@ -520,8 +520,8 @@ Status Runtime::apply(Option option) {
     case Option::staging_share:
       pager->tunables().set_staging_share(static_cast<unsigned>(options_.number(option)));
       break;
-    case Option::device_neighbours:
-      pager->tunables().set_neighbours(static_cast<unsigned>(options_.number(option)));
+    case Option::peer_spill_percent:
+      pager->tunables().set_peer_spill(static_cast<unsigned>(options_.number(option)));
       break;
     case Option::ssd_budget:
       pager->tunables().set_space_budget(options_.number(option));

@@ -42,7 +42,7 @@ constexpr OptionInfo kTable[] = {
     {Option::staging_share, "staging_share", OptionKind::number, "percent", "50", 10, 90, nullptr, true,
      "Part of host_budget that blocks of the device tier may take while they move and, unchanged, afterwards: pinned "
      "memory that is taken with need and kept. The rest is for what the CPU accesses."},
-    {Option::device_neighbours, "device_neighbours", OptionKind::number, "percent", "50", 0, 90, nullptr, true,
+    {Option::peer_spill_percent, "peer_spill_percent", OptionKind::number, "percent", "50", 0, 90, nullptr, true,
      "Part of a GPU's device_budget that blocks of other GPUs may have while it needs them for none of its own: what "
      "has "
      "no room on its GPU goes there first, if both are linked by NVLink and this process has used both. 0: to host "
@@ -144,7 +144,7 @@ uint64_t default_number(Option id) {
     case Option::io_depth:
       return 16;
     case Option::staging_share:
-    case Option::device_neighbours:
+    case Option::peer_spill_percent:
       return 50;
     case Option::direct_io:
     case Option::checksum:

@@ -19,7 +19,7 @@ enum class Option : unsigned {
   device_reserve,
   device_block_size,
   staging_share,
-  device_neighbours,
+  peer_spill_percent,
   ssd_path,
   ssd_budget,
   block_size,

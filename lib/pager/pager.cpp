@@ -135,7 +135,7 @@ uint64_t Pager::pages(uint8_t pool) const {
 void Pager::reserve_queues(size_t transitions) {
   for (Gpu& g : gpus_) {
     g.ready.reserve(transitions);
-    g.from_peers.reserve(transitions);
+    g.incoming.reserve(transitions);
   }
 }
 

@@ -113,7 +113,7 @@ StatsStruct = _words(
 DeviceStatsStruct = _words(
     "DeviceStatsStruct",
     "size budget used_bytes leased_bytes in_bytes out_bytes evictions clean_drops driver_host_bytes body"
-    " guest_bytes to_neighbours from_neighbours",
+    " guest_bytes to_peers from_peers",
 )
 
 

@@ -156,8 +156,8 @@ class DeviceStats:
     driver_host_bytes  pages of the host that the driver holds for blocks of this device
     body               BODY_MANAGED: unified memory; BODY_HANDLES: physical handles, the device has page tables of its
                        own. Simulated devices say which of the two they are like
-    guest_bytes        of used_bytes: blocks for which another device had no room (setting device_neighbours)
-    to_neighbours      of out_bytes: to such a place on another device; from_neighbours of in_bytes: from there
+    guest_bytes        of used_bytes: blocks for which another device had no room (setting peer_spill_percent)
+    to_peers           of out_bytes: to such a place on another device; from_peers of in_bytes: from there
     """
 
     budget: int
@@ -170,8 +170,8 @@ class DeviceStats:
     driver_host_bytes: int
     body: int
     guest_bytes: int
-    to_neighbours: int
-    from_neighbours: int
+    to_peers: int
+    from_peers: int
 
 
 def stats() -> Stats:

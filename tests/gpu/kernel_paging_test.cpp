@@ -267,7 +267,7 @@ TEST_F(KernelPagingCuda, TwoDevicesAskAtOnce) {
     }
   }
   MUST(cudaSetDevice(0));
-  const auto between = stats(0).to_neighbours + stats(1).to_neighbours;
+  const auto between = stats(0).to_peers + stats(1).to_peers;
   std::printf("two devices: %llu turns, %llu stores, %llu wrong, slowest acquire %.2f ms; %.1f GB went to the other\n",
               result_->turns, result_->stores, result_->wrong, static_cast<double>(result_->slowest_ns) / 1e6,
               static_cast<double>(between) / 1e9);

@@ -206,7 +206,7 @@ class PlacesBench {
   void home() {
     const auto way = [this](bool advised, const char* neighbours) {
       return [this, advised, neighbours] {
-        vmem::set("device_neighbours", neighbours);
+        vmem::set("peer_spill_percent", neighbours);
         const vmem::region data(whole(s_.budget / 2)), own(whole(s_.budget));
         fill(data, 1);
         fill(own, 2);
@@ -217,7 +217,7 @@ class PlacesBench {
           pass(second_, own, 2);
           pass(first_, data, round);
         });
-        vmem::set("device_neighbours", "50");
+        vmem::set("peer_spill_percent", "50");
         return f;
       };
     };
@@ -312,7 +312,7 @@ int run(Settings s) {
        std::vector<std::pair<const char*, std::string>>{{"device", app->setting()},
                                                         {"device_block_size", std::to_string(s.block)},
                                                         {"device_budget", std::to_string(s.budget)},
-                                                        {"device_neighbours", "50"},
+                                                        {"peer_spill_percent", "50"},
                                                         {"host_budget", std::to_string(s.budget * 3 + 64 * kMiB)},
                                                         {"ssd_path", s.folder}})
     vmem::set(name, value);

@@ -23,7 +23,7 @@ DEFAULTS = {
     "host_budget": 64 * MIB,
     "device_budget": 32 * MIB,
     "staging_share": 50,
-    "device_neighbours": 50,
+    "peer_spill_percent": 50,
     "block_size": 2 * MIB,
     "readahead": 8 * MIB,
     "transfer": "auto",

@@ -440,12 +440,12 @@ void ask(Worker& w, Region& r) {
 
 void change_setting(Worker& w) {
   static const char* const kChoices[][2] = {
-      {"host_budget", "32MiB"},   {"host_budget", "40MiB"},      {"host_budget", "56MiB"},
-      {"readahead", "0"},         {"readahead", "1MiB"},         {"readahead", "64MiB"},
-      {"compression", "none"},    {"compression", "lz4"},        {"compression", "zstd"},
-      {"staging_share", "20"},    {"staging_share", "60"},       {"device_budget", "16MiB"},
-      {"device_budget", "32MiB"}, {"fault_timeout_ms", "20000"}, {"fault_timeout_ms", "30000"},
-      {"device_neighbours", "0"}, {"device_neighbours", "50"},   {"device_neighbours", "80"}};
+      {"host_budget", "32MiB"},    {"host_budget", "40MiB"},      {"host_budget", "56MiB"},
+      {"readahead", "0"},          {"readahead", "1MiB"},         {"readahead", "64MiB"},
+      {"compression", "none"},     {"compression", "lz4"},        {"compression", "zstd"},
+      {"staging_share", "20"},     {"staging_share", "60"},       {"device_budget", "16MiB"},
+      {"device_budget", "32MiB"},  {"fault_timeout_ms", "20000"}, {"fault_timeout_ms", "30000"},
+      {"peer_spill_percent", "0"}, {"peer_spill_percent", "50"},  {"peer_spill_percent", "80"}};
   const auto& [name, choice] = w.random.of(kChoices);
   const std::string value = strstr(name, "_budget") != nullptr ? stress::scaled(choice) : choice;
   std::lock_guard guard(setting);

@@ -151,7 +151,7 @@ TEST_F(CoreDumpsOfDevices, HoldNoBlockThatIsOnADevice) {
 }
 
 // Regions that lie side by side, whose blocks leave their device together.
-class CoreDumpsOfNeighbours : public SimTest {
+class CoreDumpsOfPeers : public SimTest {
  protected:
   static constexpr size_t kSpace = 64 * kBlock;
   void SetUp() override {
@@ -178,7 +178,7 @@ class CoreDumpsOfNeighbours : public SimTest {
   static inline std::byte* space_ = nullptr;
 };
 
-TEST_F(CoreDumpsOfNeighbours, HoldWhatEachRegionSays) {
+TEST_F(CoreDumpsOfPeers, HoldWhatEachRegionSays) {
   if (IsSkipped()) return;
   const vmem::region in(2 * kBlock, vmem::attributes{.core_dump = 1});
   const vmem::region out(2 * kBlock, vmem::attributes{.core_dump = -1});

@@ -15,13 +15,13 @@ constexpr size_t kWords = kBlock / 8, kRoom = 16;  // blocks of a device's budge
 class Places : public systest::SimTest, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override {
-    start(2, {{"device_neighbours", "50"}, {"device_block_size", "2MiB"}}, GetParam());
+    start(2, {{"peer_spill_percent", "50"}, {"device_block_size", "2MiB"}}, GetParam());
     if (IsSkipped()) return;
     streams_of_ = {stream_, stream(1)};
     device(1);  // used from now on
   }
   void TearDown() override {
-    vmem_set("device_neighbours", "50");
+    vmem_set("peer_spill_percent", "50");
     SimTest::TearDown();
   }
   static struct vmem_device_stats device(int d) {
@@ -64,7 +64,7 @@ class Places : public systest::SimTest, public ::testing::WithParamInterface<boo
 
 TEST_P(Places, WhatIsBestOnADeviceStaysThereWhileOthersLeave) {
   if (IsSkipped()) return;
-  vmem_set("device_neighbours", "0");
+  vmem_set("peer_spill_percent", "0");
   const vmem::region r(8 * kBlock), others(3 * kRoom * kBlock);
   set(r);
   set(others);
@@ -101,7 +101,7 @@ TEST_P(Places, WhatIsBestInHostMemoryLeavesADeviceFirst) {
 
 TEST_P(Places, WhatIsKnownAlreadyHearsOfIt) {
   if (IsSkipped()) return;
-  vmem_set("device_neighbours", "0");
+  vmem_set("peer_spill_percent", "0");
   const vmem::region r(kRoom * kBlock), more(4 * kBlock);
   set(r);
   set(more);
@@ -150,7 +150,7 @@ TEST_P(Places, FromAnotherDeviceItGoesBackAndIsNoGuestThere) {
 // The staging frames hold 20 blocks or fewer: by age alone the copies of what is used first go.
 TEST_P(Places, WhatIsReadMostKeepsItsCopyInHostMemory) {
   if (IsSkipped()) return;
-  vmem_set("device_neighbours", "0");
+  vmem_set("peer_spill_percent", "0");
   vmem_set("staging_share", "40");
   const vmem::region r(4 * kBlock), plain(4 * kBlock), others(40 * kBlock);
   for (const vmem::region* each : {&r, &plain, &others}) {

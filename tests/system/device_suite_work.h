@@ -308,10 +308,10 @@ TEST_P(DeviceTier, ABlockOnItsWayBetweenDevicesCountsForBoth) {
 }
 
 // A region that is larger than a device's budget, and not than that and what the next has to spare for it.
-TEST_P(DeviceTier, WhatHasNoRoomGoesToANeighbourAndComesBackAndGivesWay) {
+TEST_P(DeviceTier, WhatHasNoRoomGoesToAPeerAndComesBackAndGivesWay) {
   if (devices_ < 2) GTEST_SKIP() << "one device";
   if (!app_->linked(0, 1)) GTEST_SKIP() << "devices 0 and 1 have no NVLink between them";
-  start({{"device_neighbours", "50"}});
+  start({{"peer_spill_percent", "50"}});
   device_stats(1);  // used from here on
   const vmem::region r(44 * kMiB, 0), own(32 * kMiB, 0);
   const size_t n = r.size() / 8, part = 4 * kWordsPerMiB;
@@ -331,8 +331,8 @@ TEST_P(DeviceTier, WhatHasNoRoomGoesToANeighbourAndComesBackAndGivesWay) {
   const auto here = device_stats(0), there = device_stats(1);
   EXPECT_GE(there.guest_bytes, 12 * kMiB);
   EXPECT_LE(there.guest_bytes, 16 * kMiB);
-  EXPECT_GT(here.to_neighbours, here.from_neighbours);
-  EXPECT_GT(here.from_neighbours, 0u);
+  EXPECT_GT(here.to_peers, here.from_peers);
+  EXPECT_GT(here.from_peers, 0u);
   VMEM_DO(acquire(static_cast<uint64_t*>(own.data()), own.size() / 8, VMEM_READ | VMEM_WRITE, s1, 1));
   EXPECT_EQ(device_stats(1).guest_bytes, 0u);
   VMEM_DO(release(static_cast<uint64_t*>(own.data()), own.size() / 8, s1));

@@ -20,11 +20,11 @@ constexpr size_t kBlocks = 24;  // more than may be under way at once, which are
 class DeviceToDevice : public systest::SimTest {
  protected:
   void SetUp() override {
-    start(2, {{"device_budget", "64MiB"}, {"device_block_size", "2MiB"}, {"device_neighbours", "0"}}, true);
+    start(2, {{"device_budget", "64MiB"}, {"device_block_size", "2MiB"}, {"peer_spill_percent", "0"}}, true);
     if (!IsSkipped()) other_ = stream(1);
   }
   void TearDown() override {
-    vmem_set("device_neighbours", "50");
+    vmem_set("peer_spill_percent", "50");
     SimTest::TearDown();
   }
   static uint64_t* word(const vmem::region& r, size_t b) { return static_cast<uint64_t*>(r.data()) + b * kWords; }

@@ -102,18 +102,18 @@ TEST_F(PagerDeviceBlocks, AGuestThatIsUsedIsTheDevicesOwnAndOneThatCouldNotLeave
   BigLock lock(map.mutex());
   place(r, 0, 1);
   map.withdraw(r.table[0].aux);
-  map.guests().add(r.table[0].aux, 1);
-  EXPECT_EQ(map.guests().bytes(1), kUnit);
-  map.guests().remove(r.table[0].aux);
+  map.spilled().add(r.table[0].aux, 1);
+  EXPECT_EQ(map.spilled().bytes(1), kUnit);
+  map.spilled().remove(r.table[0].aux);
   Transition move;
   move.region = &r;
   move.device = 1;
-  move.was_guest = true;
+  move.was_spilled = true;
   blocks.know_again(move);
-  EXPECT_TRUE(map.guests().is(r.table[0].aux));
+  EXPECT_TRUE(map.spilled().is(r.table[0].aux));
   EXPECT_FALSE(map.frame_table()[r.table[0].aux].admitted);
   blocks.adopt(r, 0);
-  EXPECT_FALSE(map.guests().is(r.table[0].aux));
+  EXPECT_FALSE(map.spilled().is(r.table[0].aux));
   EXPECT_TRUE(map.frame_table()[r.table[0].aux].admitted);
   remove(r, 0);
 }

@@ -95,18 +95,18 @@ TEST_F(PagerMigrator, ABlockCountsForBothDevicesOnItsWayAndForOneWhereverItComes
 TEST_F(PagerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceForAWhile) {
   Region& r = placed(1);
   BigLock lock(map.mutex());
-  map.guests().set_share(50);
+  map.spilled().set_share(50);
   devices.migrate_error = ENOMEM;
   ASSERT_TRUE(map.reserve_transition());
   Transition* const m = migrator.begin(r, 0, 1);
   m->spills = true;
-  map.guests().add(r.table[0].aux, 1);
+  map.spilled().add(r.table[0].aux, 1);
   lock.unlock();
   migrator.run({&m, 1}, 1, 0);
   lock.lock();
-  EXPECT_FALSE(map.guests().is(r.table[0].aux));
+  EXPECT_FALSE(map.spilled().is(r.table[0].aux));
   EXPECT_EQ(gpus[1].failures, 0u) << "nobody waits for it there";
-  EXPECT_FALSE(map.guests().fits(1, gpus[1].budget, kUnit, vmem::pager::now_ns()));
+  EXPECT_FALSE(map.spilled().fits(1, gpus[1].budget, kUnit, vmem::pager::now_ns()));
   clear(r);
 }
 
@@ -143,20 +143,20 @@ class PagerDeviceReclaim : public OnTwoDevices {
 TEST_F(PagerDeviceReclaim, WhatIsBestOnAnotherDeviceGoesThereFirstAndIsNoGuest) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
-  map.guests().set_share(50);
+  map.spilled().set_share(50);
   ASSERT_TRUE(r.places.prefer(2, 2, 1));
   ASSERT_TRUE(r.places.prefer(0, 0, 0));
   for (BlockIndex b = 0; b < 4; ++b) map.follow_advice(r, b);
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(room.make(lock, 0));
   EXPECT_EQ(r.table[2].device, 1);
-  EXPECT_FALSE(map.guests().is(r.table[2].aux));
+  EXPECT_FALSE(map.spilled().is(r.table[2].aux));
   EXPECT_TRUE(map.frame_table()[r.table[2].aux].admitted);
   EXPECT_EQ(on(r, 0), 3u);
   gpus[0].budget.want(3 * kUnit);
   EXPECT_TRUE(room.make(lock, 0));
   EXPECT_EQ(r.table[0].device, 0) << "it is at home";
-  EXPECT_TRUE(map.guests().is(r.table[1].aux) && map.guests().is(r.table[3].aux)) << "these are nowhere";
+  EXPECT_TRUE(map.spilled().is(r.table[1].aux) && map.spilled().is(r.table[3].aux)) << "these are nowhere";
   gpus[0].budget.want(0);
   clear(r);
 }
@@ -164,7 +164,7 @@ TEST_F(PagerDeviceReclaim, WhatIsBestOnAnotherDeviceGoesThereFirstAndIsNoGuest) 
 TEST_F(PagerDeviceReclaim, WhatIsBestInHostMemoryIsNobodysGuest) {
   Region& r = placed(2);
   BigLock lock(map.mutex());
-  map.guests().set_share(50);
+  map.spilled().set_share(50);
   ASSERT_TRUE(r.places.prefer(1, 1, VMEM_HOST));
   map.follow_advice(r, 1);
   gpus[0].budget.want(3 * kUnit);
@@ -179,12 +179,12 @@ TEST_F(PagerDeviceReclaim, AGuestWhereItIsBestIsAtHome) {
   Region& r = placed(1);
   BigLock lock(map.mutex());
   map.withdraw(r.table[0].aux);
-  map.guests().add(r.table[0].aux, 0);
+  map.spilled().add(r.table[0].aux, 0);
   map.follow_advice(r, 0);
-  EXPECT_TRUE(map.guests().is(r.table[0].aux));
+  EXPECT_TRUE(map.spilled().is(r.table[0].aux));
   ASSERT_TRUE(r.places.prefer(0, 0, 0));
   map.follow_advice(r, 0);
-  EXPECT_FALSE(map.guests().is(r.table[0].aux));
+  EXPECT_FALSE(map.spilled().is(r.table[0].aux));
   EXPECT_TRUE(map.frame_table()[r.table[0].aux].admitted);
   clear(r);
 }
@@ -192,7 +192,7 @@ TEST_F(PagerDeviceReclaim, AGuestWhereItIsBestIsAtHome) {
 TEST_F(PagerDeviceReclaim, AsMuchLeavesAsSomebodyWaitsForAndNoMore) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
-  map.guests().set_share(0);
+  map.spilled().set_share(0);
   EXPECT_FALSE(room.make(lock, 0)) << "nobody waits";
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(room.make(lock, 0));
@@ -202,29 +202,29 @@ TEST_F(PagerDeviceReclaim, AsMuchLeavesAsSomebodyWaitsForAndNoMore) {
   clear(r);
 }
 
-TEST_F(PagerDeviceReclaim, WhatANeighbourHasRoomForGoesThereAsAGuest) {
+TEST_F(PagerDeviceReclaim, WhatAPeerHasRoomForGoesThereSpilled) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
-  map.guests().set_share(50);
+  map.spilled().set_share(50);
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(room.make(lock, 0));
   EXPECT_EQ(on(r, 0), 3u);
   EXPECT_EQ(on(r, 1), 1u);
-  EXPECT_EQ(map.guests().bytes(1), kUnit);
-  EXPECT_EQ(gpus[0].to_neighbours, kUnit);
+  EXPECT_EQ(map.spilled().bytes(1), kUnit);
+  EXPECT_EQ(gpus[0].to_peers, kUnit);
   // It leaves first when its host needs the room, and goes to host memory.
   gpus[1].budget.want(4 * kUnit);
   EXPECT_TRUE(room.make(lock, 1));
   EXPECT_EQ(on(r, 1), 0u);
   EXPECT_EQ(held(r), 1u);
-  EXPECT_EQ(map.guests().bytes(1), 0u);
+  EXPECT_EQ(map.spilled().bytes(1), 0u);
   clear(r);
 }
 
 TEST_F(PagerDeviceReclaim, LeasedBlocksStayAndWhatIsNotKeptByThemIsFoundBehindThem) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
-  map.guests().set_share(0);
+  map.spilled().set_share(0);
   ASSERT_TRUE(grants.grant({&r, 0, 2}, VMEM_READ, 0, nullptr).ok());
   gpus[0].budget.want(4 * kUnit);
   for (int i = 0; i < 8; ++i) room.make(lock, 0);
@@ -241,7 +241,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
   for (const bool hot : {false, true}) {
     {
       BigLock lock(map.mutex());
-      map.guests().set_share(0);
+      map.spilled().set_share(0);
       r.advised.clear();
       r.advised.push_back({0, 0, hot ? vmem::policy::Temperature::hot : vmem::policy::Temperature::normal, !hot});
       map.follow_advice(r, 0);
@@ -307,7 +307,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
 TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
-  map.guests().set_share(0);
+  map.spilled().set_share(0);
   r.advised.push_back({0, 1, vmem::policy::Temperature::normal, true});
   for (const BlockIndex b : {0, 1}) map.follow_advice(r, b);
   gpus[0].budget.want(kUnit);
@@ -328,7 +328,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
 TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
-  map.guests().set_share(0);
+  map.spilled().set_share(0);
   r.advised.push_back({0, 0, vmem::policy::Temperature::normal, true});
   map.follow_advice(r, 0);
   r.table[0].flags = core::kDigest;  // zeros, and needs no frame

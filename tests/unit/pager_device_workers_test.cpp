@@ -152,7 +152,7 @@ class PagerWorkersOfFour : public PagerDeviceWorkers {
   void let_wait(Region& r, BlockIndex b, int d) VMEM_LOCKED {
     place(r, b, (d + 1) % 4);
     ASSERT_TRUE(map.reserve_transition());
-    gpus[static_cast<size_t>(d)].from_peers.push_back(migrator.begin(r, b, d));
+    gpus[static_cast<size_t>(d)].incoming.push_back(migrator.begin(r, b, d));
     gpus.work().notify_one();
   }
 };

@@ -32,12 +32,12 @@ class PagerMigratorTurns : public vmem::pager::test::DeviceParts {
     for (BlockIndex b = first; b < first + count; ++b) {
       place(r, b, 1);
       ASSERT_TRUE(map.reserve_transition());
-      gpus[0].from_peers.push_back(migrator.begin(r, b, 0));
+      gpus[0].incoming.push_back(migrator.begin(r, b, 0));
     }
   }
   size_t waiting() {
     BigLock lock(map.mutex());
-    return gpus[0].from_peers.size();
+    return gpus[0].incoming.size();
   }
   void expect_there(Region& r, BlockIndex count) {
     BigLock lock(map.mutex());

@@ -45,12 +45,12 @@ TEST_F(PagerBlockMap, GuestsHaveTheShareOfADeviceThatTheConfigurationSays) {
   vmem::pager::DeviceBudget budget_of_one;
   budget_of_one.begin(8 * core::kHugePage, core::kHugePage);
   for (const unsigned percent : {0u, 25u, 50u}) {
-    config.device_neighbours = percent;
+    config.peer_spill_percent = percent;
     vmem::pager::BlockMap its{trap, space, staging, counters, config, 2, *this};
     BigLock lock(its.mutex());
     const uint64_t share = 8 * core::kHugePage * percent / 100;
-    EXPECT_TRUE(its.guests().fits(1, budget_of_one, share, 1)) << percent;
-    EXPECT_FALSE(its.guests().fits(1, budget_of_one, share + core::kHugePage, 1)) << percent;
+    EXPECT_TRUE(its.spilled().fits(1, budget_of_one, share, 1)) << percent;
+    EXPECT_FALSE(its.spilled().fits(1, budget_of_one, share + core::kHugePage, 1)) << percent;
   }
 }
 

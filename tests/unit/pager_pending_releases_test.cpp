@@ -178,18 +178,18 @@ TEST_F(PagerPendingReleases, AWorkerIsToldWhereSomethingWaitsForLeasesToEndAndIs
     place(r, 4, 1);
     map.policy(r.table[4].aux).remove(r.table[4].aux);
     map.frame_table()[r.table[4].aux].admitted = false;
-    map.guests().set_share(50);
-    map.guests().add(r.table[4].aux, 1);
+    map.spilled().set_share(50);
+    map.spilled().add(r.table[4].aux, 1);
   });
-  EXPECT_EQ(told(0), 0u) << "a guest that may stay";
+  EXPECT_EQ(told(0), 0u) << "a spilled block that may stay";
   locked([&](BigLock& lock) {
     lock.hold();
-    map.guests().set_share(0);
+    map.spilled().set_share(0);
   });
   EXPECT_EQ(told(0), 1u) << "one that is to leave";
   locked([&](BigLock& lock) {
     lock.hold();
-    map.guests().remove(r.table[4].aux);
+    map.spilled().remove(r.table[4].aux);
     for (const uint64_t b : {0, 1, 2, 4}) remove(r, b);
   });
 }

@@ -213,9 +213,9 @@ TEST_F(PagerPromoter, ABlockOnAnotherDeviceComesStraightFromThere) {
   request(r, 0, 0);
   {
     BigLock lock(map.mutex());
-    ASSERT_EQ(gpus[0].from_peers.size(), 1u);
-    m = gpus[0].from_peers.front();
-    gpus[0].from_peers.clear();
+    ASSERT_EQ(gpus[0].incoming.size(), 1u);
+    m = gpus[0].incoming.front();
+    gpus[0].incoming.clear();
   }
   migrator.run({&m, 1}, 0, 0);
   EXPECT_EQ(charged(0), kUnit);

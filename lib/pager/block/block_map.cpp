@@ -30,9 +30,9 @@ BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& st
       above_(above),
       policies_(make_policies(devices, config.reclaim)),
       copies_(frame_table_, staging, policies_, nonresident_age_),
-      guests_(frame_table_),
+      spilled_(frame_table_),
       dirty_(frame_table_, config) {
-  guests_.set_share(config.device_neighbours);
+  spilled_.set_share(config.peer_spill_percent);
 }
 
 Region* BlockMap::find(uintptr_t address) {
@@ -103,7 +103,7 @@ void BlockMap::withdraw(FrameId id) {
 
 void BlockMap::give_entry(FrameId id) {
   withdraw(id);
-  guests_.remove(id);
+  spilled_.remove(id);
   dirty_.remove(id);
   frame_table_.give(id);
 }
@@ -163,8 +163,8 @@ void BlockMap::follow_advice(Region& r, BlockIndex b) {
   const core::Block& block = r.table[b];
   if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
   Frame& frame = frame_table_[block.aux];
-  // Where it is a guest it is at home now.
-  if (block.state == core::State::on_device && r.places.at(b).preferred == block.device && guests_.remove(block.aux))
+  // Where it is a spilled block it is at home now.
+  if (block.state == core::State::on_device && r.places.at(b).preferred == block.device && spilled_.remove(block.aux))
     admit(r, b, nonresident_age_.shadow());
   if (frame.admitted) {
     bool pinned = false;
@@ -301,7 +301,7 @@ std::string BlockMap::check() {
   if (blocks_in_memory + copies_.count() != frame_table_.used()) return "frames and tables disagree";
   if (std::string s = frame_table_.check(); !s.empty()) return s;
   if (std::string s = copies_.check(); !s.empty()) return s;
-  if (std::string s = guests_.check(); !s.empty()) return s;
+  if (std::string s = spilled_.check(); !s.empty()) return s;
   if (std::string s = dirty_.check(); !s.empty()) return s;
   return transitions_.check();
 }

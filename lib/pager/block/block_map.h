@@ -21,11 +21,11 @@
 #include "pager/block/config.h"
 #include "pager/block/dirty_blocks.h"
 #include "pager/block/frame_table.h"
-#include "pager/block/guests.h"
 #include "pager/block/host_copies.h"
 #include "pager/block/nonresident_age.h"
 #include "pager/block/progress.h"
 #include "pager/block/region.h"
+#include "pager/block/spilled_blocks.h"
 #include "pager/block/transition.h"
 #include "pager/block/transition_pool.h"
 
@@ -70,7 +70,7 @@ class BlockMap {
   void give_entry(core::FrameId id) VMEM_LOCKED;
   void free_entry(core::BlockIndex b, Region& r) VMEM_LOCKED;
   HostCopies& copies() VMEM_LOCKED { return copies_; }
-  Guests& guests() VMEM_LOCKED { return guests_; }
+  SpilledBlocks& spilled() VMEM_LOCKED { return spilled_; }
   DirtyBlocks& dirty() VMEM_LOCKED { return dirty_; }
   // A block of a shared file that is in host memory: stores to it are not seen any more, or it holds what its file
   // lacks; its file has its bytes.
@@ -135,7 +135,7 @@ class BlockMap {
   NonresidentAge nonresident_age_ VMEM_GUARDED_BY(core::big_lock);
   Progress progress_ VMEM_GUARDED_BY(core::big_lock);
   HostCopies copies_ VMEM_GUARDED_BY(core::big_lock);
-  Guests guests_ VMEM_GUARDED_BY(core::big_lock);
+  SpilledBlocks spilled_ VMEM_GUARDED_BY(core::big_lock);
   DirtyBlocks dirty_ VMEM_GUARDED_BY(core::big_lock);
 };
 

@@ -38,8 +38,8 @@ struct Config {
   bool direct_io = true;
   std::vector<int> numa_nodes;
   policy::EvictionPolicyKind reclaim = policy::EvictionPolicyKind::adaptive;
-  bool auto_device_blocks = false;  // as setting device_block_size has them; else as large as the devices' unit
-  unsigned device_neighbours = 50;  // percent of a device's budget that blocks of others may have
+  bool auto_device_blocks = false;   // as setting device_block_size has them; else as large as the devices' unit
+  unsigned peer_spill_percent = 50;  // percent of a device's budget that blocks of others may have
   uint64_t device_budget = 0;  // bytes on each device; 0: 0.8 of what is free when it is first used, following it down
   std::optional<uint64_t> device_reserve;  // .. with less free, nothing is kept for blocks to come; none: 1/32 of it
 };

@@ -57,9 +57,9 @@ struct Frame {
   bool asked = false;      // on a device: among `accesses`
   bool refused = false;    // .. accesses of the CPU get SIGBUS until its WRITE leases have ended
   bool apart = false;      // .. those of a few pages do, where stores had no room, and others wait for a moment
-  static constexpr uint8_t kNoGuest = UINT8_MAX;
-  uint8_t guest_of = kNoGuest;  // on a device, which is not the one that it was on for somebody: see Guests
-  core::FrameId previous_guest = core::kNoFrame, next_guest = core::kNoFrame;  // .. there
+  static constexpr uint8_t kNotSpilled = UINT8_MAX;
+  uint8_t spilled_to = kNotSpilled;  // on a device, which is not the one that it was on for somebody: see SpilledBlocks
+  core::FrameId previous_spilled = core::kNoFrame, next_spilled = core::kNoFrame;  // .. there
   bool saved = false;  // on a device, at exit: its file has it, or gets it, as far as the books know
   device::Ticket ticket;
   bool unwritten = false;        // found to need a write while none could be made; no policy may know it until one can

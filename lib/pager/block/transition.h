@@ -155,8 +155,8 @@ struct Transition : core::OwnNew {
   std::byte* source = nullptr;   // promoting from host memory, demoting: the bytes in it, to be copied to `image` first
   Leave leave = Leave::evict;    // demoting: how
   bool migrates = false;         // demoting: straight to another device
-  bool spills = false;           // .. for want of room, as a guest
-  bool was_guest = false;        // demoting: of the device that it is to leave
+  bool spills = false;           // .. for want of room, spilled
+  bool was_spilled = false;      // demoting: of the device that it is to leave
   bool kept = false;             // demoting: image is the block's host copy, nothing is to be copied
   bool shown = false;            // demoting: a copy is in place, and is the block when it has left
   uint64_t started_ns = 0;       // fill: when the fault was met; 0 when nobody waits
@@ -245,13 +245,13 @@ struct Gpu {  // one device, from its first use on
   unsigned ending = 0;                 // .. by so many workers
   unsigned sleepers = 0;  // acquires that wait for blocks and begin with those that are ready, as they wake up
   core::OwnVector<Transition*>
-      from_peers;          // to be moved here from other devices, by one worker at a time: the more together
+      incoming;            // to be moved here from other devices, by one worker at a time: the more together
   bool migrating = false;  // .. it is at work
   uint64_t in_bytes = 0, out_bytes = 0, evictions = 0, clean_drops = 0;
-  uint64_t to_neighbours = 0, from_neighbours = 0;  // bytes: as guests elsewhere, and back from there
-  bool lost = false;                                // .. and has been said
-  bool rescue = false;                              // .. and host memory may have copies of its blocks
-  uint64_t failures = 0;                            // moves in that failed; `failure` is the last
+  uint64_t to_peers = 0, from_peers = 0;  // bytes: spilled elsewhere, and back from there
+  bool lost = false;                      // .. and has been said
+  bool rescue = false;                    // .. and host memory may have copies of its blocks
+  uint64_t failures = 0;                  // moves in that failed; `failure` is the last
   core::Status failure;
   uint64_t said_short_ns = 0;  // that others have its memory, when last
 };

@@ -21,7 +21,7 @@ struct RegionCensus {
 struct DeviceCensus {
   uint64_t budget;  // bytes; 0: not used yet
   uint64_t used, leased, in_bytes, out_bytes, evictions, clean_drops;
-  uint64_t guests;  // of used
+  uint64_t spilled;  // of used
   bool lost;
   char name[64];
 };

@@ -134,9 +134,9 @@ Status Queries::device_stats(int d, struct vmem_device_stats* out) {
   out->clean_drops = g.clean_drops;
   out->driver_host_bytes = 0;
   out->body = gpus_.own_page_tables() ? VMEM_BODY_HANDLES : VMEM_BODY_MANAGED;
-  out->guest_bytes = map_.guests().bytes(static_cast<size_t>(d));
-  out->to_neighbours = g.to_neighbours;
-  out->from_neighbours = g.from_neighbours;
+  out->guest_bytes = map_.spilled().bytes(static_cast<size_t>(d));
+  out->to_peers = g.to_peers;
+  out->from_peers = g.from_peers;
   // Counted now: the driver tells nobody when it takes host pages. A few blocks at a time, and without the lock.
   std::array<uintptr_t, DeviceWorkers::kLook> blocks;
   uintptr_t at = 0;
@@ -193,7 +193,7 @@ void Queries::census(size_t max_regions, Census* out) {
     c.out_bytes = g.out_bytes;
     c.evictions = g.evictions;
     c.clean_drops = g.clean_drops;
-    c.guests = map_.guests().bytes(d);
+    c.spilled = map_.spilled().bytes(d);
     c.lost = g.lost;
   }
 }

@@ -136,9 +136,9 @@ void Tunables::set_writeback(uint64_t interval_ns, uint64_t dirty_limit) {
   map_.dirty().settings_changed();
 }
 
-void Tunables::set_neighbours(unsigned percent) {
+void Tunables::set_peer_spill(unsigned percent) {
   Lock lock(map_.mutex());
-  map_.guests().set_share(percent);
+  map_.spilled().set_share(percent);
   gpus_.work().notify_all();
 }
 

@@ -40,7 +40,7 @@ class Tunables : private Shared {
   void set_fault_timeout(unsigned ms) VMEM_UNLOCKED;
   void set_staging_share(unsigned percent) VMEM_UNLOCKED;
   void set_writeback(uint64_t interval_ns, uint64_t dirty_limit) VMEM_UNLOCKED;
-  void set_neighbours(unsigned percent) VMEM_UNLOCKED;
+  void set_peer_spill(unsigned percent) VMEM_UNLOCKED;
   void set_checksum(bool on) { reader_.set_verify(on); }
   // What the module has may be other than it was.
   void follow_module() VMEM_UNLOCKED;

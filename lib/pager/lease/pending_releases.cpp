@@ -326,7 +326,7 @@ bool PendingReleases::a_worker_waits() {
   if (!queues_.promotion_requests.empty() || !queues_.demotion_requests.empty() || shown_.waits()) return true;
   for (size_t d = 0; d < gpus_.size(); ++d) {
     if (gpus_[d].budget.missing() != 0) return true;
-    if (map_.guests().bytes(d) != 0 && map_.guests().over(d, gpus_[d].budget, now_ns()) != 0) return true;
+    if (map_.spilled().bytes(d) != 0 && map_.spilled().over(d, gpus_[d].budget, now_ns()) != 0) return true;
   }
   return false;
 }

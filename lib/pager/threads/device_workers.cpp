@@ -145,7 +145,7 @@ void DeviceWorkers::loop() {
       gpus_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
-    } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || device_reclaim_.guests_overstay()) {
+    } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || device_reclaim_.spilled_overstay()) {
       gpus_.work().wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
       look_around();
@@ -211,7 +211,7 @@ void DeviceWorkers::look_at_memory(Lock& lock) {
   bool more = false;
   for (size_t d = 0; d < gpus_.size(); ++d) {
     DeviceBudget& budget = gpus_[d].budget;
-    if (!budget.keeps() && !budget.is_short() && map_.guests().bytes(d) == 0) continue;
+    if (!budget.keeps() && !budget.is_short() && map_.spilled().bytes(d) == 0) continue;
     const uint64_t limit = budget.limit();
     const bool lowered = budget.must_trim();
     budget.looked();
@@ -227,7 +227,7 @@ void DeviceWorkers::look_at_memory(Lock& lock) {
       s = trim_to(*devices_, static_cast<int>(d), little || rests ? 0 : limit, memory);
     const bool lost = !s.ok() && !devices_->health(static_cast<int>(d)).ok();
     lock.lock();
-    if (s.ok() && little) map_.guests().send_away(d, now_ns() + kAwayFor);
+    if (s.ok() && little) map_.spilled().send_away(d, now_ns() + kAwayFor);
     if (s.ok() && lowered) budget.trimmed(limit);
     if (s.ok() && budget.follow_up(memory.used + memory.free)) more = true;
     // What it keeps of blocks that have left since it said so is seen next time; so is what it did not say.
@@ -265,13 +265,13 @@ bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
   const size_t turns = 2 * gpus_.size();
   for (size_t i = 0; i < turns && arriving_ + 1 < kWorkers; ++i) {
     const size_t turn = (next_turn_ + i) % turns, d = turn / 2;
-    const bool from_peers = turn % 2 == 0;
+    const bool incoming = turn % 2 == 0;
     Gpu& g = gpus_[d];
-    if (from_peers ? g.from_peers.empty() || g.migrating : g.ready.empty()) continue;
+    if (incoming ? g.incoming.empty() || g.migrating : g.ready.empty()) continue;
     next_turn_ = turn + 1;
     ended_last_ = false;
     ++arriving_;
-    if (from_peers) {
+    if (incoming) {
       g.migrating = true;
       lock.unlock();
       migrator_.run_waiting(static_cast<int>(d));

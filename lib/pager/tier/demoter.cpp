@@ -63,7 +63,7 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
     frame.saved = core::exiting();  // will_change() takes it back, also while it is copied and written
     if (frame.admitted) map_.policy(block.aux).hold(block.aux);
   } else {
-    m->was_guest = map_.guests().remove(block.aux);
+    m->was_spilled = map_.spilled().remove(block.aux);
     if (frame.admitted) map_.policy(block.aux).remove(block.aux);
     frame.admitted = false;
     gpus_[block.device].budget.leaves(r.block_size);

@@ -65,15 +65,15 @@ void DeviceBlocks::answer(Region& r, BlockIndex b, const Transition* failed) {
 }
 
 void DeviceBlocks::adopt(Region& r, BlockIndex b) {
-  if (map_.guests().remove(r.table[b].aux)) map_.admit(r, b, map_.nonresident_age().shadow());
+  if (map_.spilled().remove(r.table[b].aux)) map_.admit(r, b, map_.nonresident_age().shadow());
 }
 
 void DeviceBlocks::know_again(const Transition& m) {
   Region& r = *m.region;
   const Block& block = r.table[m.block];
-  if (map_.guests().is(block.aux)) return;
-  if (m.was_guest && block.device == m.device) {
-    map_.guests().add(block.aux, block.device);
+  if (map_.spilled().is(block.aux)) return;
+  if (m.was_spilled && block.device == m.device) {
+    map_.spilled().add(block.aux, block.device);
   } else {
     map_.admit(r, m.block, map_.nonresident_age().shadow());
   }

@@ -1,5 +1,5 @@
 // Blocks that are on a device, or come to rest there: whether what they have may differ from what is elsewhere, whose
-// guests they are, and who met them on the way.
+// spilled blocks they are, and who met them on the way.
 //
 //   a block that may change on its device is dirty, and no host copy of it counts: it has none, or none until it is
 //   said that nobody has stored to it (undecided) what comes to rest is answered: no access that met the trap meanwhile
@@ -34,9 +34,9 @@ class DeviceBlocks : private Shared {
   // It has come to rest on a device. Who met the trap meanwhile has not been answered.
   void answer(Region& r, core::BlockIndex b, const Transition* failed = nullptr) VMEM_LOCKED;
 
-  // Somebody uses the block where it is: it is no guest any more.
+  // Somebody uses the block where it is: it is no spilled block any more.
   void adopt(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // A transition has ended and the block is on a device: as a guest that has come, or as what it was.
+  // A transition has ended and the block is on a device: as a spilled block, or as what it was.
   void know_again(const Transition& m) VMEM_LOCKED;
   // It is on device d, or its copy there has been issued.
   bool has_come(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;

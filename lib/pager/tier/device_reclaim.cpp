@@ -25,10 +25,10 @@ constexpr size_t kWorthCopying = size_t{8} << 20;
 
 }  // namespace
 
-bool DeviceReclaim::guests_overstay() {
+bool DeviceReclaim::spilled_overstay() {
   const uint64_t now = now_ns();
   for (size_t d = 0; d < gpus_.size(); ++d)
-    if (map_.guests().over(d, gpus_[d].budget, now) != 0) return true;
+    if (map_.spilled().over(d, gpus_[d].budget, now) != 0) return true;
   return false;
 }
 
@@ -36,12 +36,12 @@ bool DeviceReclaim::guests_overstay() {
 bool DeviceReclaim::has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) {
   const auto at = static_cast<size_t>(n);
   return at < gpus_.size() && devices_->info(d).links[at] == device::Link::nvlink && !gpus_[at].lost &&
-         map_.guests().fits(at, gpus_[at].budget, bytes, now_ns);
+         map_.spilled().fits(at, gpus_[at].budget, bytes, now_ns);
 }
 
-// Locked. The device to which what leaves device d may go as a guest: of those with room the one that has most; -1:
+// Locked. The device to which what leaves device d may go spilled: of those with room the one that has most; -1:
 // there is none.
-int DeviceReclaim::neighbour_of(int d, uint64_t bytes) {
+int DeviceReclaim::peer_of(int d, uint64_t bytes) {
   const uint64_t now = now_ns();
   int best = -1;
   uint64_t most = 0;
@@ -74,16 +74,16 @@ bool DeviceReclaim::worth_keeping_near(const Region& r, BlockIndex b) {
   return !map_.copies().has(block.aux) || r.block_size >= kWorthCopying;
 }
 
-// Locked. Guests of device d that may leave, the first to come first.
-void DeviceReclaim::evict_guests(int d, Batch& leaving) {
+// Locked. Spilled blocks of device d that may leave, the first to come first.
+void DeviceReclaim::evict_spilled(int d, Batch& leaving) {
   const auto at = static_cast<size_t>(d);
   const DeviceBudget& budget = gpus_[at].budget;
-  uint64_t bytes = std::min(std::max(budget.missing(), map_.guests().over(at, budget, now_ns())), kBatchBytes);
+  uint64_t bytes = std::min(std::max(budget.missing(), map_.spilled().over(at, budget, now_ns())), kBatchBytes);
   FrameId next = kNoFrame;
   size_t looked = 0;
-  for (FrameId id = map_.guests().first(at);
+  for (FrameId id = map_.spilled().first(at);
        id != kNoFrame && bytes != 0 && leaving.size() < kDeviceBatch && looked < kLook; id = next, ++looked) {
-    next = map_.guests().after(id);
+    next = map_.spilled().after(id);
     Region& r = *map_.frame_table()[id].region;
     const BlockIndex b = map_.frame_table()[id].block;
     if (r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b)) continue;
@@ -95,18 +95,18 @@ void DeviceReclaim::evict_guests(int d, Batch& leaving) {
 }
 
 // Locked; on a device, and chosen to leave it. To the device where it is said to be best, as its own, or to a
-// neighbour, as a guest; those that go together go to the same one. False: not now, or there is no room.
-bool DeviceReclaim::spill(Region& r, BlockIndex b, Batch& spilling, int* neighbour) {
+// peer, spilled; those that go together go to the same one. False: not now, or there is no room.
+bool DeviceReclaim::spill(Region& r, BlockIndex b, Batch& spilling, int* peer) {
   if (!worth_keeping_near(r, b) || !map_.reserve_transition()) return false;
   const int d = r.table[b].device, home = home_with_room(r, b);
   int to = home;
-  if (to < 0) to = spilling.empty() ? neighbour_of(d, r.block_size) : *neighbour;
-  if (!spilling.empty() && to != *neighbour) return false;
+  if (to < 0) to = spilling.empty() ? peer_of(d, r.block_size) : *peer;
+  if (!spilling.empty() && to != *peer) return false;
   if (to < 0 || !has_room_for(d, to, r.block_size, now_ns())) return false;
-  *neighbour = to;
+  *peer = to;
   Transition* m = migrator_.begin(r, b, to);
   m->spills = true;
-  if (to != home) map_.guests().add(r.table[b].aux, static_cast<size_t>(to));
+  if (to != home) map_.spilled().add(r.table[b].aux, static_cast<size_t>(to));
   spilling.push_back(m);
   return true;
 }
@@ -118,7 +118,7 @@ bool DeviceReclaim::is_to_stay(const Region& r, BlockIndex b, int d) {
 }
 
 // Locked. Of the device's own what its policy chooses; of what is to stay, nothing while leases of other blocks end.
-void DeviceReclaim::evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) {
+void DeviceReclaim::evict_own(int d, Batch& leaving, Batch& spilling, int* peer) {
   const uint64_t bytes = std::min(gpus_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
   if (bytes == 0) return;
   std::array<policy::Victim, kDeviceBatch> victims;
@@ -135,7 +135,7 @@ void DeviceReclaim::evict_own(int d, Batch& leaving, Batch& spilling, int* neigh
     frame.admitted = false;
     const bool last = is_to_stay(r, b, d);
     const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b) || (others_end && last);
-    bool leaves = !stays && spill(r, b, spilling, neighbour);
+    bool leaves = !stays && spill(r, b, spilling, peer);
     // With those that go to another device it cannot go to its own: next time.
     const bool waits = !spilling.empty() && home_with_room(r, b) >= 0;
     if (Transition* m = leaves || stays || waits ? nullptr : demoter_.begin(r, b, Leave::evict)) {
@@ -169,7 +169,7 @@ Transition* DeviceReclaim::begin_leave_for_others(int d) {
 bool DeviceReclaim::make(Lock& lock, int d) {
   const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   const auto nothing_to_do = [&]() VMEM_LOCKED {
-    return budget.missing() == 0 && map_.guests().over(static_cast<size_t>(d), budget, now_ns()) == 0;
+    return budget.missing() == 0 && map_.spilled().over(static_cast<size_t>(d), budget, now_ns()) == 0;
   };
   Need& need = needs_[static_cast<size_t>(d)];
   const auto none = [&]() VMEM_LOCKED {
@@ -181,10 +181,10 @@ bool DeviceReclaim::make(Lock& lock, int d) {
   if (nothing_to_do()) return none();
   if (!std::exchange(need.there, true)) need.since_ns = now_ns();
   Batch leaving, spilling;
-  int neighbour = -1;
-  evict_guests(d, leaving);
+  int peer = -1;
+  evict_spilled(d, leaving);
   if (!leaving.empty()) need.since_ns = now_ns();
-  evict_own(d, leaving, spilling, &neighbour);
+  evict_own(d, leaving, spilling, &peer);
   if (leaving.empty() && spilling.empty() && budget.missing() != 0) {
     if (Transition* m = begin_leave_for_others(d)) leaving.push_back(m);
   }
@@ -193,7 +193,7 @@ bool DeviceReclaim::make(Lock& lock, int d) {
   if (!spilling.empty()) {
     std::sort(spilling.begin(), spilling.end(), lies_before);
     core::step("device.spilling");
-    migrator_.run(spilling.all(), neighbour, d);
+    migrator_.run(spilling.all(), peer, d);
   }
   if (!leaving.empty()) demoter_.run(leaving.all());
   lock.lock();

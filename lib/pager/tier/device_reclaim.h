@@ -1,17 +1,17 @@
 // Room on a device, for those who wait for it and for a budget that has become smaller: what leaves, and where it goes.
 //
-// Guests leave first. Blocks of the device itself become guests of another one that is linked and has room to spare,
-// else they go to host memory, or nowhere where their bytes are elsewhere too. A guest goes on to host memory only: its
-// device has just had no room for it, and whoever waits here gets the room as soon as from any block.
+// Spilled blocks leave first. Blocks of the device itself are spilled to another one that is linked and has room,
+// else they go to host memory, or nowhere where their bytes are elsewhere too. A spilled block goes on to host memory
+// only: its device has just had no room for it, and whoever waits here gets the room as soon as from any block.
 //
-//   on_device ─> demoting, spilled: copied to the other device, by this one's copy engines ─> on_device there, a guest
-//   on_device, preferred on another: copied there, if a guest might come ─> on_device there, its own
-//   guest ─> demoting, evicted: as any block ─> staged, stored, unpopulated
-//   guest ─> demoting, asked for where it was before: copied back ─> on_device there
-//   guest, leased or asked for where it is ─> that device's own
+//   on_device ─> demoting, spilled: copied to the other device, by this one's copy engines ─> on_device there, spilled
+//   on_device, preferred on another: copied there, if it might be spilled ─> on_device there, its own
+//   spilled ─> demoting, evicted: as any block ─> staged, stored, unpopulated
+//   spilled ─> demoting, asked for where it was before: copied back ─> on_device there
+//   spilled, leased or asked for where it is ─> that device's own
 //
-// Nobody waits for a move to a neighbour who does not wait for the room that it makes; and it waits for nothing but
-// copies and the driver, as a move to host memory does: what comes to the neighbour needs none of its streams.
+// Nobody waits for a move to a peer who does not wait for the room that it makes; and it waits for nothing but
+// copies and the driver, as a move to host memory does: what comes to the peer needs none of its streams.
 //
 //   what is leased, or its region is being freed, is not begun with; one that was chosen and could not leave is
 //   admitted again
@@ -43,12 +43,12 @@ class DeviceReclaim : private Shared {
   // On device d for those who wait, and while its budget is below what it has. Locked on entry and on return, and not
   // meanwhile. False: there is room, or nothing can go.
   bool make(Lock& lock, int d) VMEM_LOCKED;
-  // Guests have to leave, and could not yet: nobody tells when they can.
-  bool guests_overstay() VMEM_LOCKED;
+  // Spilled blocks have to leave, and could not yet: nobody tells when they can.
+  bool spilled_overstay() VMEM_LOCKED;
 
  private:
   bool has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) VMEM_LOCKED;
-  int neighbour_of(int d, uint64_t bytes) VMEM_LOCKED;
+  int peer_of(int d, uint64_t bytes) VMEM_LOCKED;
   int home_with_room(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   struct Need {
@@ -56,9 +56,9 @@ class DeviceReclaim : private Shared {
     uint64_t since_ns = 0;  // it came, or something left for it that was not to stay
   };
   bool is_to_stay(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
-  void evict_guests(int d, Batch& leaving) VMEM_LOCKED;
-  bool spill(Region& r, core::BlockIndex b, Batch& spilling, int* neighbour) VMEM_LOCKED;
-  void evict_own(int d, Batch& leaving, Batch& spilling, int* neighbour) VMEM_LOCKED;
+  void evict_spilled(int d, Batch& leaving) VMEM_LOCKED;
+  bool spill(Region& r, core::BlockIndex b, Batch& spilling, int* peer) VMEM_LOCKED;
+  void evict_own(int d, Batch& leaving, Batch& spilling, int* peer) VMEM_LOCKED;
   Transition* begin_leave_for_others(int d) VMEM_LOCKED;
 
   device::Devices* const devices_;

@@ -16,7 +16,7 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; no guest tries a device again that could not take one
+constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; no spilled block tries a device again that could not take one
 
 }  // namespace
 
@@ -27,7 +27,7 @@ Transition* Migrator::begin(Region& r, BlockIndex b, int d) {
   m->device = block.device;
   m->migrates = true;
   m->way = core::Way::between_devices;
-  m->was_guest = map_.guests().remove(block.aux);
+  m->was_spilled = map_.spilled().remove(block.aux);
   if (frame.admitted) map_.policy(block.aux).remove(block.aux);
   frame.admitted = false;
   frame.pool = static_cast<uint8_t>(kDevicePools + d);
@@ -72,8 +72,8 @@ void Migrator::settle(Transition* m, int d) {
     from.budget.stays(r.block_size, true);
     g.budget.credit(r.block_size);
     if (m->spills) {
-      map_.guests().remove(block.aux);
-      map_.guests().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
+      map_.spilled().remove(block.aux);
+      map_.spilled().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
     } else {
       g.failure = m->status;
       ++g.failures;
@@ -87,7 +87,7 @@ void Migrator::settle(Transition* m, int d) {
     from.out_bytes += r.block_size;
     g.in_bytes += r.block_size;
     if (m->spills) ++from.evictions;
-    (m->spills ? from.to_neighbours : g.from_neighbours) += m->spills || m->was_guest ? r.block_size : 0;
+    (m->spills ? from.to_peers : g.from_peers) += m->spills || m->was_spilled ? r.block_size : 0;
   }
   blocks_.stays(r, m->block);
   blocks_.know_again(*m);
@@ -160,7 +160,7 @@ class Migrator::Line final : public device::Migration {
     if (turn_ == 0) return false;
     const Lock lock(migrator_.map_.mutex());
     taken_ =
-        take_batch<kPeerBatch>(migrator_.gpus_[static_cast<size_t>(d_)].from_peers, std::min(turn_, kPeerBatchBytes));
+        take_batch<kPeerBatch>(migrator_.gpus_[static_cast<size_t>(d_)].incoming, std::min(turn_, kPeerBatchBytes));
     for (const Transition* m : taken_) turn_ -= std::min<uint64_t>(turn_, m->region->block_size);
     batch_ = taken_.all();
     next_ = 0;
@@ -198,7 +198,7 @@ void Migrator::run_waiting(int d) {
   core::InplaceVector<Transition*, kPeerBatch> batch;
   {
     const Lock lock(map_.mutex());
-    batch = take_batch<kPeerBatch>(gpus_[static_cast<size_t>(d)].from_peers, kPeerBatchBytes);
+    batch = take_batch<kPeerBatch>(gpus_[static_cast<size_t>(d)].incoming, kPeerBatchBytes);
   }
   copy(batch.all(), d, d);
   settle_all(batch.all(), d);

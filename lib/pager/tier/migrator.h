@@ -1,4 +1,4 @@
-// Blocks that go straight from one device to another: because somebody wants them there, or, as guests, because their
+// Blocks that go straight from one device to another: because somebody wants them there, or, spilled, because their
 // own has no room (DeviceReclaim).
 //
 //   a block on its way is charged to both devices, and known as one of that to which it goes; whatever became of it, it
@@ -27,7 +27,7 @@ class Migrator : private Shared {
   // Unlocked. Copies them to device d, and brings each to rest; all from one device where that one copies them (`by`).
   // In order of address.
   void run(std::span<Transition* const> batch, int d, int by) VMEM_UNLOCKED;
-  // .. those that wait in Gpu::from_peers, and that come meanwhile, for a turn.
+  // .. those that wait in Gpu::incoming, and that come meanwhile, for a turn.
   void run_waiting(int d) VMEM_UNLOCKED;
 
  private:

@@ -148,7 +148,7 @@ Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredW
   if (from == State::on_device) {  // from another device, directly
     map_.frame_table()[block.aux].hinted = hinted;
     if (hinted) core::add(counters_.prefetched_blocks);
-    g.from_peers.push_back(migrator_.begin(r, b, d));
+    g.incoming.push_back(migrator_.begin(r, b, d));
     gpus_.work().notify_one();
     return Start::done;
   }

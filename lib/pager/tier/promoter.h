@@ -4,7 +4,7 @@
 //   stored, unpopulated ──read──┐
 //   staged (staging frame) ─────┼─> Gpu::ready, then Arrivals
 //   resident (isolating) ───────┘
-//   on another device ──────────> Gpu::from_peers, then Migrator
+//   on another device ──────────> Gpu::incoming, then Migrator
 //
 //   a block is charged to its device, and has its frame, from when it is claimed; one that cannot be had is where it
 //   was what an acquire waits for comes before hints; blocks of one size wait for frames, and let others on the device

@@ -1,7 +1,7 @@
-// Guests: in the order in which they came, never more than a share, and none where somebody waits for room.
+// Spilled blocks: in the order in which they came, never more than a share, and none where somebody waits for room.
 #include <gtest/gtest.h>
 
-#include "pager/block/guests.h"
+#include "pager/block/spilled_blocks.h"
 
 namespace {
 
@@ -11,13 +11,13 @@ using vmem::core::kNoFrame;
 using vmem::core::State;
 using vmem::pager::DeviceBudget;
 using vmem::pager::FrameTable;
-using vmem::pager::Guests;
 using vmem::pager::kDevicePools;
 using vmem::pager::Region;
+using vmem::pager::SpilledBlocks;
 
 constexpr uint64_t kBlock = kHugePage;
 
-class PagerGuests : public ::testing::Test {
+class PagerSpilledBlocks : public ::testing::Test {
  protected:
   void SetUp() override {
     region.block_size = kBlock;
@@ -38,11 +38,11 @@ class PagerGuests : public ::testing::Test {
   }
   Region region{8, 4};
   FrameTable frame_table;
-  Guests guests{frame_table};
+  SpilledBlocks guests{frame_table};
   DeviceBudget budget;
 };
 
-TEST_F(PagerGuests, TheyAreInTheOrderInWhichTheyCame) {
+TEST_F(PagerSpilledBlocks, TheyAreInTheOrderInWhichTheyCame) {
   const FrameId a = block(0, 1), b = block(1, 1), c = block(2, 1), other = block(3, 0);
   for (const FrameId id : {a, b, c}) guests.add(id, 1);
   guests.add(other, 0);
@@ -66,7 +66,7 @@ TEST_F(PagerGuests, TheyAreInTheOrderInWhichTheyCame) {
   EXPECT_EQ(guests.check(), "");
 }
 
-TEST_F(PagerGuests, TheyHaveAShareAndNoMore) {
+TEST_F(PagerSpilledBlocks, TheyHaveAShareAndNoMore) {
   EXPECT_TRUE(guests.fits(1, budget, 4 * kBlock, 1));
   EXPECT_FALSE(guests.fits(1, budget, 5 * kBlock, 1));
   for (size_t b = 0; b < 4; ++b) guests.add(block(b, 1), 1);
@@ -80,7 +80,7 @@ TEST_F(PagerGuests, TheyHaveAShareAndNoMore) {
   EXPECT_EQ(guests.over(1, budget, 1), 4 * kBlock);
 }
 
-TEST_F(PagerGuests, NoneComesWhereThereIsNoRoomOrSomebodyWaitsForIt) {
+TEST_F(PagerSpilledBlocks, NoneComesWhereThereIsNoRoomOrSomebodyWaitsForIt) {
   const DeviceBudget unused;
   EXPECT_FALSE(guests.fits(1, unused, kBlock, 1));
   budget.want(kBlock);
@@ -94,7 +94,7 @@ TEST_F(PagerGuests, NoneComesWhereThereIsNoRoomOrSomebodyWaitsForIt) {
   EXPECT_FALSE(guests.fits(1, budget, kBlock, 1)) << "others have the device's memory";
 }
 
-TEST_F(PagerGuests, ADeviceMayBeClosedToThemForAWhile) {
+TEST_F(PagerSpilledBlocks, ADeviceMayBeClosedToThemForAWhile) {
   guests.add(block(0, 1), 1);
   guests.refuse(1, 100);
   EXPECT_FALSE(guests.fits(1, budget, kBlock, 99));
@@ -107,7 +107,7 @@ TEST_F(PagerGuests, ADeviceMayBeClosedToThemForAWhile) {
   EXPECT_EQ(guests.over(1, budget, 200), 0u);
 }
 
-TEST_F(PagerGuests, AGuestThatIsElsewhereOrKnownToAPolicyIsNoticed) {
+TEST_F(PagerSpilledBlocks, AGuestThatIsElsewhereOrKnownToAPolicyIsNoticed) {
   const FrameId id = block(0, 1);
   guests.add(id, 1);
   frame_table[id].admitted = true;
@@ -117,7 +117,7 @@ TEST_F(PagerGuests, AGuestThatIsElsewhereOrKnownToAPolicyIsNoticed) {
   EXPECT_NE(guests.check(), "");
   region.table[0].device = 1;
   EXPECT_EQ(guests.check(), "");
-  frame_table[id].guest_of = 0;
+  frame_table[id].spilled_to = 0;
   EXPECT_NE(guests.check(), "");
 }
 

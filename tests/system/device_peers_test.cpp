@@ -14,7 +14,7 @@ using vmem::device::SimOp;
 
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 constexpr size_t kWords = kBlock / 8;
-constexpr size_t kRoom = 16, kGuests = 8;  // blocks of a device's budget; .. of which guests may have so many
+constexpr size_t kRoom = 16, kGuests = 8;  // blocks of a device's budget; .. of which spilled blocks may have so many
 
 struct Body {
   const char* name;
@@ -25,11 +25,11 @@ void PrintTo(const Body& body, std::ostream* os) {
   *os << body.name;
 }
 
-class Neighbours : public systest::SimTest, public ::testing::WithParamInterface<Body> {
+class Peers : public systest::SimTest, public ::testing::WithParamInterface<Body> {
  protected:
   void SetUp() override { begin(2); }
   void begin(int devices, const systest::Settings& more = {}) {
-    systest::Settings settings{{"device_neighbours", "50"}, {"device_block_size", "2MiB"}};
+    systest::Settings settings{{"peer_spill_percent", "50"}, {"device_block_size", "2MiB"}};
     settings.insert(settings.end(), more.begin(), more.end());
     start(devices, settings, GetParam().handles);
     if (IsSkipped()) return;
@@ -40,7 +40,7 @@ class Neighbours : public systest::SimTest, public ::testing::WithParamInterface
     }
   }
   void TearDown() override {
-    vmem_set("device_neighbours", "50");
+    vmem_set("peer_spill_percent", "50");
     SimTest::TearDown();
   }
   static struct vmem_device_stats device(int d) {
@@ -86,7 +86,7 @@ class Neighbours : public systest::SimTest, public ::testing::WithParamInterface
     for (size_t b = 0; b < r.size() / kBlock; ++b) EXPECT_EQ(load(word(r, b)), 100 + b) << b;
     EXPECT_EQ(vmem::stats().lost_blocks, 0u);
   }
-  // Whichever are guests, all of one region.
+  // Whichever are spilled blocks, all of one region.
   static size_t guests_somewhere(int devices) {
     size_t sum = 0;
     for (int d = 0; d < devices; ++d) sum += guests(d);
@@ -95,22 +95,22 @@ class Neighbours : public systest::SimTest, public ::testing::WithParamInterface
   std::vector<void*> streams_of_;  // by device
 };
 
-TEST_P(Neighbours, WhatHasNoRoomGoesThereAndComesBackOverTheLink) {
+TEST_P(Peers, WhatHasNoRoomGoesThereAndComesBackOverTheLink) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests) * kBlock);
   fill(r);
   EXPECT_TRUE(until([] { return guests(1) == kGuests; }));
   EXPECT_EQ(r.query().device_bytes, r.size()) << "nothing is in host memory";
-  EXPECT_EQ(device(0).to_neighbours, kGuests * kBlock);
+  EXPECT_EQ(device(0).to_peers, kGuests * kBlock);
   EXPECT_EQ(vmem::stats().device_to_host_bytes, 0u);
   const auto before = vmem::stats();
   for (size_t b = 0; b < kRoom + kGuests; ++b) EXPECT_EQ(seen(r, b), 100 + b) << b;
-  EXPECT_GE(device(0).from_neighbours, kGuests * kBlock);
+  EXPECT_GE(device(0).from_peers, kGuests * kBlock);
   EXPECT_EQ(vmem::stats().read_bytes, before.read_bytes);
   expect_all(r);
 }
 
-TEST_P(Neighbours, WhatIsBeyondTheirShareGoesToHostMemory) {
+TEST_P(Peers, WhatIsBeyondTheirShareGoesToHostMemory) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests + 4) * kBlock);
   fill(r);
@@ -119,7 +119,7 @@ TEST_P(Neighbours, WhatIsBeyondTheirShareGoesToHostMemory) {
   expect_all(r);
 }
 
-TEST_P(Neighbours, TheirRoomIsTheDevicesOwnWhenItIsNeeded) {
+TEST_P(Peers, TheirRoomIsTheDevicesOwnWhenItIsNeeded) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests) * kBlock), own(kRoom * kBlock);
   fill(r);
@@ -133,8 +133,8 @@ TEST_P(Neighbours, TheirRoomIsTheDevicesOwnWhenItIsNeeded) {
   expect_all(r);
 }
 
-// Guests leave before any block of the device itself.
-TEST_P(Neighbours, TheyLeaveFirst) {
+// Spilled blocks leave before any block of the device itself.
+TEST_P(Peers, TheyLeaveFirst) {
   if (IsSkipped()) return;
   const vmem::region own((kRoom - kGuests) * kBlock), r((kRoom + kGuests) * kBlock), more(2 * kBlock);
   fill(own, 1);
@@ -146,7 +146,7 @@ TEST_P(Neighbours, TheyLeaveFirst) {
   expect_all(r);
 }
 
-TEST_P(Neighbours, OneThatIsLeasedWhereItIsIsTheDevicesOwn) {
+TEST_P(Peers, OneThatIsLeasedWhereItIsIsTheDevicesOwn) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests) * kBlock);
   cold(r, kGuests);
@@ -161,11 +161,11 @@ TEST_P(Neighbours, OneThatIsLeasedWhereItIsIsTheDevicesOwn) {
   expect_all(r);
 }
 
-TEST_P(Neighbours, OfADeviceThatWasNotUsedNothingIsTaken) {
+TEST_P(Peers, OfADeviceThatWasNotUsedNothingIsTaken) {
   if (IsSkipped()) return;
   vmem_shutdown();
   go_on();
-  start(2, {{"device_neighbours", "50"}, {"device_block_size", "2MiB"}}, GetParam().handles);
+  start(2, {{"peer_spill_percent", "50"}, {"device_block_size", "2MiB"}}, GetParam().handles);
   streams_of_ = {stream_};
   const vmem::region r((kRoom + kGuests) * kBlock);
   fill(r);
@@ -174,24 +174,24 @@ TEST_P(Neighbours, OfADeviceThatWasNotUsedNothingIsTaken) {
   expect_all(r);
 }
 
-TEST_P(Neighbours, TheSettingTakesEffectAtOnce) {
+TEST_P(Peers, TheSettingTakesEffectAtOnce) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests) * kBlock);
-  ASSERT_EQ(vmem_set("device_neighbours", "0"), 0) << said();
+  ASSERT_EQ(vmem_set("peer_spill_percent", "0"), 0) << said();
   fill(r);
   EXPECT_EQ(guests(1), 0u);
-  ASSERT_EQ(vmem_set("device_neighbours", "50"), 0) << said();
+  ASSERT_EQ(vmem_set("peer_spill_percent", "50"), 0) << said();
   fill(r);
   EXPECT_TRUE(until([] { return guests(1) >= kGuests - 1; })) << "one may just have gone back";
-  ASSERT_EQ(vmem_set("device_neighbours", "25"), 0) << said();
+  ASSERT_EQ(vmem_set("peer_spill_percent", "25"), 0) << said();
   EXPECT_TRUE(until([] { return guests(1) == kGuests / 2; }));
-  ASSERT_EQ(vmem_set("device_neighbours", "0"), 0) << said();
+  ASSERT_EQ(vmem_set("peer_spill_percent", "0"), 0) << said();
   EXPECT_TRUE(until([] { return guests(1) == 0; }));
-  EXPECT_EQ(vmem_set("device_neighbours", "91"), -EINVAL);
+  EXPECT_EQ(vmem_set("peer_spill_percent", "91"), -EINVAL);
   expect_all(r);
 }
 
-TEST_P(Neighbours, TheyLeaveForALoweredBudgetAndForOthersOnTheDevice) {
+TEST_P(Peers, TheyLeaveForALoweredBudgetAndForOthersOnTheDevice) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests) * kBlock);
   fill(r);
@@ -208,7 +208,7 @@ TEST_P(Neighbours, TheyLeaveForALoweredBudgetAndForOthersOnTheDevice) {
   expect_all(r);
 }
 
-TEST_P(Neighbours, SyncAndEvictFindThem) {
+TEST_P(Peers, SyncAndEvictFindThem) {
   if (IsSkipped()) return;
   constexpr size_t kBlocks = kRoom + kGuests;
   TempFile file(kBlocks * kBlock);
@@ -229,7 +229,7 @@ TEST_P(Neighbours, SyncAndEvictFindThem) {
   expect_all(r);
 }
 
-TEST_P(Neighbours, AFreedRegionTakesItsGuestsAlong) {
+TEST_P(Peers, AFreedRegionTakesItsGuestsAlong) {
   if (IsSkipped()) return;
   {
     const vmem::region r((kRoom + kGuests) * kBlock);
@@ -240,7 +240,7 @@ TEST_P(Neighbours, AFreedRegionTakesItsGuestsAlong) {
   EXPECT_EQ(guests(1), 0u);
 }
 
-TEST_P(Neighbours, ADeviceThatCannotTakeOneIsLeftAloneForAWhile) {
+TEST_P(Peers, ADeviceThatCannotTakeOneIsLeftAloneForAWhile) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests) * kBlock);
   std::atomic<int> tries{0};
@@ -255,7 +255,7 @@ TEST_P(Neighbours, ADeviceThatCannotTakeOneIsLeftAloneForAWhile) {
 }
 
 // What only it had is lost, and said to be.
-TEST_P(Neighbours, ALostNeighbourTakesWhatOnlyItHad) {
+TEST_P(Peers, ALostPeerTakesWhatOnlyItHad) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests) * kBlock);
   fill(r);
@@ -278,7 +278,7 @@ TEST_P(Neighbours, ALostNeighbourTakesWhatOnlyItHad) {
   EXPECT_EQ(load(word(r, 0)), 7u);
 }
 
-TEST_P(Neighbours, ALostNeighbourTakesNothingThatIsWritten) {
+TEST_P(Peers, ALostPeerTakesNothingThatIsWritten) {
   if (IsSkipped()) return;
   constexpr size_t kBlocks = kRoom + kGuests;
   TempFile file(kBlocks * kBlock);
@@ -292,7 +292,7 @@ TEST_P(Neighbours, ALostNeighbourTakesNothingThatIsWritten) {
   expect_all(r);
 }
 
-TEST_P(Neighbours, WhereTheirOwnDeviceIsLostGuestsAreRight) {
+TEST_P(Peers, WhereTheirOwnDeviceIsLostGuestsAreRight) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests) * kBlock);
   cold(r, kGuests);
@@ -304,9 +304,9 @@ TEST_P(Neighbours, WhereTheirOwnDeviceIsLostGuestsAreRight) {
 }
 
 // Two devices that are full of leases but for one block each, which is what the other one waits for.
-TEST_P(Neighbours, TwoDevicesThatWaitForEachOthersBlocksChangeThem) {
+TEST_P(Peers, TwoDevicesThatWaitForEachOthersBlocksChangeThem) {
   if (IsSkipped()) return;
-  ASSERT_EQ(vmem_set("device_neighbours", "0"), 0) << said();
+  ASSERT_EQ(vmem_set("peer_spill_percent", "0"), 0) << said();
   const vmem::region a((kRoom - 1) * kBlock), b((kRoom - 1) * kBlock), x(kBlock), y(kBlock);
   ASSERT_EQ(vmem_acquire(a.data(), a.size(), VMEM_READ, 0, streams_of_[0]), 0) << said();
   ASSERT_EQ(vmem_acquire(b.data(), b.size(), VMEM_READ, 1, streams_of_[1]), 0) << said();
@@ -330,7 +330,7 @@ TEST_P(Neighbours, TwoDevicesThatWaitForEachOthersBlocksChangeThem) {
 
 // ---- whoever comes while a block moves there
 
-class NeighboursMeanwhile : public Neighbours {
+class PeersMeanwhile : public Peers {
  protected:
   // The device is full, and its first block is on its way to the other one.
   void spill(const vmem::region& r) {
@@ -351,7 +351,7 @@ class NeighboursMeanwhile : public Neighbours {
   }
 };
 
-TEST_P(NeighboursMeanwhile, ItsOwnDeviceLeasesIt) {
+TEST_P(PeersMeanwhile, ItsOwnDeviceLeasesIt) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + 1) * kBlock);
   spill(r);
@@ -359,7 +359,7 @@ TEST_P(NeighboursMeanwhile, ItsOwnDeviceLeasesIt) {
   expect_all(r);
 }
 
-TEST_P(NeighboursMeanwhile, TheOtherDeviceLeasesIt) {
+TEST_P(PeersMeanwhile, TheOtherDeviceLeasesIt) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + 1) * kBlock);
   spill(r);
@@ -368,7 +368,7 @@ TEST_P(NeighboursMeanwhile, TheOtherDeviceLeasesIt) {
   expect_all(r);
 }
 
-TEST_P(NeighboursMeanwhile, TheOtherDeviceNeedsAllOfItsRoom) {
+TEST_P(PeersMeanwhile, TheOtherDeviceNeedsAllOfItsRoom) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + 1) * kBlock), own(kRoom * kBlock);
   spill(r);
@@ -380,7 +380,7 @@ TEST_P(NeighboursMeanwhile, TheOtherDeviceNeedsAllOfItsRoom) {
   expect_all(r);
 }
 
-TEST_P(NeighboursMeanwhile, TheCpuWantsIt) {
+TEST_P(PeersMeanwhile, TheCpuWantsIt) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + 1) * kBlock);
   spill(r);
@@ -391,7 +391,7 @@ TEST_P(NeighboursMeanwhile, TheCpuWantsIt) {
   expect_all(r);
 }
 
-TEST_P(NeighboursMeanwhile, ItIsEvictedOrSyncedOrFreed) {
+TEST_P(PeersMeanwhile, ItIsEvictedOrSyncedOrFreed) {
   if (IsSkipped()) return;
   for (const int what : {0, 1, 2}) {
     SCOPED_TRACE(what);
@@ -415,7 +415,7 @@ TEST_P(NeighboursMeanwhile, ItIsEvictedOrSyncedOrFreed) {
   }
 }
 
-TEST_P(NeighboursMeanwhile, TheOtherDeviceIsLost) {
+TEST_P(PeersMeanwhile, TheOtherDeviceIsLost) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + 1) * kBlock);
   spill(r);
@@ -426,7 +426,7 @@ TEST_P(NeighboursMeanwhile, TheOtherDeviceIsLost) {
   expect_all(r);  // it is where it was, or has gone on to host memory
 }
 
-TEST_P(NeighboursMeanwhile, ItsOwnDeviceIsLost) {
+TEST_P(PeersMeanwhile, ItsOwnDeviceIsLost) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + 1) * kBlock);
   cold(r, 1);
@@ -448,7 +448,7 @@ TEST_P(NeighboursMeanwhile, ItsOwnDeviceIsLost) {
   EXPECT_EQ(vmem::stats().lost_blocks, lost);
 }
 
-TEST_P(NeighboursMeanwhile, TheBudgetIsLowered) {
+TEST_P(PeersMeanwhile, TheBudgetIsLowered) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + 1) * kBlock);
   spill(r);
@@ -457,7 +457,7 @@ TEST_P(NeighboursMeanwhile, TheBudgetIsLowered) {
   expect_all(r);
 }
 
-TEST_P(NeighboursMeanwhile, TheLibraryIsShutDown) {
+TEST_P(PeersMeanwhile, TheLibraryIsShutDown) {
   if (IsSkipped()) return;
   constexpr size_t kBlocks = kRoom + 1;
   TempFile file(kBlocks * kBlock);
@@ -485,12 +485,12 @@ TEST_P(NeighboursMeanwhile, TheLibraryIsShutDown) {
   }
 }
 
-class FourNeighbours : public Neighbours {
+class FourPeers : public Peers {
  protected:
   void SetUp() override { begin(4, {{"host_budget", "160MiB"}}); }
 };
 
-TEST_P(FourNeighbours, WhatHasNoRoomGoesWhereMostIsLeft) {
+TEST_P(FourPeers, WhatHasNoRoomGoesWhereMostIsLeft) {
   if (IsSkipped()) return;
   const vmem::region own(4 * kBlock), r((kRoom + 3 * kGuests) * kBlock);
   fill(own, 1);
@@ -506,7 +506,7 @@ TEST_P(FourNeighbours, WhatHasNoRoomGoesWhereMostIsLeft) {
 }
 
 // Each device has more than it has room for, and all of them use what they have in turn.
-TEST_P(FourNeighbours, DevicesThatAllLackRoomAreRight) {
+TEST_P(FourPeers, DevicesThatAllLackRoomAreRight) {
   if (IsSkipped()) return;
   constexpr size_t kBlocks = kRoom + 4;
   std::vector<vmem::region> regions;
@@ -531,8 +531,8 @@ constexpr Body kManaged{"managed", false}, kHandles{"handles", true};
 constexpr Body kBeingCopied{"handles_being_copied", true, "device.sending"};
 const auto kBodies = ::testing::Values(kManaged, kHandles);
 const auto name = [](const auto& i) { return std::string(i.param.name); };
-INSTANTIATE_TEST_SUITE_P(Sim, Neighbours, kBodies, name);
-INSTANTIATE_TEST_SUITE_P(Sim, NeighboursMeanwhile, ::testing::Values(kManaged, kHandles, kBeingCopied), name);
-INSTANTIATE_TEST_SUITE_P(Sim, FourNeighbours, kBodies, name);
+INSTANTIATE_TEST_SUITE_P(Sim, Peers, kBodies, name);
+INSTANTIATE_TEST_SUITE_P(Sim, PeersMeanwhile, ::testing::Values(kManaged, kHandles, kBeingCopied), name);
+INSTANTIATE_TEST_SUITE_P(Sim, FourPeers, kBodies, name);
 
 }  // namespace
