@@ -3,12 +3,12 @@
 // of each, pass one contract suite (tests/unit/device_contract_suite.h).
 //
 // What the CPU sees of it is the body's CpuView, fixed for its life:
-//   shared    one address, one memory: the CPU reaches a made unit as a device does, so it is shut out while one moves.
-//   separate  two page tables: a trap stands over the whole range for its life, and the devices see at the same
+//   unified   one address, one memory: the CPU reaches a made unit as a device does, so it is shut out while one moves.
+//   split     two page tables: a trap stands over the whole range for its life, and the devices see at the same
 //             addresses what map() puts there. Nobody is shut out, no CPU access parks, no mapping of the process
 //             changes. The bytes of a made unit are copied through a second place, which nobody else knows.
 //
-// A range's life where the view is shared, in its units ("made" = device memory stands behind it):
+// A range's life where the view is unified, in its units ("made" = device memory stands behind it):
 //
 //   reserve ──> hole ──prepare──> shut ──copy_in, wait, open──> open (read or read_write)
 //                ^                                                 │ hold(Access::read or none), copy_out, wait
@@ -23,7 +23,7 @@
 // CPU touches of a unit that is shut, held or punched park in park.h's SIGSEGV handler until open() or settle(). System
 // calls with such a buffer answer EFAULT instead: nothing in user space can park them.
 //
-// Where it is separate (hold, open and settle check their arguments and do nothing):
+// Where it is split (hold, open and settle check their arguments and do nothing):
 //
 //   reserve ──> hole ──prepare──> made ──copy_in, map──> mapped ──unmap──> made ──copy_out, wait, punch──> hole
 //
@@ -94,16 +94,16 @@ using Ticket = std::shared_ptr<Event>;
 
 struct Copy {
   uintptr_t block;  // in a made unit; any offset and length that stay inside one reservation
-  // Pinned host memory; stays valid and untouched until the ticket is done. Separate, copy_in(): null means zeros.
+  // Pinned host memory; stays valid and untouched until the ticket is done. Split, copy_in(): null means zeros.
   void* frame;
   size_t size;  // bytes
-  // Separate, copy_in(): the next of several that fill a unit from its start to its end, without zeros first; one a
+  // Split, copy_in(): the next of several that fill a unit from its start to its end, without zeros first; one a
   // call. All but the last end at a multiple of kUnit in it. Before the last it is mapped by map_ahead() at most.
   bool part = false;
   Ticket after = {};  // of a copy of the same device: *done is not reached before it
 };
 
-enum class CpuView : uint8_t { shared, separate };
+enum class CpuView : uint8_t { unified, split };
 
 enum class Link : uint8_t { self, nvlink, pcie, none };  // none: no peer access
 
@@ -119,7 +119,7 @@ struct Info {
 struct Memory {
   uint64_t free, total;  // bytes, all processes
   uint64_t used;         // bytes of made units; exact
-  uint64_t kept = 0;     // separate: bytes that no unit has and trim() gives back, counted as free
+  uint64_t kept = 0;     // split: bytes that no unit has and trim() gives back, counted as free
 };
 
 enum class Advice : uint8_t { preferred_location, read_mostly, accessed_by };
@@ -133,9 +133,9 @@ class Devices {
  public:
   virtual ~Devices() = default;          // every range released, every ticket gone
   virtual const char* name() const = 0;  // of the body, as setting device has it
-  virtual CpuView cpu_view() const { return CpuView::shared; }
+  virtual CpuView cpu_view() const { return CpuView::unified; }
   // Of a range that is reserved without a word about it; bytes, a power of two from kUnit to largest_unit(), which is
-  // kUnit where the view is shared. The driver's cost is per unit where it is separate, whatever the unit's size.
+  // kUnit where the view is unified. The driver's cost is per unit where it is split, whatever the unit's size.
   virtual size_t unit() const { return kUnit; }
   virtual size_t largest_unit() const { return kUnit; }
   virtual int count() const = 0;
@@ -158,20 +158,20 @@ class Devices {
   // the addresses belong to nobody; parked threads get their SIGSEGV. Blocks: CUDA waits for work under way.
   virtual core::Status release(void* base) = 0;
 
-  // Makes holes into units on `device`: zeros, shut (separate: not mapped). Adjacent ranges are made as one: on an H200
+  // Makes holes into units on `device`: zeros, shut (split: not mapped). Adjacent ranges are made as one: on an H200
   // 16 us for 2 MiB, 36 for 8 MiB, 125 for 32 MiB. Each group of adjacent ranges is one mapping of the process. Advice
   // is applied again. Blocks for the driver's work, not for kernels; many threads may prepare at once. -ENOMEM: the
   // budget's owner let it overflow (sim); -kIntruder: abort. *torn after an error: every named unit is a punched hole
   // now, so put the trap back and settle(); else nothing has changed.
   virtual core::Status prepare(std::span<const Range> ranges, int device, bool* torn) = 0;
   // Issues the copies on one of the device's own streams and returns; 5 us for each 2 MiB. *done is reached when all
-  // are through. The units are made on `device`; in: shut; out: shut or held (separate: in and out, mapped or not).
+  // are through. The units are made on `device`; in: shut; out: shut or held (split: in and out, mapped or not).
   // Never waits for a user's stream.
   virtual core::Status copy_in(int device, std::span<const Copy> copies, Ticket* done) = 0;
   virtual core::Status copy_out(int device, std::span<const Copy> copies, Ticket* done) = 0;
-  // Separate: made units appear at their addresses for the device that they are on, or go from there. A kernel that
+  // Split: made units appear at their addresses for the device that they are on, or go from there. A kernel that
   // reaches for a unit that is not mapped loses the device. Neither waits for kernels or copies. unmap(): units that
-  // are not mapped stay so; with a lost device ok, and whatever was mapped there is nobody's. Shared: ok, a made unit
+  // are not mapped stay so; with a lost device ok, and whatever was mapped there is nobody's. Unified: ok, a made unit
   // is seen from prepare() to punch().
   virtual core::Status map(std::span<const Range> ranges) {
     (void)ranges;
@@ -181,7 +181,7 @@ class Devices {
     (void)ranges;
     return {};
   }
-  // Separate: true where units of so many bytes that copies fill whole are better mapped before these are issued, by
+  // Split: true where units of so many bytes that copies fill whole are better mapped before these are issued, by
   // map_ahead(), since map() waits for copies to the device that are under way (where many are queued, for about 1 ms).
   // Between the two, and where copy_in() fails, the units hold anything.
   virtual bool maps_ahead(int device, size_t unit) {
@@ -189,13 +189,13 @@ class Devices {
     return false;
   }
   virtual core::Status map_ahead(std::span<const Range> ranges) { return map(ranges); }
-  // Separate: memory of a device that no unit has is kept for the next one; what there is above `keep` bytes, made
+  // Split: memory of a device that no unit has is kept for the next one; what there is above `keep` bytes, made
   // units included, goes back to the driver. memory() counts it as free meanwhile. Blocks for the driver's work.
   virtual core::Status trim(int device, uint64_t keep) {
     (void)device, (void)keep;
     return {};
   }
-  // Separate: a descriptor (close on exec) of mapped units, all on one device. Whoever gets it shares their memory, to
+  // Split: a descriptor (close on exec) of mapped units, all on one device. Whoever gets it shares their memory, to
   // read and to write, until it closes it and what it made of it: so when a unit leaves its memory, that is no other
   // unit's ever after, but goes back to the driver, which keeps it as long as anybody outside does. -EOPNOTSUPP: not by
   // this body, device or driver.
@@ -219,7 +219,7 @@ class Devices {
   virtual core::Status settle(std::span<const Range> ranges) = 0;
   // Moves made units to another device, bytes and CPU access unchanged: each range by itself, and each[i] says how that
   // went. Blocks until done. No kernel may use them meanwhile. After an error a unit may be on either device and counts
-  // for both until punched (separate: it counts for the one that it is on, and others of its range may have moved).
+  // for both until punched (split: it counts for the one that it is on, and others of its range may have moved).
   // `by`: whose copies they are, `to` or the device that they are on; what keeps other copies of that one waiting keeps
   // these, too. The first error, if there is one; -EINVAL: nothing has changed.
   virtual core::Status migrate(std::span<const Range> ranges, int to, int by, std::span<core::Status> each) = 0;
@@ -227,13 +227,13 @@ class Devices {
     core::Status status;
     return migrate({&range, 1}, to, to, {&status, 1});
   }
-  // .. until there are no more. Separate: the next are begun before those under way have ended, so that the devices
+  // .. until there are no more. Split: the next are begun before those under way have ended, so that the devices
   // have copies to do all the time.
   virtual void migrate_all(Migration& all, int to, int by);
 
   // cudaMemAdvise, remembered by range and applied whenever a part is made. set = false undoes. location: a device,
   // kHost (not for accessed_by of units that are made: the CPU's access is the pager's), ignored by read_mostly.
-  // Separate: accessed_by maps units for that device, too, wherever they are, if there is a link; the rest is
+  // Split: accessed_by maps units for that device, too, wherever they are, if there is a link; the rest is
   // remembered and changes nothing.
   virtual core::Status advise(Range range, Advice advice, int location, bool set) = 0;
   // Bytes of made units whose page the CPU has touched since and maps now. The driver keeps host memory for at least
@@ -265,7 +265,7 @@ class Devices {
   // captures a graph, and the capture has failed by this; work may still run.
   virtual core::Status drain(int device) = 0;
 
-  // Separate: what kernels of the device and a server need to agree on `blocks` blocks (paging_words.h), of which a
+  // Split: what kernels of the device and a server need to agree on `blocks` blocks (paging_words.h), of which a
   // group may have `frames` at once. Gone before these devices.
   virtual core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
                                          std::unique_ptr<PagingWords>* out);
@@ -283,7 +283,7 @@ Kind kind_of(std::string_view setting);
 // automatic: the CUDA body that is preferred, else another; *why says why not the first. Where none can be had *out is
 // null, the call succeeds and *why says why there is no device tier. cuda: the same, and that reason as an error.
 // handles, managed: that body or an error. Each CUDA body tries once with one unit whether it works here.
-// One CUDA Devices at a time. Installs park.h's handler where the CPU's view of the devices is shared.
+// One CUDA Devices at a time. Installs park.h's handler where the CPU's view of the devices is unified.
 // A body without units of so many bytes: -EINVAL.
 core::Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::string* why);
 

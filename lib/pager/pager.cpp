@@ -28,13 +28,14 @@ Pager::Pager(Parts parts, Config config)
            devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0, *this),
       gpus_(devices_.get(), map_, config_),
       progress_clock_(map_, writes_, config_),
-      shown_(*trap_, map_.frame_table(), progress_clock_, counters_, devices_ != nullptr && gpus_.own_page_tables()),
-      reserve_(budget_, frames_, shown_),
+      cpu_mappings_(*trap_, map_.frame_table(), progress_clock_, counters_,
+                    devices_ != nullptr && gpus_.own_page_tables()),
+      reserve_(budget_, frames_, cpu_mappings_),
       tables_(budget_, reserve_, map_.frame_table(), map_.transitions(), *trap_),
       shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
               staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
       grants_(shared_, gpus_),
-      blocks_(shared_, gpus_, shown_),
+      blocks_(shared_, gpus_, cpu_mappings_),
       asks_(shared_, devices_.get(), gpus_),
       open_ranges_(shared_, devices_.get(), gpus_, blocks_),
       pressure_(shared_),
@@ -49,28 +50,28 @@ Pager::Pager(Parts parts, Config config)
       isolated_(shared_, failed_, installer_, page_in_),
       write_back_(shared_, failed_, installer_, page_in_, isolated_, isolator_, writer_, *this),
       supply_(shared_, devices_.get(), gpus_, pressure_, isolated_),
-      releases_(shared_, devices_.get(), queues_, shown_, gpus_, grants_, pressure_, waits_, supply_),
+      releases_(shared_, devices_.get(), queues_, cpu_mappings_, gpus_, grants_, pressure_, waits_, supply_),
       holes_(shared_, devices_.get(), gpus_),
       exports_(shared_, devices_.get(), gpus_, blocks_, page_in_, releases_),
       migrator_(shared_, devices_.get(), gpus_, blocks_, page_in_, *this),
       device_write_back_(shared_, devices_.get(), blocks_, failed_, page_in_, writer_, *this),
-      demoter_(shared_, devices_.get(), gpus_, shown_, blocks_, holes_, failed_, page_in_, device_write_back_, supply_,
-               *this),
+      demoter_(shared_, devices_.get(), gpus_, cpu_mappings_, blocks_, holes_, failed_, page_in_, device_write_back_,
+               supply_, *this),
       range_demoter_(shared_, devices_.get(), gpus_, page_in_, demoter_),
       range_writer_(shared_, isolator_, write_back_, releases_, range_demoter_),
       reclaim_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, reclaim_requests_, *this, *this),
       loans_(shared_, queues_.promotion_requests, page_in_, reclaim_, supply_, demoter_, *this),
-      views_(shared_, devices_.get(), gpus_, shown_, blocks_, pressure_, waits_, page_in_, supply_, releases_, demoter_,
-             *this),
+      cpu_mapper_(shared_, devices_.get(), gpus_, cpu_mappings_, blocks_, pressure_, waits_, page_in_, supply_,
+                  releases_, demoter_, *this),
       device_reclaim_(shared_, devices_.get(), queues_.promotion_requests, gpus_, releases_, demoter_, migrator_),
       promoter_(shared_, queues_.promotion_requests, gpus_, blocks_, failed_, page_in_, read_ahead_, reader_, supply_,
-                part_copies_, migrator_, *this),
-      part_copies_(shared_, devices_.get(), gpus_, holes_, page_in_, promoter_),
-      arrivals_(shared_, devices_.get(), queues_.demotion_requests, gpus_, blocks_, holes_, failed_, page_in_, supply_,
-                part_copies_, *this),
+                pipelined_copy_, migrator_, *this),
+      pipelined_copy_(shared_, devices_.get(), gpus_, holes_, page_in_, promoter_),
+      copy_in_(shared_, devices_.get(), queues_.demotion_requests, gpus_, blocks_, holes_, failed_, page_in_, supply_,
+               pipelined_copy_, *this),
       shown_files_(shared_, gpus_, page_in_, *this),
       device_acquires_(shared_, devices_.get(), queues_.promotion_requests, gpus_, blocks_, failed_, shown_files_,
-                       page_in_, grants_, releases_, views_, device_reclaim_, promoter_, arrivals_),
+                       page_in_, grants_, releases_, cpu_mapper_, device_reclaim_, promoter_, copy_in_),
       host_leases_(shared_, failed_, waits_, installer_, page_in_, grants_, supply_, releases_, shown_files_, demoter_,
                    range_demoter_),
       sync_(shared_, queues_.promotion_requests, sums_, failed_, releases_, range_demoter_, range_writer_),
@@ -81,13 +82,14 @@ Pager::Pager(Parts parts, Config config)
                range_writer_, hints_, *this),
       region_charges_(shared_, sums_, speculation_, gpus_, pressure_, failed_, waits_),
       maker_(shared_, devices_.get(), sums_, gpus_, supply_, region_charges_),
-      teardown_(shared_, devices_.get(), queues_, speculation_, reclaim_requests_, gpus_, shown_, pressure_, failed_,
-                waits_, installer_, page_in_, writer_, grants_, releases_, loans_, promoter_, sync_, region_charges_,
-                *this),
+      teardown_(shared_, devices_.get(), queues_, speculation_, reclaim_requests_, gpus_, cpu_mappings_, pressure_,
+                failed_, waits_, installer_, page_in_, writer_, grants_, releases_, loans_, promoter_, sync_,
+                region_charges_, *this),
       queries_(shared_, devices_.get(), gpus_, blocks_, failed_, releases_),
-      workers_(shared_, devices_.get(), queues_.promotion_requests, gpus_, shown_, blocks_, page_in_, supply_,
-               releases_, migrator_, demoter_, part_copies_, promoter_, arrivals_, views_, device_reclaim_, hints_),
-      faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, reclaim_requests_, shown_,
+      workers_(shared_, devices_.get(), queues_.promotion_requests, gpus_, cpu_mappings_, blocks_, page_in_, supply_,
+               releases_, migrator_, demoter_, pipelined_copy_, promoter_, copy_in_, cpu_mapper_, device_reclaim_,
+               hints_),
+      faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, reclaim_requests_, cpu_mappings_,
               gpus_.work(), *this),
       tunables_(shared_, config_, devices_.get(), gpus_, pressure_, page_in_, reader_, supply_, releases_, promoter_,
                 faults_, *this) {
@@ -140,7 +142,7 @@ void Pager::reserve_queues(size_t transitions) {
 }
 
 void Pager::host_is_short() {
-  if (shown_.any()) gpus_.work().notify_one();
+  if (cpu_mappings_.any()) gpus_.work().notify_one();
 }
 
 // Whoever waits for it, most urgent first.
@@ -222,11 +224,11 @@ std::string Pager::check() {
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
         const Frame& frame = map_.frame_table()[r->table[b].aux];
         if (in_staging(frame.pool) && frame.bytes != nullptr) ++staged[frame.pool - kStagingPools];
-        if (frame.pool == kHostPool || frame.shown) charged += r->block_size;
+        if (frame.pool == kHostPool || frame.cpu_mapped) charged += r->block_size;
       }
     }
   }
-  if (std::string s = shown_.check(); !s.empty()) return s;
+  if (std::string s = cpu_mappings_.check(); !s.empty()) return s;
   if (std::string s = frames_.check(); !s.empty()) return s;
   if (std::string s = writes_.check(map_.transitions().all(), now_ns()); !s.empty()) return s;
   if (std::string s = waits_.queue().check(); !s.empty()) return s;

@@ -13,10 +13,10 @@
 #include "core/big_lock.h"
 #include "core/counters.h"
 #include "core/options.h"
+#include "pager/account/cpu_mappings.h"
 #include "pager/account/fault_reserve.h"
 #include "pager/account/gpus.h"
 #include "pager/account/queues.h"
-#include "pager/account/shown_copies.h"
 #include "pager/account/staging_pools.h"
 #include "pager/account/table_charges.h"
 #include "pager/block/block_map.h"
@@ -46,14 +46,14 @@
 #include "pager/lease/lease_grants.h"
 #include "pager/lease/pending_releases.h"
 #include "pager/threads/device_workers.h"
-#include "pager/tier/arrivals.h"
+#include "pager/tier/copy_in.h"
+#include "pager/tier/cpu_mapper.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/device_views.h"
 #include "pager/tier/loans.h"
 #include "pager/tier/migrator.h"
 #include "pager/tier/open_ranges.h"
-#include "pager/tier/part_copies.h"
+#include "pager/tier/pipelined_copy.h"
 #include "pager/tier/promoter.h"
 #include "pager/tier/staging_supply.h"
 #include "vmem/vmem.h"
@@ -138,7 +138,7 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   Gpus gpus_;
   WriteBackState writes_ VMEM_GUARDED_BY(core::big_lock);
   ProgressClock progress_clock_;
-  ShownCopies shown_ VMEM_GUARDED_BY(core::big_lock);
+  CpuMappings cpu_mappings_ VMEM_GUARDED_BY(core::big_lock);
   FaultReserve reserve_ VMEM_GUARDED_BY(core::big_lock);
   TableCharges tables_ VMEM_GUARDED_BY(core::big_lock);
   const Shared shared_;
@@ -171,11 +171,11 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   RangeWriter range_writer_;
   Reclaim reclaim_;
   Loans loans_;
-  DeviceViews views_;
+  CpuMapper cpu_mapper_;
   DeviceReclaim device_reclaim_;
   Promoter promoter_;
-  PartCopies part_copies_;
-  Arrivals arrivals_;
+  PipelinedCopy pipelined_copy_;
+  CopyIn copy_in_;
   ShownFiles shown_files_;
   DeviceAcquires device_acquires_;
   HostLeases host_leases_;

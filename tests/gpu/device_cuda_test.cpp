@@ -68,7 +68,7 @@ class CudaBench : public Bench {
     return yes != 0;
   }
   // cuMemAddressFree: AReleasedRangeLeavesWhatTheDriverLeaves.
-  bool driver_keeps_addresses() const override { return devices_->cpu_view() == CpuView::separate; }
+  bool driver_keeps_addresses() const override { return devices_->cpu_view() == CpuView::split; }
   uint64_t free_memory_slack() const override { return uint64_t{16} << 20; }
 
  private:

@@ -20,7 +20,7 @@ leased_drop    | long  | unit PagerMarks.DontNeedLeavesABlockThatWasLeasedWhileI
 free_again     | long  | unit PagerMarks.WhatALeaseChangedWhileFreeWroteIsWrittenToo
 file_end       | long  | system *Truncation.WriteBackMakesNoFileLongerAndBringsNoByteBack*
 table_retry    | long  | unit PagerTableCharges.AnAccessThatIsRefusedIsMadeAgainWhenThereIsRoom
-unfail_retry   | long  | unit PagerShownCopies.WithoutMemoryItIsTriedOnceMoreAndThenRefused
+unfail_retry   | long  | unit PagerCpuMappings.WithoutMemoryItIsTriedOnceMoreAndThenRefused
 full_disk      | long  | unit *PagerFullDisk.ASmallBlockIsWrittenOverItsOldCopy*, unit PagerSteps.WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom
 read_refused   | long  | unit PagerRefusedReads.AnAccessIsAnsweredWhenThereIsMemory
 revive         | long  | unit PagerSteps.AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed

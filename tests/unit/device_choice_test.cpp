@@ -139,10 +139,10 @@ TEST_F(DeviceChoice, BlocksThatNoBodyHasAreAnError) {
 TEST_F(DeviceChoice, SimulatedDevicesHaveTheViewOfTheBodyTheyAreLike) {
   ASSERT_TRUE(make("sim").ok());
   EXPECT_STREQ(made_->name(), "sim");
-  EXPECT_EQ(made_->cpu_view(), CpuView::shared);
+  EXPECT_EQ(made_->cpu_view(), CpuView::unified);
   ASSERT_TRUE(make("sim-handles").ok());
   EXPECT_STREQ(made_->name(), "sim-handles");
-  EXPECT_EQ(made_->cpu_view(), CpuView::separate);
+  EXPECT_EQ(made_->cpu_view(), CpuView::split);
   ASSERT_TRUE(make("none").ok());
   EXPECT_EQ(made_, nullptr);
 }

@@ -81,7 +81,7 @@ TEST_P(DeviceContract, CallsOutOfOrderAreRefusedAndChangeNothing) {
   VMEM_REFUSED(EINVAL, d_->settle(range(base, 0, 1)));
   VMEM_REFUSED(EINVAL, d_->migrate(range(base, 1, 1).front(), 0));
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
-  if (!shared()) {
+  if (!unified()) {
     VMEM_REFUSED(EINVAL, d_->map(range(base, 1, 1)));
     VMEM_REFUSED(EINVAL, d_->unmap(range(base, 1, 1)));
     EXPECT_EQ(kernel_sum(base, words_), sum_of(6));
@@ -168,7 +168,7 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
 }
 
 TEST_P(DeviceLoss, ABlockThatIsNotMappedIsLoud) {
-  if (shared()) GTEST_SKIP() << "a made block is seen";
+  if (unified()) GTEST_SKIP() << "a made block is seen";
   uint64_t* base = reserve(1);
   bring(base, 0, 1);
   VMEM_OK(d_->unmap(range(base, 0, 1)));

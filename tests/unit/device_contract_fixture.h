@@ -70,7 +70,7 @@ inline void PrintTo(const Body& body, std::ostream* os) {
   } while (0)
 // What the CPU sees there is the device's.
 #define VMEM_SHARED_ONLY() \
-  if (!shared()) GTEST_SKIP() << "the CPU has a page table of its own"
+  if (!unified()) GTEST_SKIP() << "the CPU has a page table of its own"
 // Fails with that errno, and says something.
 #define VMEM_REFUSED(err, call)                              \
   do {                                                       \
@@ -166,7 +166,7 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
     VMEM_OK(prepare(range(base, first, count), device));
     VMEM_OK(d_->map(range(base, first, count)));
   }
-  bool shared() const { return d_->cpu_view() == CpuView::shared; }
+  bool unified() const { return d_->cpu_view() == CpuView::unified; }
   void copy_in(uint64_t* base, size_t u, size_t f, int device = 0) {
     Ticket done;
     const Copy copy{at(base) + u * unit_, frame(f), unit_};

@@ -22,7 +22,7 @@ TEST_P(DeviceContract, APreparedBlockIsZerosForKernelsAndCpu) {
   uint64_t* base = reserve(4);
   make(base, 0, 4);
   EXPECT_EQ(kernel_sum(base, 4 * words_), 0u);
-  if (!shared()) return;
+  if (!unified()) return;
   VMEM_OK(d_->open(range(base, 0, 4), Access::read_write));
   for (size_t w = 0; w < 4 * words_; w += 512) ASSERT_EQ(base[w], 0u) << w;
 }
@@ -31,7 +31,7 @@ TEST_P(DeviceContract, BytesCopiedInAreSeenByKernelAndCpu) {
   uint64_t* base = reserve(3);
   bring(base, 1, 1000);
   EXPECT_EQ(kernel_sum(base + words_, words_), sum_of(1000));
-  if (!shared()) return;
+  if (!unified()) return;
   VMEM_OK(d_->open(range(base, 1, 1), Access::read_write));
   for (size_t w = 0; w < words_; w += 101) ASSERT_EQ(base[words_ + w], 1000 + w);
 }
@@ -113,7 +113,7 @@ TEST_P(DeviceContract, PartsOfBlocksAndCopiesAcrossBlocksArrive) {
 }
 
 TEST_P(DeviceContract, UnitsThatAreMappedAheadHoldWhatIsCopiedToThemNext) {
-  if (shared()) GTEST_SKIP() << "a made block is seen";
+  if (unified()) GTEST_SKIP() << "a made block is seen";
   uint64_t* base = reserve(3);
   bring(base, 0, 1);
   drop(base, 0);  // old bytes, for one of them
@@ -172,7 +172,7 @@ TEST_P(DeviceContract, OneBlockOfAGroupLeavesAndItsNeighboursStay) {
   for (size_t u = 0; u < 8; ++u)
     if (u != 3) {
       EXPECT_EQ(kernel_sum(base + u * words_, words_), sum_of(100 * u)) << u;
-      if (shared()) {
+      if (unified()) {
         EXPECT_EQ(base[u * words_ + 9], 100 * u + 9) << u;
       }
     }
@@ -295,7 +295,7 @@ TEST_P(DeviceContract, ForkedChildrenDoNotInheritARange) {
                     : WEXITSTATUS(status) != 0 && WEXITSTATUS(status) != 41 && WEXITSTATUS(status) != 42)
         << status;
   }
-  if (shared()) {
+  if (unified()) {
     EXPECT_EQ(base[0], 3u);
   }
 }
@@ -303,7 +303,7 @@ TEST_P(DeviceContract, ForkedChildrenDoNotInheritARange) {
 // --- page tables of its own
 
 TEST_P(DeviceContract, MappingBlocksLeavesWhatTheCpuHasThereAlone) {
-  if (shared()) GTEST_SKIP() << "the CPU sees what devices see";
+  if (unified()) GTEST_SKIP() << "the CPU sees what devices see";
   uint64_t* base = reserve(4);
   ASSERT_EQ(mmap(base, 4 * unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
   for (size_t u = 0; u < 4; ++u) base[u * words_] = 4711 + u;
@@ -325,7 +325,7 @@ TEST_P(DeviceContract, MappingBlocksLeavesWhatTheCpuHasThereAlone) {
 }
 
 TEST_P(DeviceContract, BytesAreCopiedWhileTheBlockIsNotMapped) {
-  if (shared()) GTEST_SKIP() << "a made block is seen";
+  if (unified()) GTEST_SKIP() << "a made block is seen";
   uint64_t* base = reserve(2);
   VMEM_OK(prepare(range(base, 0, 2)));
   fill_frame(0, 9);
@@ -351,7 +351,7 @@ TEST_P(DeviceContract, ACopyOfNothingIsZeros) {
   VMEM_OK(prepare(range(base, 0, 2)));
   const Copy copies[] = {{at(base), nullptr, unit_}, {at(base) + unit_, frame(1), unit_}};
   Ticket done;
-  if (shared()) {
+  if (unified()) {
     VMEM_REFUSED(EINVAL, d_->copy_in(0, copies, &done));
     return;
   }
@@ -364,7 +364,7 @@ TEST_P(DeviceContract, ACopyOfNothingIsZeros) {
 }
 
 TEST_P(DeviceContract, MemoryThatNoBlockHasIsFreeAndGoesBackWhenAsked) {
-  if (shared()) GTEST_SKIP() << "nothing is kept";
+  if (unified()) GTEST_SKIP() << "nothing is kept";
   uint64_t* base = reserve(16);
   Memory before{}, kept{}, after{};
   make(base, 0, 1);  // the first use of a device costs more
@@ -387,7 +387,7 @@ TEST_P(DeviceContract, ARangeHasUnitsOfItsOwnSize) {
   void* p = nullptr;
   VMEM_REFUSED(EINVAL, d_->reserve(2 * d_->largest_unit(), 2 * d_->largest_unit(), 0, &p));
   VMEM_REFUSED(EINVAL, d_->reserve(3 * kUnit, 3 * kUnit, 0, &p));
-  if (shared()) GTEST_SKIP() << "there is one size";
+  if (unified()) GTEST_SKIP() << "there is one size";
   leave_units_of(4);
   const size_t big = 4 * unit_;
   uint64_t* small = reserve(16);
@@ -419,7 +419,7 @@ TEST_P(DeviceContract, ARangeHasUnitsOfItsOwnSize) {
 }
 
 TEST_P(DeviceContract, WhatIsKeptOfOneSizeGoesWhereAnotherNeedsIt) {
-  if (shared()) GTEST_SKIP() << "nothing is kept";
+  if (unified()) GTEST_SKIP() << "nothing is kept";
   leave_units_of(4);
   const size_t big = 4 * unit_;
   uint64_t* small = reserve(16);
@@ -453,7 +453,7 @@ TEST_P(DeviceContract, MappedUnitsBecomeDescriptorsAndTheirMemoryNobodysNext) {
     return d_->share(range(base, first, count)[0], how, &fd);
   };
   make(base, 0, 2);
-  if (shared()) {
+  if (unified()) {
     VMEM_REFUSED(EOPNOTSUPP, share(0, 1, Export::handle));
     return;
   }

@@ -68,7 +68,7 @@ TEST_P(DeviceContract, MovesGoOnWhileAUsersStreamStandsStill) {
   bench_->stand_still(stream_, gate());
   bring(base, 0, 12);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
-  if (shared()) {
+  if (unified()) {
     EXPECT_EQ(base[2], 14u);
   }
   VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
@@ -141,7 +141,7 @@ TEST_P(DeviceContract, BlocksMoveBetweenDevicesWithTheirBytes) {
   bench_->sum(other, base, 4 * words_, sum_cell());
   VMEM_OK(bench_->synchronize(other));
   EXPECT_EQ(*sum_cell(), sum_of(0) + sum_of(50) + sum_of(100) + sum_of(150));
-  if (shared()) {
+  if (unified()) {
     EXPECT_EQ(base[words_], 50u);  // still open, still right
   }
   copy_out(base, 3, 1, 1);
@@ -246,7 +246,7 @@ TEST_P(DeviceContract, NeighboursAreMappedByOneCallWhicheverDevicesSeeThem) {
 
 // .. and one that goes to no device, or by one that is neither of the two, stays.
 TEST_P(DeviceContract, ABlockThatIsNamedForADeviceThatCannotTakeItStays) {
-  if (d_->count() < 2 || d_->cpu_view() == vmem::device::CpuView::shared) GTEST_SKIP() << "needs two devices, handles";
+  if (d_->count() < 2 || d_->cpu_view() == vmem::device::CpuView::unified) GTEST_SKIP() << "needs two devices, handles";
   uint64_t* base = reserve(1);
   bool torn = false;
   VMEM_OK(d_->prepare(range(base, 0, 1), 0, &torn));

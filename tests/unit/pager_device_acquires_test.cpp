@@ -32,7 +32,7 @@ class PagerDeviceAcquires : public vmem::pager::test::PromotionParts {
   // Workers end what acquires have begun; the lease ends.
   void end(Region& r, BlockIndex first, BlockIndex last, unsigned access) {
     BigLock lock(map.mutex());
-    while (arrivals.end_issued(lock, 0)) {
+    while (copy_in.end_issued(lock, 0)) {
     }
     grants.take_back({&r, first, last}, access, 0, stream);
     map.match_holds(lock, {&r, first, last});
@@ -61,11 +61,11 @@ class PagerDeviceAcquires : public vmem::pager::test::PromotionParts {
   }
   void* const stream = this;
   vmem::pager::ShownFiles files{shared, gpus, page_in, *this};
-  vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
-                                 waits,  page_in,  supply, releases, demoter, *this};
+  vmem::pager::CpuMapper cpu_mapper{shared, &devices, gpus,   cpu_mappings, blocks,  pressure,
+                                    waits,  page_in,  supply, releases,     demoter, *this};
   vmem::pager::DeviceReclaim room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
-  vmem::pager::DeviceAcquires acquires{shared,  &devices, promotion_requests, gpus,  blocks, failed,   files,
-                                       page_in, grants,   releases,           views, room,   promoter, arrivals};
+  vmem::pager::DeviceAcquires acquires{shared,  &devices, promotion_requests, gpus,       blocks, failed,   files,
+                                       page_in, grants,   releases,           cpu_mapper, room,   promoter, copy_in};
 };
 
 TEST_F(PagerDeviceAcquires, ItReturnsWhenTheCopiesAreIssuedAndItsStreamWaitsForThem) {
@@ -100,15 +100,15 @@ TEST_F(PagerDeviceAcquires, OfWhatTheCpuIsShownAReadLeaseKeepsTheCopyAndAWriteLe
     BigLock lock(map.mutex());
     place(r, 0, 0);
     ASSERT_TRUE(budget.charge(kUnit, 0));
-    ASSERT_TRUE(shown.expect());
-    shown.show(r, 0, 1);
+    ASSERT_TRUE(cpu_mappings.expect());
+    cpu_mappings.show(r, 0, 1);
     map.frame_table()[r.table[0].aux].displaced = true;
   }
   for (const unsigned access : {unsigned{VMEM_READ}, unsigned{VMEM_READ | VMEM_WRITE}}) {
     EXPECT_TRUE(acquire(r, 0, 0, access).ok());
     {
       BigLock lock(map.mutex());
-      EXPECT_EQ(map.frame_table()[r.table[0].aux].shown, access == VMEM_READ);
+      EXPECT_EQ(map.frame_table()[r.table[0].aux].cpu_mapped, access == VMEM_READ);
       EXPECT_FALSE(map.frame_table()[r.table[0].aux].displaced) << "the device has used it since";
     }
     end(r, 0, 0, access);
@@ -128,7 +128,7 @@ TEST_F(PagerDeviceAcquires, WhatIsLeasedForWritingCountsAsChangedUnlessThatIsTol
   {
     BigLock lock(map.mutex());
     EXPECT_TRUE(map.frame_table()[r.table[1].aux].undecided);
-    while (arrivals.end_issued(lock, 0)) {
+    while (copy_in.end_issued(lock, 0)) {
     }
     blocks.not_changed({&r, 1, 1}, 0);
   }

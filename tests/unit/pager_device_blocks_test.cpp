@@ -7,8 +7,8 @@ namespace {
 
 using vmem::core::BigLock;
 using vmem::core::State;
+using vmem::pager::CpuMappings;
 using vmem::pager::Region;
-using vmem::pager::ShownCopies;
 using vmem::pager::Transition;
 namespace core = vmem::core;
 
@@ -64,7 +64,7 @@ TEST_F(PagerDeviceBlocks, AClaimedBlockIsNotChosenToLeave) {
   EXPECT_EQ(map.policy(r.table[0].aux).victims(1, {&victim, 1}), 0u);
   blocks.unclaim(r, 0);
   EXPECT_EQ(r.table[0].state, State::on_device);
-  EXPECT_FALSE(shown.waits()) << "nobody met it";
+  EXPECT_FALSE(cpu_mappings.waits()) << "nobody met it";
   EXPECT_EQ(map.policy(r.table[0].aux).victims(1, {&victim, 1}), 1u);
   map.frame_table()[r.table[0].aux].admitted = false;  // the policy has forgotten it
   remove(r, 0);
@@ -78,9 +78,9 @@ TEST_F(PagerDeviceBlocks, WhoMetABlockOnItsWayIsServedWhenItHasComeToRest) {
   r.table[0].flags |= core::kFaultPending;
   const uint64_t called = gpus.work().count();
   blocks.unclaim(r, 0);
-  EXPECT_TRUE(shown.waits());
+  EXPECT_TRUE(cpu_mappings.waits());
   EXPECT_GT(gpus.work().count(), called);
-  shown.forget(r);
+  cpu_mappings.forget(r);
   r.table[0].flags = 0;
   remove(r, 0);
 }

@@ -16,13 +16,13 @@
 #include "pager/lease/lease_grants.h"
 #include "pager/lease/pending_releases.h"
 #include "pager/threads/device_workers.h"
-#include "pager/tier/arrivals.h"
+#include "pager/tier/copy_in.h"
+#include "pager/tier/cpu_mapper.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/device_views.h"
 #include "pager/tier/loans.h"
 #include "pager/tier/migrator.h"
-#include "pager/tier/part_copies.h"
+#include "pager/tier/pipelined_copy.h"
 #include "pager/tier/promoter.h"
 #include "pager/tier/staging_supply.h"
 #include "pager_parts.h"
@@ -40,7 +40,7 @@ class FakeDevices : public device::Devices {
     }
   }
   int count() const override { return static_cast<int>(info_.size()); }
-  device::CpuView cpu_view() const override { return device::CpuView::separate; }
+  device::CpuView cpu_view() const override { return device::CpuView::split; }
   const device::Info& info(int d) const override { return info_[static_cast<size_t>(d)]; }
   core::Status memory(int, device::Memory* out) override {
     ++asked_memory;
@@ -221,7 +221,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
   void TearDown() override {
     {
       core::BigLock lock(map.mutex());
-      EXPECT_EQ(shown.check(), "");
+      EXPECT_EQ(cpu_mappings.check(), "");
       EXPECT_EQ(grants.check(), "");
       EXPECT_EQ(releases.check(), "");
       EXPECT_EQ(gpus.check(), "");
@@ -230,14 +230,15 @@ class DeviceParts : protected WithDevices, public PagerParts {
   }
   Gpus gpus{&devices, map, config};
   LeaseGrants grants{shared, gpus};
-  DeviceBlocks blocks{shared, gpus, shown};
+  DeviceBlocks blocks{shared, gpus, cpu_mappings};
   StagingSupply supply{shared, &devices, gpus, pressure, isolated};
   Queues queues;
-  PendingReleases releases{shared, &devices, queues, shown, gpus, grants, pressure, waits, supply};
+  PendingReleases releases{shared, &devices, queues, cpu_mappings, gpus, grants, pressure, waits, supply};
   Holes holes{shared, &devices, gpus};
   Migrator migrator{shared, &devices, gpus, blocks, page_in, *this};
   DeviceWriteBack device_write_back{shared, &devices, blocks, failed, page_in, writer, *this};
-  Demoter demoter{shared, &devices, gpus, shown, blocks, holes, failed, page_in, device_write_back, supply, *this};
+  Demoter demoter{shared,  &devices,          gpus,   cpu_mappings, blocks, holes, failed,
+                  page_in, device_write_back, supply, *this};
   RangeDemoter range_demoter{shared, &devices, gpus, page_in, demoter};
 };
 
@@ -281,7 +282,7 @@ class PromotionParts : public DeviceParts {
       for (Transition* m : gpus[0].ready) batch.push_back(m);
       gpus[0].ready.clear();
     }
-    arrivals.run(batch, 0);
+    copy_in.run(batch, 0);
   }
   void bring_with(Region& r, core::BlockIndex b, uint64_t value) {
     if (!buffers_) {
@@ -313,10 +314,10 @@ class PromotionParts : public DeviceParts {
   PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
   PooledList<DemotionRequest>& demotion_requests = queues.demotion_requests;
   Promoter promoter{shared, promotion_requests, gpus,     blocks, failed, page_in, read_ahead, reader,
-                    supply, part_copies,        migrator, *this};
-  PartCopies part_copies{shared, &devices, gpus, holes, page_in, promoter};
-  Arrivals arrivals{shared,  &devices, demotion_requests, gpus, blocks, holes, failed,
-                    page_in, supply,   part_copies,       *this};
+                    supply, pipelined_copy,     migrator, *this};
+  PipelinedCopy pipelined_copy{shared, &devices, gpus, holes, page_in, promoter};
+  CopyIn copy_in{shared,  &devices, demotion_requests, gpus, blocks, holes, failed,
+                 page_in, supply,   pipelined_copy,    *this};
 
  private:
   bool buffers_ = false;

@@ -47,11 +47,12 @@ class PagerDeviceWorkers : public vmem::pager::test::PromotionParts, private Dev
   }
 
   std::atomic<size_t> asked = 0;
-  vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
-                                 waits,  page_in,  supply, releases, demoter, *this};
+  vmem::pager::CpuMapper cpu_mapper{shared, &devices, gpus,   cpu_mappings, blocks,  pressure,
+                                    waits,  page_in,  supply, releases,     demoter, *this};
   vmem::pager::DeviceReclaim room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
-  DeviceWorkers workers{shared,   &devices, promotion_requests, gpus,     shown,    blocks, page_in, supply, releases,
-                        migrator, demoter,  part_copies,        promoter, arrivals, views,  room,    *this};
+  DeviceWorkers workers{shared,   &devices, promotion_requests, gpus,     cpu_mappings, blocks,
+                        page_in,  supply,   releases,           migrator, demoter,      pipelined_copy,
+                        promoter, copy_in,  cpu_mapper,         room,     *this};
 };
 
 TEST_F(PagerDeviceWorkers, WhatIsReadyArrivesAndTheyAskForHintsMeanwhile) {
@@ -90,8 +91,8 @@ TEST_F(PagerDeviceWorkers, AnAccessOfABlockThatNobodyLeasesBringsItToHostMemory)
   {
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    ASSERT_TRUE(
-        shown.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), vmem::trap::FaultKind::read, 0}, vmem::pager::now_ns()));
+    ASSERT_TRUE(cpu_mappings.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), vmem::trap::FaultKind::read, 0},
+                                 vmem::pager::now_ns()));
     gpus.work().notify_one();
   }
   EXPECT_TRUE(eventually([&] { return state(r, 0) == State::resident; }));

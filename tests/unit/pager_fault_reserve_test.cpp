@@ -11,10 +11,10 @@ using vmem::core::kHugePage;
 using vmem::core::kPage;
 using vmem::core::State;
 using vmem::core::Urgency;
+using vmem::pager::CpuMappings;
 using vmem::pager::FaultReserve;
 using vmem::pager::FrameTable;
 using vmem::pager::Region;
-using vmem::pager::ShownCopies;
 using vmem::pager::test::FakeTrap;
 
 constexpr uint64_t kMiB = 1 << 20;
@@ -33,8 +33,8 @@ class PagerFaultReserve : public ::testing::Test {
   FrameTable frame_table;
   vmem::memory::HostBudget budget{64 * kMiB};
   vmem::memory::FramePool frames{trap, budget, {}};
-  ShownCopies shown{trap, frame_table, clock, counters, true};
-  FaultReserve reserve{budget, frames, shown};
+  CpuMappings cpu_mappings{trap, frame_table, clock, counters, true};
+  FaultReserve reserve{budget, frames, cpu_mappings};
 };
 
 TEST_F(PagerFaultReserve, FollowsTheLargestBlocksThereAre) {
@@ -103,13 +103,13 @@ TEST_F(PagerFaultReserve, WhatIsStaleAtADeviceIsPinned) {
   region.table[1].aux = frame_table.take(region, 1, nullptr, vmem::pager::kDevicePools);
   region.table.change(1, State::unpopulated, State::promoting);
   region.table.change(1, State::promoting, State::on_device);
-  ASSERT_TRUE(shown.expect());
-  shown.show(region, 1, 0);
+  ASSERT_TRUE(cpu_mappings.expect());
+  cpu_mappings.show(region, 1, 0);
   EXPECT_EQ(reserve.pinned(), 0u);
-  shown.change(region, 1);
+  cpu_mappings.change(region, 1);
   EXPECT_EQ(reserve.pinned(), kPage);
   EXPECT_EQ(reserve.check(0, 0), "") << "and not leased";
-  shown.forget(region, 1);
+  cpu_mappings.forget(region, 1);
   EXPECT_EQ(reserve.pinned(), 0u);
 }
 
@@ -155,13 +155,13 @@ TEST_F(PagerFaultReserve, EvictorsHaveWorkWhereLessIsFreeThanIsWanted) {
 
 TEST_F(PagerFaultReserve, AStaleBlockLeavesAQuarterToOthers) {
   reserve.add_region(kHugePage);
-  EXPECT_TRUE(reserve.room_for_stale(48 * kMiB));
-  EXPECT_FALSE(reserve.room_for_stale(48 * kMiB + 1));
+  EXPECT_TRUE(reserve.room_for_device_stale(48 * kMiB));
+  EXPECT_FALSE(reserve.room_for_device_stale(48 * kMiB + 1));
   reserve.lease(48 * kMiB);
-  EXPECT_FALSE(reserve.room_for_stale(kPage));
+  EXPECT_FALSE(reserve.room_for_device_stale(kPage));
   reserve.release(48 * kMiB);
   reserve.set_watermarks(50, 50);
-  EXPECT_FALSE(reserve.room_for_stale(33 * kMiB));
+  EXPECT_FALSE(reserve.room_for_device_stale(33 * kMiB));
 }
 
 TEST_F(PagerFaultReserve, TheCheckFindsWhatDisagrees) {

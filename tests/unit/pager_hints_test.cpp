@@ -68,7 +68,7 @@ class PagerHints : public vmem::pager::test::PromotionParts {
                                      gpus,       blocks,
                                      failed,     page_in,
                                      read_ahead, reader,
-                                     supply,     part_copies,
+                                     supply,     pipelined_copy,
                                      migrator,   *this};
   vmem::pager::Hints hints{shared,  &devices,   queues,   evictions, gpus,        pressure,
                            page_in, read_ahead, releases, demoter,   its_promoter};

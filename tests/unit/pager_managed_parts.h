@@ -12,7 +12,7 @@ namespace vmem::pager::test {
 
 class ManagedDevices : public FakeDevices {
  public:
-  device::CpuView cpu_view() const override { return device::CpuView::shared; }
+  device::CpuView cpu_view() const override { return device::CpuView::unified; }
   core::Status punch(std::span<const device::Range>) override {
     ++punches;
     if (punch_failures == 0) return {};

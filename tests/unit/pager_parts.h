@@ -22,7 +22,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   // devices: so many, with page tables of their own.
   explicit PagerParts(size_t devices = 0)
       : map(trap, space, staging, counters, config, devices, *this),
-        shown(trap, map.frame_table(), clock, counters, devices != 0) {}
+        cpu_mappings(trap, map.frame_table(), clock, counters, devices != 0) {}
 
   // Blocks which are copied.
   Region& region(size_t blocks, Backing backing = Backing::anonymous, size_t size = kBlock) {
@@ -135,8 +135,8 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   BlockMap map;
   WriteBackState writes;
   ProgressClock clock{map, writes, config};
-  ShownCopies shown;
-  FaultReserve reserve{budget, frames, shown};
+  CpuMappings cpu_mappings;
+  FaultReserve reserve{budget, frames, cpu_mappings};
   TableCharges tables{budget, reserve, map.frame_table(), map.transitions(), trap};
   Shared shared{trap, engine, space, config, counters, budget, frames, staging, map, writes, clock, reserve, tables};
   MemoryPressure pressure{shared};

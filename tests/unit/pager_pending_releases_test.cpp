@@ -161,13 +161,13 @@ TEST_F(PagerPendingReleases, AWorkerIsToldWhereSomethingWaitsForLeasesToEndAndIs
   EXPECT_EQ(told(0), 0u) << "a device that is full, and nobody wants more";
   locked([&](BigLock& lock) {
     lock.hold();
-    EXPECT_TRUE(shown.ask(r, 1, 1));
+    EXPECT_TRUE(cpu_mappings.ask(r, 1, 1));
   });
   EXPECT_EQ(told(0), 1u) << "an access of the CPU";
   locked([&](BigLock& lock) {
     lock.hold();
     map.frame_table()[r.table[1].aux].asked = false;
-    shown.erase(shown.begin());
+    cpu_mappings.erase(cpu_mappings.begin());
     gpus[0].budget.set(3 * kUnit);
   });
   EXPECT_EQ(told(0), 1u) << "a budget that was lowered";
@@ -255,19 +255,19 @@ TEST_F(PagerPendingReleases, ABlockThatIsStaleAtItsDeviceIsRefusedWhileALiveLeas
   {
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    map.frame_table()[r.table[0].aux].stale = true;
-    r.stale = 1;
+    map.frame_table()[r.table[0].aux].device_stale = true;
+    r.device_stale = 1;
     bool wait = false;
     const SpanOf span{&r, 0, 0};
-    EXPECT_EQ(releases.check_stale({&span, 1}, &wait).code(), -EBUSY);
+    EXPECT_EQ(releases.check_device_stale({&span, 1}, &wait).code(), -EBUSY);
   }
   ASSERT_TRUE(release(r, 0, 0, a).ok());
   EXPECT_EQ(wait_for_turn({&r, 0, 0}, 0, &impatient).code(), -EALREADY);
   devices.reached = true;
   reap();
   BigLock lock(map.mutex());
-  map.frame_table()[r.table[0].aux].stale = false;
-  r.stale = 0;
+  map.frame_table()[r.table[0].aux].device_stale = false;
+  r.device_stale = 0;
   remove(r, 0);
 }
 

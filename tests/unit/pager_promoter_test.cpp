@@ -116,21 +116,21 @@ TEST_F(PagerPromoter, WhatTheCpuIsShownOfAnotherDevicesBlockStaysWhateverAHintWa
     for (const BlockIndex b : {0, 1}) {
       place(r, b, 1);
       ASSERT_TRUE(budget.charge(kUnit, 0));
-      ASSERT_TRUE(shown.expect());
-      shown.show(r, b, 1);
+      ASSERT_TRUE(cpu_mappings.expect());
+      cpu_mappings.show(r, b, 1);
     }
     ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 1, nullptr).ok());
   }
   request(r, 0, 1);
   BigLock lock(map.mutex());
   EXPECT_TRUE(promotion_requests.empty());
-  EXPECT_FALSE(shown.waits()) << "a lease may come: nothing is asked for in the name of a store";
+  EXPECT_FALSE(cpu_mappings.waits()) << "a lease may come: nothing is asked for in the name of a store";
   EXPECT_EQ(r.table[0].flags & (vmem::core::kFaultPending | vmem::core::kStorePending), 0);
   grants.take_back({&r, 1, 1}, VMEM_READ, 1, nullptr);
   map.match_holds(lock, {&r, 1, 1});
-  shown.forget(r);
+  cpu_mappings.forget(r);
   for (const BlockIndex b : {0, 1}) {
-    map.frame_table()[r.table[b].aux].shown = map.frame_table()[r.table[b].aux].asked = false;
+    map.frame_table()[r.table[b].aux].cpu_mapped = map.frame_table()[r.table[b].aux].asked = false;
     budget.credit(kUnit);
     r.table[b].flags = 0;
     remove(r, b);
@@ -165,9 +165,9 @@ TEST_F(PagerPromoter, AReadThatFailsLeavesTheBlockWhereItWasAndIsTold) {
   EXPECT_EQ(r.reason(0).code(), -EIO);
 }
 
-class PagerArrivals : public PagerPromoter {};
+class PagerCopyIn : public PagerPromoter {};
 
-TEST_F(PagerArrivals, WhatADeviceCannotMakeIsInItsFrameAndWhoWaitsHearsWhy) {
+TEST_F(PagerCopyIn, WhatADeviceCannotMakeIsInItsFrameAndWhoWaitsHearsWhy) {
   Region& r = supplied(1);
   put_away(r, 0, 3);
   request(r, 0, 0);
@@ -180,22 +180,22 @@ TEST_F(PagerArrivals, WhatADeviceCannotMakeIsInItsFrameAndWhoWaitsHearsWhy) {
   EXPECT_EQ(gpus[0].failure.code(), -EIO);
 }
 
-TEST_F(PagerArrivals, AnAcquireBeginsWithItsOwnBlocksAndAWorkerEndsIt) {
+TEST_F(PagerCopyIn, AnAcquireBeginsWithItsOwnBlocksAndAWorkerEndsIt) {
   Region& r = device_region(2);
   request(r, 0, 1, Urgency::acquire);
   ASSERT_EQ(ready(), 2u);
   BigLock lock(map.mutex());
   const SpanOf mine{&r, 1, 1};
-  const Batch batch = arrivals.take_ready({&mine, 1}, 0);
+  const Batch batch = copy_in.take_ready({&mine, 1}, 0);
   ASSERT_EQ(batch.size(), 1u);
-  EXPECT_FALSE(arrivals.end_issued(lock, 0));
+  EXPECT_FALSE(copy_in.end_issued(lock, 0));
   lock.unlock();
-  arrivals.begin(batch, 0);
+  copy_in.begin(batch, 0);
   lock.lock();
   EXPECT_EQ(r.table[1].state, State::promoting);
   EXPECT_TRUE(blocks.has_come(r, 1, 0)) << "its stream can wait for the copy";
   EXPECT_FALSE(blocks.has_come(r, 0, 0));
-  EXPECT_TRUE(arrivals.end_issued(lock, 0));
+  EXPECT_TRUE(copy_in.end_issued(lock, 0));
   EXPECT_EQ(r.table[1].state, State::on_device);
   EXPECT_EQ(r.issued, 0u);
   lock.unlock();

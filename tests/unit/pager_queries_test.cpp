@@ -117,8 +117,8 @@ class PagerTunables : public vmem::pager::test::PromotionParts, private vmem::pa
   vmem::pager::test::FakeTrap module{true, true, true};
   vmem::pager::Shared with_module{module,  engine, space,  config, counters, budget, frames,
                                   staging, map,    writes, clock,  reserve,  tables};
-  vmem::pager::FaultService faults{shared,     pressure,  failed, waits,       installer, page_in,
-                                   read_ahead, evictions, shown,  gpus.work(), *this};
+  vmem::pager::FaultService faults{shared,     pressure,  failed,       waits,       installer, page_in,
+                                   read_ahead, evictions, cpu_mappings, gpus.work(), *this};
   vmem::pager::Tunables tunables{with_module, config, &devices, gpus,     pressure, page_in,
                                  reader,      supply, releases, promoter, faults,   *this};
 };

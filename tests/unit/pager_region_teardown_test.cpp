@@ -60,7 +60,7 @@ class PagerRegionTeardown : public vmem::pager::test::PromotionParts, private Re
   vmem::pager::Sync sync{shared, queues.promotion_requests, sums, failed, releases, range_demoter, range_writer};
   vmem::pager::RegionCharges charges{shared, sums, speculation, gpus, pressure, failed, waits};
   vmem::pager::RegionMaker maker{shared, nullptr, sums, gpus, supply, charges};
-  vmem::pager::RegionTeardown teardown{shared,   &devices, queues,   speculation, evictions, gpus,   shown,
+  vmem::pager::RegionTeardown teardown{shared,   &devices, queues,   speculation, evictions, gpus,   cpu_mappings,
                                        pressure, failed,   waits,    installer,   page_in,   writer, grants,
                                        releases, loans,    promoter, sync,        charges,   *this};
 };

@@ -400,7 +400,8 @@ class PagerFaultService : public Services {
     Services::TearDown();
   }
   core::EventCount devices;
-  FaultService faults{shared, pressure, failed, waits, installer, page_in, read_ahead, requests, shown, devices, *this};
+  FaultService faults{shared,     pressure, failed,       waits,   installer, page_in,
+                      read_ahead, requests, cpu_mappings, devices, *this};
 };
 
 TEST_F(PagerFaultService, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStays) {

@@ -13,10 +13,10 @@ using vmem::core::BlockIndex;
 using vmem::core::kPage;
 using vmem::core::State;
 using vmem::memory::Use;
+using vmem::pager::CpuMappings;
 using vmem::pager::FaultReserve;
 using vmem::pager::FrameTable;
 using vmem::pager::Region;
-using vmem::pager::ShownCopies;
 using vmem::pager::TableCharges;
 using vmem::pager::test::FakeTrap;
 
@@ -65,8 +65,8 @@ class PagerTableCharges : public ::testing::Test {
   vmem::pager::TransitionPool transitions;
   vmem::memory::HostBudget budget{64 * kMiB};
   vmem::memory::FramePool frames{trap, budget, {}};
-  ShownCopies shown{trap, frame_table, clock, counters, true};
-  FaultReserve reserve{budget, frames, shown};
+  CpuMappings cpu_mappings{trap, frame_table, clock, counters, true};
+  FaultReserve reserve{budget, frames, cpu_mappings};
   TableCharges tables{budget, reserve, frame_table, transitions, trap};
   Region region{kBlocks, 4}, other{16, 4};
   uint64_t leased = 0, empty = 0;

@@ -67,7 +67,7 @@ Status CudaDevices::describe(int devices) {
       return driver_.device_attribute(&value, what, d) == CUDA_SUCCESS && value != 0;
     };
     g->managed = has(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
-    if (!shared()) {
+    if (!unified()) {
       g->handles = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
       g->exports = has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
       g->rdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
@@ -82,15 +82,15 @@ Status CudaDevices::describe(int devices) {
 Status CudaDevices::start() {
   int devices = 0;
   if (Status s = cuda::load_driver(&driver_, &devices); !s.ok()) return s;
-  if (Status s = shared() ? Status() : cuda::load_handles(&driver_); !s.ok()) return s;
+  if (Status s = unified() ? Status() : cuda::load_handles(&driver_); !s.ok()) return s;
   if (devices > static_cast<int>(kMaxDevices)) devices = static_cast<int>(kMaxDevices);
   if (Status s = describe(devices); !s.ok()) return s;
   int first = 0;
   while (first < devices && !fit(gpu(first))) ++first;
-  if (first == devices && !shared()) return error(ENODEV, "no device has virtual memory management");
+  if (first == devices && !unified()) return error(ENODEV, "no device has virtual memory management");
   if (first == devices)
     return error(ENODEV, "no device has concurrent managed access (needed: Linux, Pascal or later, not in WSL)");
-  if (!shared()) return try_handle(first);
+  if (!unified()) return try_handle(first);
   if (Status s = park::install(); !s.ok()) return s;
   installed_ = true;
   if (Status s = try_unit(first); !s.ok())
@@ -172,7 +172,7 @@ Status CudaDevices::open_gpu(Gpu& g) {
   if (g.opened.load()) return {};
   if (!fit(g))
     return error(ENODEV, "device %d has no %s", g.device,
-                 shared() ? "concurrent managed access" : "virtual memory management");
+                 unified() ? "concurrent managed access" : "virtual memory management");
   if (CUresult r = driver_.primary_retain(&g.context, g.device); r != CUDA_SUCCESS)
     return error(r == CUDA_ERROR_OUT_OF_MEMORY ? ENOMEM : ENODEV, "device %d: no CUDA context (driver error %d)",
                  g.device, static_cast<int>(r));
@@ -184,9 +184,9 @@ Status CudaDevices::open_gpu(Gpu& g) {
     for (auto& direction : g.copy)
       for (CUstream& s : direction)
         if (e == CUDA_SUCCESS) e = driver_.stream_create(&s, CU_STREAM_NON_BLOCKING, 0);
-    if (e == CUDA_SUCCESS && !shared()) zeros = make_zeros(g);
-    if (e == CUDA_SUCCESS && zeros.ok() && !shared()) start_clearing(g);
-    if (e == CUDA_SUCCESS && zeros.ok() && !shared()) g.maps_ahead.store(mapping_waits_for_copies(g));
+    if (e == CUDA_SUCCESS && !unified()) zeros = make_zeros(g);
+    if (e == CUDA_SUCCESS && zeros.ok() && !unified()) start_clearing(g);
+    if (e == CUDA_SUCCESS && zeros.ok() && !unified()) g.maps_ahead.store(mapping_waits_for_copies(g));
     if (e != CUDA_SUCCESS || !zeros.ok())
       for (auto& direction : g.copy)
         for (CUstream& s : direction)
@@ -284,11 +284,11 @@ static Status make(CpuView view, size_t unit, std::unique_ptr<Devices>* out) {
 }
 
 Status make_cuda_devices(std::unique_ptr<Devices>* out) {
-  return make(CpuView::shared, kUnit, out);
+  return make(CpuView::unified, kUnit, out);
 }
 
 Status make_cuda_handles(size_t unit, std::unique_ptr<Devices>* out) {
-  return make(CpuView::separate, unit, out);
+  return make(CpuView::split, unit, out);
 }
 
 }  // namespace vmem::device

@@ -97,7 +97,7 @@ class CudaDevices final : public UnitDevices {
   CudaDevices(CpuView view, size_t unit) : UnitDevices(view, unit) {}
   ~CudaDevices() override;
   core::Status start();
-  const char* name() const override { return shared() ? "managed" : "handles"; }
+  const char* name() const override { return unified() ? "managed" : "handles"; }
   core::Status trim(int device, uint64_t keep) override;
   core::Status health(int device) override;
   core::Status probe(int device) override;
@@ -156,7 +156,7 @@ class CudaDevices final : public UnitDevices {
   core::Status prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what);
   core::Status not_capturing(Gpu& g, CUstream stream);
   core::Status try_unit(int device);
-  bool fit(const Gpu& g) const { return shared() ? g.managed : g.handles; }
+  bool fit(const Gpu& g) const { return unified() ? g.managed : g.handles; }
   // cuda_handles.cpp
   core::Status try_handle(int device);
   core::Status notice(Gpu& g);

@@ -181,7 +181,7 @@ bool CudaDevices::destroy_piece(size_t size, const Piece& piece) {
 
 Status CudaDevices::trim(int device, uint64_t keep) {
   core::must_be_outside("Devices::trim");
-  if (Status s = usable(device); !s.ok() || shared()) return s;
+  if (Status s = usable(device); !s.ok() || unified()) return s;
   Gpu& g = gpu(device);
   Enter here(driver_, g.context);
   g.pieces.trim(keep, [this](size_t size, const Piece& piece) { return destroy_piece(size, piece); });
@@ -504,8 +504,8 @@ Status CudaDevices::body_send_piece(const Span& span, int device, uint32_t piece
 
 uintptr_t CudaDevices::window_of(uintptr_t block, size_t* run) {
   const ReservationPtr r = find(block);
-  *run = shared() ? r->base + r->size - block : r->unit - (block - r->base) % r->unit;
-  if (shared()) return block;
+  *run = unified() ? r->base + r->size - block : r->unit - (block - r->base) % r->unit;
+  if (unified()) return block;
   const Unit& unit = r->units[r->index(block)];
   PiecePool& pool = gpu(unit.device.load()).pieces.of(r->unit);
   return pool.window(unit.piece.load()) + (block - r->base) % r->unit;

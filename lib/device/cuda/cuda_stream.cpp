@@ -89,7 +89,7 @@ Status CudaDevices::body_copy(int device, Direction direction, std::span<const C
         continue;
       }
       only_zeros = false;
-      if (shared()) size = std::min(size, kCopyPiece);
+      if (unified()) size = std::min(size, kCopyPiece);
       void* const frame = static_cast<std::byte*>(copy.frame) + offset;
       e = in ? driver_.copy_in(at, frame, size, stream) : driver_.copy_out(frame, at, size, stream);
     }

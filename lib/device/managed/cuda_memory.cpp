@@ -30,7 +30,7 @@ Status CudaDevices::body_memory(int device, Memory* out) {
 }
 
 Status CudaDevices::body_reserve(Reservation& r) {
-  if (!shared()) return reserve_addresses(r);
+  if (!unified()) return reserve_addresses(r);
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);
   Timeline span("reserve");
@@ -54,7 +54,7 @@ Status CudaDevices::body_reserve(Reservation& r) {
 }
 
 void CudaDevices::body_release(Reservation& r) {
-  if (!shared()) return release_addresses(r);
+  if (!unified()) return release_addresses(r);
   Gpu& g = gpu(r.device);
   Timeline span("release");
   if (health(r.device).ok()) {

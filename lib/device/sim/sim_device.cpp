@@ -32,7 +32,7 @@ size_t window_bytes(size_t devices, const SimOptions& options) {
 }  // namespace
 
 SimDevices::SimDevices(const SimOptions& options)
-    : UnitDevices(options.handles ? CpuView::separate : CpuView::shared, options.unit), options_(options) {
+    : UnitDevices(options.handles ? CpuView::split : CpuView::unified, options.unit), options_(options) {
   for (int d = 0; d < options.devices; ++d) {
     Info info{d, strprintf("simulated device %d", d), "", -1, options.memory_bytes, {}};
     for (int other = 0; other < options.devices; ++other) info.links.push_back(other == d ? Link::self : options.link);
@@ -49,7 +49,7 @@ Status SimDevices::start() {
   memfd_ = memfd_create("vmem-sim-device", MFD_CLOEXEC);
   if (memfd_ < 0) return core::system_error(errno, "no memory file for simulated devices");
   Status s;
-  if (shared()) {
+  if (unified()) {
     s = park::install();
   } else {
     const size_t all = window_bytes(infos_.size(), options_);
@@ -83,7 +83,7 @@ SimDevices::~SimDevices() {
       for (auto& s : streams) s->finish();
   }
   if (memfd_ < 0) return;
-  if (shared()) {
+  if (unified()) {
     park::uninstall();
   } else {
     munmap(window_, window_bytes(infos_.size(), options_));
@@ -92,7 +92,7 @@ SimDevices::~SimDevices() {
 }
 
 const char* SimDevices::name() const {
-  return shared() ? "sim" : "sim-handles";
+  return unified() ? "sim" : "sim-handles";
 }
 
 SimDevices* current_sim() {
@@ -219,7 +219,7 @@ Status SimDevices::address_space(Reservation& r) {
 
 Status SimDevices::body_reserve(Reservation& r) {
   if (Status s = run_hook(SimOp::reserve, r.device, 0, r.size); !s.ok()) return s;
-  if (!shared()) return reserve_pages(r);
+  if (!unified()) return reserve_pages(r);
   uint64_t offset;
   {
     std::lock_guard lock(mutex_);
@@ -250,7 +250,7 @@ void SimDevices::body_release(Reservation& r) {
       violation(strprintf("range %#zx released while unit %zu was being copied", r.base, i));
     --made;
   }
-  if (shared()) discard(memfd_, r, r.base, r.size);
+  if (unified()) discard(memfd_, r, r.base, r.size);
   munmap(reinterpret_cast<void*>(r.base), r.size);
   // What runs on a device that is lost runs on here, and may have looked a block up before. It gets addresses that
   // nobody else will have.
@@ -310,7 +310,7 @@ Status SimDevices::reserve_pages(Reservation& r) {
 }
 
 std::byte* SimDevices::window(const Reservation& r, uintptr_t address, size_t* run) const {
-  if (shared()) {
+  if (unified()) {
     *run = r.base + r.size - address;
     return view(r, address);
   }
@@ -454,8 +454,8 @@ std::byte* SimDevices::kernel_access(int device, uintptr_t address, size_t size,
   for (size_t i = r->index(address); i <= r->index(address + size - 1); ++i) {
     const Unit& unit = r->units[i];
     if (!is_made(unit.state.load())) return illegal("a hole");
-    if (!shared() && unit.state.load() != UnitState::open) return illegal("not mapped");
-    if (!shared() && !mapped_for(device, r->base + i * r->unit)) return illegal("on another device");
+    if (!unified() && unit.state.load() != UnitState::open) return illegal("not mapped");
+    if (!unified() && !mapped_for(device, r->base + i * r->unit)) return illegal("on another device");
     if (info(device).links[unit.device.load()] == Link::none) return illegal("on a device without peer access");
     const uint8_t moving = unit.moving.load();
     if ((moving & ~kCopyingOut) != 0 || (store && (moving & kCopyingOut) != 0)) {

@@ -1,7 +1,7 @@
 // The simulated body: devices whose memory is host memory, with the call semantics of CUDA's unified memory, on which
 // the whole device tier is tested without a GPU.
 //
-// With SimOptions::handles they have page tables of their own instead, as with physical handles: CpuView::separate.
+// With SimOptions::handles they have page tables of their own instead, as with physical handles: CpuView::split.
 //
 // A made unit is a part of one process-wide memfd, mapped shared at its address (what the CPU sees) and, for the whole
 // range, at a second one (what kernels and copies use, so that mprotect does not stop them). Streams are threads.
@@ -32,7 +32,7 @@ struct SimOptions {
   // Work that a stream of the application's holds and has not begun: whoever puts more on it waits, as in CUDA's driver
   // (about 1,000 there). 0: no limit.
   size_t queue_limit = 0;
-  bool handles = false;  // CpuView::separate
+  bool handles = false;  // CpuView::split
   size_t unit = kUnit;   // of ranges that are reserved without a word about it; handles: to kLargestUnit
   // Ranges are taken from here on, side by side: address space that the maker has reserved, enough for all of them.
   std::byte* space = nullptr;
@@ -227,7 +227,7 @@ class SimDevices final : public UnitDevices {
   std::byte* window(int device, size_t size, uint32_t piece) const;
   bool is_sent(const std::byte* piece) const;
   bool is_sent(const Reservation& r, size_t unit) const {
-    return !shared() && is_sent(window(r.units[unit].device.load(), r.unit, r.units[unit].piece.load()));
+    return !unified() && is_sent(window(r.units[unit].device.load(), r.unit, r.units[unit].piece.load()));
   }
   void copy_bytes(const Reservation& r, const Copy& copy, bool in);
 

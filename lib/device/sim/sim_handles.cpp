@@ -237,7 +237,7 @@ Status SimDevices::body_share(const Span& span, Export, int* descriptor) {
 
 Status SimDevices::trim(int device, uint64_t keep) {
   core::must_be_outside("Devices::trim");
-  if (Status s = usable(device); !s.ok() || shared()) return s;
+  if (Status s = usable(device); !s.ok() || unified()) return s;
   devices_[static_cast<size_t>(device)]->pieces.trim(
       keep, [&](size_t size, const Piece& piece) { return destroy_piece(size, piece); });
   return {};

@@ -121,7 +121,7 @@ class SimPagingWords final : public PagingWords {
 Status SimDevices::make_paging_words(int device, uint32_t blocks, uint32_t frames,
                                      std::unique_ptr<PagingWords>* out) try {
   if (Status s = usable(device); !s.ok()) return s;
-  if (shared()) return Devices::make_paging_words(device, blocks, frames, out);
+  if (unified()) return Devices::make_paging_words(device, blocks, frames, out);
   auto words = std::make_unique<SimPagingWords>(*this, device, blocks, frames);
   words->start(device);
   *out = std::move(words);

@@ -56,10 +56,10 @@ Status UnitDevices::copy_in(int device, std::span<const Copy> copies, Ticket* do
   core::must_be_outside("Devices::copy_in");
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
-  const unsigned allowed = shared() ? bit(UnitState::shut) : kMade;
-  if (Status s = check_copies("copying to a device", device, copies, allowed, !shared(), &keep); !s.ok()) return s;
+  const unsigned allowed = unified() ? bit(UnitState::shut) : kMade;
+  if (Status s = check_copies("copying to a device", device, copies, allowed, !unified(), &keep); !s.ok()) return s;
   core::step("device.copy_in");
-  if (shared()) return body_copy(device, Direction::in, copies, done);
+  if (unified()) return body_copy(device, Direction::in, copies, done);
   enum class Fills : uint8_t { not_all, next_part, all };
   const auto each_unit = [&](auto&& visit) {
     for (const Copy& copy : copies) {
@@ -100,7 +100,7 @@ Status UnitDevices::copy_out(int device, std::span<const Copy> copies, Ticket* d
   Spans keep;
   if (Status s = usable(device); !s.ok()) return s;
   if (Status s = check_copies("copying from a device", device, copies,
-                              bit(UnitState::shut) | bit(shared() ? UnitState::held : UnitState::open), false, &keep);
+                              bit(UnitState::shut) | bit(unified() ? UnitState::held : UnitState::open), false, &keep);
       !s.ok())
     return s;
   core::step("device.copy_out");

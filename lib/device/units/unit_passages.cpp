@@ -89,7 +89,7 @@ bool UnitDevices::has_ended(const Passage& p) {
 // target's engines pull and map in 37, where a copy of 32 MiB takes 89.
 void UnitDevices::migrate_all(Migration& all, int to, int by) {
   core::must_be_outside("Devices::migrate");
-  if (shared()) return Devices::migrate_all(all, to, by);
+  if (unified()) return Devices::migrate_all(all, to, by);
   constexpr const char* kWhat = "moving a block to another device";
   constexpr size_t kUnderWay = 32;  // half of them ends where ranges are single units
   std::array<Passage, kUnderWay> passages;
@@ -161,11 +161,11 @@ Status UnitDevices::migrate(std::span<const Range> ranges, int to, int by, std::
     const std::span<Status> each;
     size_t named = 0, answered = 0;
   };
-  if (!shared()) {
+  if (!unified()) {
     Named named(ranges, each);
     migrate_all(named, to, by);
   }
-  for (size_t i = 0; i < ranges.size() && shared(); ++i) {
+  for (size_t i = 0; i < ranges.size() && unified(); ++i) {
     const ReservationPtr r = find(ranges[i].address);
     const Span span{r.get(), r->index(ranges[i].address), ranges[i].size / r->unit};
     used_[to].fetch_add(span.size(), std::memory_order_relaxed);

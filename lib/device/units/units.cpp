@@ -103,7 +103,7 @@ Status UnitDevices::make_range(size_t size, size_t unit, int device, void** base
   r->device = device;
   if (Status s = body_reserve(*r); !s.ok()) return s;
   void* const at = reinterpret_cast<void*>(r->base);
-  if (Status s = shared() ? park::add(at, size) : Status(); !s.ok()) {
+  if (Status s = unified() ? park::add(at, size) : Status(); !s.ok()) {
     body_release(*r);
     return s;
   }
@@ -125,9 +125,9 @@ Status UnitDevices::release(void* base) {
     registry_.erase(it);
   }
   core::step("device.release");
-  if (shared()) park::remove(base);
+  if (unified()) park::remove(base);
   Patience patience;
-  for (size_t i = 0; !shared() && r->made.load() != 0; ++i) {
+  for (size_t i = 0; !unified() && r->made.load() != 0; ++i) {
     const Span unit{r.get(), i, 1};
     if (unit.unit(0).state.load() == UnitState::open && !hide_at_last(unit, &patience)) {
       forget(unit);
@@ -194,7 +194,7 @@ Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, uns
 }
 
 Status UnitDevices::present(const Spans& spans) {
-  if (!shared()) return {};
+  if (!unified()) return {};
   for (const ReservationPtr& r : spans.keep)
     if (Status s = body_present(*r); !s.ok()) return s;
   return {};
@@ -253,7 +253,7 @@ Status UnitDevices::prepare(std::span<const Range> ranges, int device, bool* tor
   if (Status s = resolve("making a block", ranges, kHoles, &spans); !s.ok()) return s;
   if (Status s = present(spans); !s.ok()) return s;
   Status status;
-  if (!shared()) {
+  if (!unified()) {
     size_t done = 0;
     for (; done < spans.list.size() && status.ok(); ++done) status = back(spans.list[done], device);
     for (size_t i = 0; !status.ok() && i + 1 < done; ++i) unback(spans.list[i]);
@@ -359,7 +359,7 @@ void UnitDevices::unhide(const Span& span) {
 
 Status UnitDevices::map_units(std::span<const Range> ranges, bool zero_them) {
   core::must_be_outside("Devices::map");
-  if (shared()) return {};
+  if (unified()) return {};
   Spans spans;
   if (Status s = resolve("mapping a block", ranges, bit(UnitState::fresh) | bit(UnitState::shut), &spans); !s.ok())
     return s;
@@ -389,7 +389,7 @@ Status UnitDevices::map_units(std::span<const Range> ranges, bool zero_them) {
 
 Status UnitDevices::unmap(std::span<const Range> ranges) {
   core::must_be_outside("Devices::unmap");
-  if (shared()) return {};
+  if (unified()) return {};
   Spans spans;
   if (Status s = resolve("unmapping a block", ranges, kMade, &spans); !s.ok()) return s;
   for (const Span& span : spans.list) {
@@ -407,7 +407,7 @@ Status UnitDevices::unmap(std::span<const Range> ranges) {
 
 Status UnitDevices::share(Range range, Export how, int* descriptor) {
   core::must_be_outside("Devices::share");
-  if (shared()) return error(EOPNOTSUPP, "managed memory cannot be exported: only physical handles can");
+  if (unified()) return error(EOPNOTSUPP, "managed memory cannot be exported: only physical handles can");
   Spans spans;
   if (Status s = resolve("exporting a block", {&range, 1}, bit(UnitState::open), &spans); !s.ok()) return s;
   const Span& span = spans.list[0];
@@ -427,7 +427,7 @@ Status UnitDevices::open(std::span<const Range> ranges, Access access) {
   core::must_be_outside("Devices::open");
   if (access == Access::none) return error(EINVAL, "opening a block without access: hold() takes access away");
   Spans spans;
-  if (Status s = resolve("opening a block", ranges, kMade, &spans); !s.ok() || !shared()) return s;
+  if (Status s = resolve("opening a block", ranges, kMade, &spans); !s.ok() || !unified()) return s;
   if (Status s = present(spans); !s.ok()) return s;
   const bool store = access == Access::read_write;
   for (const Span& span : spans.list) {
@@ -443,7 +443,7 @@ Status UnitDevices::hold(std::span<const Range> ranges, Access still_allowed) {
   core::must_be_outside("Devices::hold");
   if (still_allowed == Access::read_write) return error(EINVAL, "holding a block with full access: open() gives it");
   Spans spans;
-  if (Status s = resolve("holding a block", ranges, kMade, &spans); !s.ok() || !shared()) return s;
+  if (Status s = resolve("holding a block", ranges, kMade, &spans); !s.ok() || !unified()) return s;
   if (Status s = present(spans); !s.ok()) return s;
   if (Status s = park::check(); !s.ok()) return s;
   const bool loads = still_allowed == Access::read;
@@ -480,17 +480,17 @@ Status UnitDevices::hold(std::span<const Range> ranges, Access still_allowed) {
 Status UnitDevices::punch(std::span<const Range> ranges) {
   core::must_be_outside("Devices::punch");
   Spans spans;
-  if (Status s = resolve(shared() ? "destroying a block (hold it first)" : "giving a block up (unmap it first)", ranges,
-                         kMade & ~bit(UnitState::open), &spans);
+  if (Status s = resolve(unified() ? "destroying a block (hold it first)" : "giving a block up (unmap it first)",
+                         ranges, kMade & ~bit(UnitState::open), &spans);
       !s.ok())
     return s;
   if (Status s = present(spans); !s.ok()) return s;
   for (const Span& span : spans.list)
     if (Status s = body_before_punch(span); !s.ok()) return s;
   for (const Span& span : spans.list) {
-    if (!shared()) unback(span);
+    if (!unified()) unback(span);
   }
-  if (!shared()) return {};
+  if (!unified()) return {};
   if (Status s = park::check(); !s.ok()) return s;
   for (const Span& span : spans.list) unmake(span);
   return {};
@@ -499,7 +499,7 @@ Status UnitDevices::punch(std::span<const Range> ranges) {
 Status UnitDevices::settle(std::span<const Range> ranges) {
   core::must_be_outside("Devices::settle");
   Spans spans;
-  if (Status s = resolve("settling a hole", ranges, kHoles, &spans); !s.ok() || !shared()) return s;
+  if (Status s = resolve("settling a hole", ranges, kHoles, &spans); !s.ok() || !unified()) return s;
   for (const Span& span : spans.list) {
     mark(span, UnitState::hole);
     park::set(span.address(), span.size(), park::Gate::open);
@@ -512,7 +512,7 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
   if (advice != Advice::read_mostly && location != kHost && (location < 0 || location >= count()))
     return error(ENODEV, "advice for device %d: this process has %d", location, count());
   // Its context is made: only then can anything be mapped for it.
-  if (!shared() && advice == Advice::accessed_by && set && location != kHost) {
+  if (!unified() && advice == Advice::accessed_by && set && location != kHost) {
     if (Status s = usable(location); !s.ok()) return s;
   }
   Spans spans;
@@ -538,7 +538,7 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
   }
   advised_.fetch_add(1);  // before it is looked which units are mapped
   if (advice == Advice::accessed_by && location == kHost) return {};
-  if (!shared()) return advice == Advice::accessed_by ? show_to(span, location, set) : Status();
+  if (!unified()) return advice == Advice::accessed_by ? show_to(span, location, set) : Status();
   return span.runs([](const Unit& unit) { return is_made(unit.state.load()); },
                    [&](const Span& made) {
                      return body_advise({made.address(), made.size()}, advice, location, set);
@@ -608,7 +608,7 @@ Status UnitDevices::host_resident_bytes(Range range, uint64_t* bytes) {
   core::must_be_outside("Devices::host_resident_bytes");
   *bytes = 0;
   Spans spans;
-  if (Status s = resolve("counting host pages", std::span(&range, 1), kAny, &spans); !s.ok() || !shared()) return s;
+  if (Status s = resolve("counting host pages", std::span(&range, 1), kAny, &spans); !s.ok() || !unified()) return s;
   const Span& span = spans.list.front();
   for (size_t i = 0; i < span.count; ++i) {
     if (!is_made(span.unit(i).state.load())) continue;

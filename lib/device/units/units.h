@@ -20,11 +20,11 @@ namespace vmem::device {
 enum class UnitState : uint8_t {
   hole,     // no access, not ours to park: a trap stands there (all zero: what a new reservation has)
   punched,  // no access, parks
-  fresh,    // separate: made, not mapped, and what is in it is somebody else's old bytes
-  shut,     // made, no access, parks (separate: made, not mapped)
+  fresh,    // split: made, not mapped, and what is in it is somebody else's old bytes
+  shut,     // made, no access, parks (split: made, not mapped)
   held,     // made, CPU may read, stores park
   read,     // made, CPU may read, stores go to the hook
-  open,     // made, CPU may read and write (separate: mapped)
+  open,     // made, CPU may read and write (split: mapped)
 };
 constexpr bool is_made(UnitState s) {
   return s >= UnitState::fresh;
@@ -44,7 +44,7 @@ struct Unit {
   std::atomic<uint8_t> device;  // made: where
   std::atomic<uint8_t> advice;  // index into the advice table; 0: none
   std::atomic<uint8_t> moving;  // sim: copies in flight
-  std::atomic<uint32_t> piece;  // separate, made: of its device's pool
+  std::atomic<uint32_t> piece;  // split, made: of its device's pool
   std::atomic<uint8_t> filled;  // .. by parts, up to so many times kUnit; 0: no part was issued, or all were
 };
 
@@ -69,7 +69,7 @@ class UnitDevices : public Devices {
  public:
   CpuView cpu_view() const final { return view_; }
   size_t unit() const final { return unit_; }
-  size_t largest_unit() const final { return shared() ? kUnit : kLargestUnit; }
+  size_t largest_unit() const final { return unified() ? kUnit : kLargestUnit; }
   int count() const final { return static_cast<int>(infos_.size()); }
   const Info& info(int device) const final { return infos_[static_cast<size_t>(device)]; }
   core::Status memory(int device, Memory* out) final;
@@ -96,7 +96,7 @@ class UnitDevices : public Devices {
   core::Status unpin(void* frames) final;
 
  protected:
-  explicit UnitDevices(CpuView view = CpuView::shared, size_t unit = kUnit) : view_(view), unit_(unit) {
+  explicit UnitDevices(CpuView view = CpuView::unified, size_t unit = kUnit) : view_(view), unit_(unit) {
     advice_table_.push_back({});
   }
   // Adjacent units of one reservation.
@@ -139,10 +139,10 @@ class UnitDevices : public Devices {
   // Gives the units memory on the device, zeroed. Blocks until it is there.
   virtual core::Status body_populate(const Span& span, int device) = 0;
   virtual core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) = 0;
-  // Shared.
+  // Unified.
   virtual core::Status body_migrate(const Span& span, int to) = 0;
   virtual core::Status body_advise(Range range, Advice advice, int location, bool set) = 0;
-  // Separate only, in place of body_map, body_unmapped and body_populate. Memory on the device behind the units, whose
+  // Split only, in place of body_map, body_unmapped and body_populate. Memory on the device behind the units, whose
   // `piece` names it, and nothing else; on error none of them has any.
   virtual core::Status body_back(const Span&, int device) {
     (void)device;
@@ -185,11 +185,11 @@ class UnitDevices : public Devices {
   uint64_t used(int device) const { return used_[device].load(std::memory_order_relaxed); }
   // The reservation that holds the address, or null.
   ReservationPtr find(uintptr_t address) const;
-  // Separate: the devices that a unit which is mapped is mapped for, a bit each: its own, and those that it was advised
+  // Split: the devices that a unit which is mapped is mapped for, a bit each: its own, and those that it was advised
   // to be accessed by and whose link allows it.
   uint64_t seers(const Unit& unit) const;
 
-  bool shared() const { return view_ == CpuView::shared; }
+  bool unified() const { return view_ == CpuView::unified; }
   // What was hidden is shown again, however often that is refused: who leased it knows nothing. False: a device is
   // lost.
   bool show_again(const Span& span);

@@ -43,7 +43,7 @@ bool FaultReserve::short_of(uint64_t first, uint64_t leaving) const {
   return budget_.in_use() - frames_.idle_buffers() + wanted > budget_.limit() + leaving;
 }
 
-bool FaultReserve::room_for_stale(uint64_t block_size) const {
+bool FaultReserve::room_for_device_stale(uint64_t block_size) const {
   const uint64_t room = frames_.room();
   const uint64_t free = std::max({bytes_, room / 4, room / 100 * percent_low_});
   return free + pinned() + block_size <= room;

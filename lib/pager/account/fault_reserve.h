@@ -17,14 +17,14 @@
 #include "core/types.h"
 #include "memory/frame_pool.h"
 #include "memory/host_budget.h"
-#include "pager/account/shown_copies.h"
+#include "pager/account/cpu_mappings.h"
 
 namespace vmem::pager {
 
 class FaultReserve {
  public:
-  FaultReserve(const memory::HostBudget& budget, const memory::FramePool& frames, const ShownCopies& shown)
-      : budget_(budget), frames_(frames), shown_(shown) {}
+  FaultReserve(const memory::HostBudget& budget, const memory::FramePool& frames, const CpuMappings& cpu_mappings)
+      : budget_(budget), frames_(frames), cpu_mappings_(cpu_mappings) {}
 
   // A region with blocks of this size is made; it goes.
   void add_region(size_t block_size);
@@ -42,7 +42,7 @@ class FaultReserve {
   void lease(uint64_t bytes) { leased_ += bytes; }
   void release(uint64_t bytes) { leased_ -= bytes; }
   // Of blocks in host memory that nobody can evict.
-  uint64_t pinned() const { return leased_ + shown_.stale_bytes(); }
+  uint64_t pinned() const { return leased_ + cpu_mappings_.device_stale_bytes(); }
   // What is not to be had: tables, buffers, staging frames, what is pinned, and this.
   uint64_t kept() const { return frames_.least_overhead() + pinned() + bytes_; }
   // Blocks need `bytes` more that are not to be had.
@@ -70,7 +70,7 @@ class FaultReserve {
   bool short_of(uint64_t first, uint64_t leaving) const;
   // One more block may be stale at its device, where others move in what it leaves with more free than reclaim threads
   // want: else they would take away what the CPU is shown as soon as it is.
-  bool room_for_stale(uint64_t block_size) const;
+  bool room_for_device_stale(uint64_t block_size) const;
 
   // Tests: `leased` are recounted, as the regions with blocks of each size. What is wrong; empty: nothing.
   std::string check(uint64_t leased, uint64_t regions) const;
@@ -83,7 +83,7 @@ class FaultReserve {
 
   const memory::HostBudget& budget_;
   const memory::FramePool& frames_;
-  const ShownCopies& shown_;
+  const CpuMappings& cpu_mappings_;
   std::array<uint32_t, core::kBlockSizes> regions_{};  // by the size of their blocks: 4 KiB, 8 KiB, ..
   uint64_t largest_block_ = 0, bytes_ = 0;
   uint64_t leased_ = 0, wanted_ = 0;

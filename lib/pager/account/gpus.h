@@ -38,7 +38,7 @@ class Gpus {
   auto end() VMEM_LOCKED { return gpus_.end(); }
 
   // They have page tables of their own: the region is the trap's, whatever they have of it. There is a device tier.
-  bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::separate; }
+  bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::split; }
 
   // The workers have something to do.
   core::EventCount& work() { return work_; }

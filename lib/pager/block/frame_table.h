@@ -50,9 +50,9 @@ struct Frame {
   bool leaves = false;                  // prefetch to the SSD met it in transition: it leaves when that is over
   bool is_copy = false;                 // the same bytes as a block that is on a device
   core::FrameId copy = core::kNoFrame;  // on a device: its copy in a staging frame. Free: the next that is
-  bool shown = false;      // on a device: a copy is in place for the CPU, write-protected and charged (DeviceViews)
-  bool stale = false;      // .. not protected any more: it has what the device has not
-  uint8_t missed = 0;      // .. accesses that found no page of it since
+  bool cpu_mapped = false;    // on a device: a copy is in place for the CPU, write-protected and charged (CpuMapper)
+  bool device_stale = false;  // .. not protected any more: it has what the device has not
+  uint8_t missed = 0;         // .. accesses that found no page of it since
   bool displaced = false;  // on a device: what was shown of it went for want of memory, and no lease has used it since
   bool asked = false;      // on a device: among `accesses`
   bool refused = false;    // .. accesses of the CPU get SIGBUS until its WRITE leases have ended

@@ -116,11 +116,11 @@ struct Region {
   uint64_t granted = 0;                                      // leases, ever
   uint64_t arrived = 0;                                      // blocks at a device, ever
   uint64_t issued = 0;                                       // of those promoting: their copies are issued
-  uint32_t asked = 0;      // ranges of acquires that were asked for and have not begun
-  uint32_t kernels = 0;    // ranges that are open to kernels that ask
-  uint64_t in_flight = 0;  // blocks in a transition, and threads that use the region outside the lock
-  uint64_t unread = 0;     // blocks with kUnread
-  uint64_t stale = 0;      // blocks on a device whose copy in host memory is newer
+  uint32_t asked = 0;         // ranges of acquires that were asked for and have not begun
+  uint32_t kernels = 0;       // ranges that are open to kernels that ask
+  uint64_t in_flight = 0;     // blocks in a transition, and threads that use the region outside the lock
+  uint64_t unread = 0;        // blocks with kUnread
+  uint64_t device_stale = 0;  // blocks on a device whose copy in host memory is newer
   bool dying = false;
   bool quiet = false;                     // dying, and nobody uses it any more: detach() answers every access
   bool unfinished = false;                // at exit: blocks were left that did not come to rest

@@ -158,7 +158,7 @@ struct Transition : core::OwnNew {
   bool spills = false;           // .. for want of room, spilled
   bool was_spilled = false;      // demoting: of the device that it is to leave
   bool kept = false;             // demoting: image is the block's host copy, nothing is to be copied
-  bool shown = false;            // demoting: a copy is in place, and is the block when it has left
+  bool cpu_mapped = false;       // demoting: a copy is in place, and is the block when it has left
   uint64_t started_ns = 0;       // fill: when the fault was met; 0 when nobody waits
   uint64_t since_ns = 0;         // install from a staging frame: since when somebody waits
   uint64_t mark = 0;             // fill, install: of the wait, as MemoryWaiter has it

@@ -142,12 +142,12 @@ Status DeviceAcquires::ask_for_missing(Lock& lock, std::span<const SpanOf> spans
   promoter_.pump(after, false);
   Batch mine;
   // Who asks may withdraw it any time, and does not wait for driver calls unless it said so.
-  if ((ask == nullptr || ask->moves_blocks) && gpus_.own_page_tables()) mine = arrivals_.take_ready(spans, d);
+  if ((ask == nullptr || ask->moves_blocks) && gpus_.own_page_tables()) mine = copy_in_.take_ready(spans, d);
   promoter_.wake_for_ready();
   lock.unlock();
   core::step("acquire.started");
   page_in_.run(after);
-  if (!mine.empty()) arrivals_.begin(mine, d);
+  if (!mine.empty()) copy_in_.begin(mine, d);
   lock.lock();
   return {};
 }
@@ -161,7 +161,7 @@ bool DeviceAcquires::stores_may_begin(std::span<const SpanOf> spans, std::span<c
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
       if (!blocks_.has_come(r, b, d)) return false;
       const Frame& frame = map_.frame_table()[r.table[b].aux];
-      if (frame.shown) return false;
+      if (frame.cpu_mapped) return false;
       const device::Ticket& copy = frame.ticket;  // of who came again the stream knows nothing yet
       if (copy != nullptr && std::find(ordered.rbegin(), ordered.rend(), copy) == ordered.rend()) return false;
     }
@@ -325,11 +325,11 @@ Status DeviceAcquires::ask_again(Lock& lock, Region& r, BlockIndex b, int d, con
 Status DeviceAcquires::wait_for_some(Lock& lock, const SpanOf& span, int d, const Ask* ask) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   const bool begins = ask == nullptr && gpus_.own_page_tables();  // an ask may be withdrawn any time
-  const Batch mine = begins ? arrivals_.take_ready({&span, 1}, d) : Batch();
+  const Batch mine = begins ? copy_in_.take_ready({&span, 1}, d) : Batch();
   if (begins && !g.ready.empty()) promoter_.wake_for_ready();  // others', of which only this thread may have been told
   if (!mine.empty()) {
     lock.unlock();
-    arrivals_.begin(mine, d);
+    copy_in_.begin(mine, d);
     lock.lock();
     return {};
   }
@@ -357,9 +357,9 @@ Status DeviceAcquires::bring(Lock& lock, const SpanOf& span, unsigned access, in
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = Ask::check(ask); !s.ok()) return s;
     Block& block = r.table[b];
-    if (block.state == State::on_device && map_.frame_table()[block.aux].shown &&
-        !map_.frame_table()[block.aux].stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
-      if (!views_.hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);
+    if (block.state == State::on_device && map_.frame_table()[block.aux].cpu_mapped &&
+        !map_.frame_table()[block.aux].device_stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
+      if (!cpu_mapper_.hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);
       continue;
     }
     if (blocks_.has_come(r, b, d)) {

@@ -11,9 +11,9 @@
 #include <vector>
 
 #include "pager/host/shown_files.h"
-#include "pager/tier/arrivals.h"
+#include "pager/tier/copy_in.h"
+#include "pager/tier/cpu_mapper.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/device_views.h"
 #include "pager/tier/promoter.h"
 
 namespace vmem::pager {
@@ -23,8 +23,8 @@ class DeviceAcquires : private Shared {
   // requests: for promotion, acquires first.
   DeviceAcquires(const Shared& shared, device::Devices* devices, PooledList<PromotionRequest>& requests, Gpus& gpus,
                  DeviceBlocks& blocks, FailedBlocks& failed, ShownFiles& files, PageIn& page_in, LeaseGrants& grants,
-                 PendingReleases& releases, DeviceViews& views, DeviceReclaim& reclaim, Promoter& promoter,
-                 Arrivals& arrivals)
+                 PendingReleases& releases, CpuMapper& views, DeviceReclaim& reclaim, Promoter& promoter,
+                 CopyIn& copy_in)
       : Shared(shared),
         devices_(devices),
         requests_(requests),
@@ -35,10 +35,10 @@ class DeviceAcquires : private Shared {
         page_in_(page_in),
         grants_(grants),
         releases_(releases),
-        views_(views),
+        cpu_mapper_(views),
         device_reclaim_(reclaim),
         promoter_(promoter),
-        arrivals_(arrivals) {}
+        copy_in_(copy_in) {}
 
   // ask: of Asks::ask() with the same arguments; null: the caller waits.
   core::Status acquire(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) VMEM_UNLOCKED;
@@ -71,10 +71,10 @@ class DeviceAcquires : private Shared {
   PageIn& page_in_;
   LeaseGrants& grants_;
   PendingReleases& releases_;
-  DeviceViews& views_;
+  CpuMapper& cpu_mapper_;
   DeviceReclaim& device_reclaim_;
   Promoter& promoter_;
-  Arrivals& arrivals_;
+  CopyIn& copy_in_;
 };
 
 }  // namespace vmem::pager

@@ -26,7 +26,7 @@ Status Exports::exported_from(const SpanOf& span, int* device) {
   }
   *device = d;
   bool wait = false;
-  return releases_.check_stale({&span, 1}, &wait);
+  return releases_.check_device_stale({&span, 1}, &wait);
 }
 
 Status Exports::export_range(const void* ptr, size_t size, device::Export how, int* descriptor) {

@@ -96,7 +96,7 @@ void RangeDemoter::look_for_loss(Lock& lock) {
 // On a device. At exit: its file got it, and then its context went, which ended what it was leased for.
 bool RangeDemoter::went_with_its_context(const Region& r, BlockIndex b) {
   const Frame& frame = map_.frame_table()[r.table[b].aux];
-  return core::exiting() && gpus_[r.table[b].device].lost && !frame.shown && frame.saved;
+  return core::exiting() && gpus_[r.table[b].device].lost && !frame.cpu_mapped && frame.saved;
 }
 
 // At rest. Nothing is to be done about it, or nothing can be, which the sweep is told.
@@ -121,7 +121,7 @@ Leave RangeDemoter::goes_how(const Region& r, BlockIndex b, Leave how) {
   if (how != Leave::sync || leased(r, b)) return how;
   // What cannot be copied from a device that is lost cannot stay there either: it gets its mark. Nor what is stale
   // there and nobody leases. What is leased a kernel may use: it stays, and the CPU's is written.
-  const bool goes = gpus_[r.table[b].device].lost || map_.frame_table()[r.table[b].aux].stale;
+  const bool goes = gpus_[r.table[b].device].lost || map_.frame_table()[r.table[b].aux].device_stale;
   return goes ? Leave::evict : how;
 }
 

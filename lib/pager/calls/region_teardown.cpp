@@ -29,7 +29,7 @@ void RegionTeardown::forget(Region& r) {
   map_.dirty().forget(r);
   queues_.promotion_requests.erase_if([&](const PromotionRequest& w) { return w.region == &r; });
   queues_.demotion_requests.erase_if([&](const DemotionRequest& d) { return d.region == &r; });
-  shown_.forget(r);
+  cpu_mappings_.forget(r);
   for (StreamHint& h : queues_.stream_hints) {
     if (h.region == &r) h.region = nullptr;  // its ticket ends without the lock
   }
@@ -270,8 +270,8 @@ void RegionTeardown::give_memory_back(Region& r, BlockIndex b, OnDevices* on_dev
   if (core::on_a_device(block.state)) {
     gpus_[block.device].budget.frees(r.block_size);
     (*on_devices)[block.device] += r.block_size;
-    if (map_.frame_table()[block.aux].shown) budget_.credit(r.block_size);
-    shown_.forget(r, b);
+    if (map_.frame_table()[block.aux].cpu_mapped) budget_.credit(r.block_size);
+    cpu_mappings_.forget(r, b);
     map_.free_entry(b, r);
     return;
   }

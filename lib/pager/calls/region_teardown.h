@@ -21,7 +21,7 @@ class RegionTeardown : private Shared {
  public:
   // devices: null: there is no device tier. queues, speculation, evict_requests, shown: under the lock.
   RegionTeardown(const Shared& shared, device::Devices* devices, Queues& queues, Speculation& speculation,
-                 ReclaimRequests& reclaim_requests, Gpus& gpus, ShownCopies& shown, MemoryPressure& pressure,
+                 ReclaimRequests& reclaim_requests, Gpus& gpus, CpuMappings& cpu_mappings, MemoryPressure& pressure,
                  FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in, StoreWriter& writer,
                  LeaseGrants& grants, PendingReleases& releases, Loans& loans, Promoter& promoter, Sync& sync,
                  RegionCharges& charges, MemoryFreed& freed)
@@ -31,7 +31,7 @@ class RegionTeardown : private Shared {
         speculation_(speculation),
         reclaim_requests_(reclaim_requests),
         gpus_(gpus),
-        shown_(shown),
+        cpu_mappings_(cpu_mappings),
         pressure_(pressure),
         failed_(failed),
         waits_(waits),
@@ -78,7 +78,7 @@ class RegionTeardown : private Shared {
   Speculation& speculation_;
   ReclaimRequests& reclaim_requests_;
   Gpus& gpus_;
-  ShownCopies& shown_;
+  CpuMappings& cpu_mappings_;
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   MemoryWaits& waits_;

@@ -114,7 +114,7 @@ void FaultService::renew_loop() {
     for (const auto& m : map_.transitions().all())
       if (m->begun_ns != 0) renew(*m->region, m->block);
     for (const MemoryWaiter& s : waits_.queue()) renew(*s.region, s.block);
-    for (const CpuAccess& a : shown_) renew(*a.region, a.block);
+    for (const CpuFault& a : cpu_mappings_) renew(*a.region, a.block);
   }
 }
 
@@ -143,7 +143,7 @@ void FaultService::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
         trap_.wake(page, core::kPage).ignore();
       return;
     case State::on_device:  // page tables of the device's own: the trap stands there, or the CPU is shown a copy
-      if (map_.frame_table()[block.aux].shown) {
+      if (map_.frame_table()[block.aux].cpu_mapped) {
         trap_.unprotect(r.address(b), r.block_size).ignore();
         return;
       }
@@ -351,7 +351,7 @@ void FaultService::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       block.flags |= wanted;
       break;
     case State::on_device:
-      if (shown_.met(*r, b, fault, now_ns())) devices_.notify_one();
+      if (cpu_mappings_.met(*r, b, fault, now_ns())) devices_.notify_one();
       break;
     case State::count_:
       break;

@@ -3,7 +3,7 @@
 // the trap's descriptor, else on a thread of this class.
 //
 //   none is forgotten: a fault is answered here; or its block is marked kFaultPending, and somebody owns its transition
-//   or waits for memory for it; or it is among ShownCopies' accesses, or FailedBlocks' retries
+//   or waits for memory for it; or it is among CpuMappings' accesses, or FailedBlocks' retries
 //
 // The pager's lock protects it.
 #pragma once
@@ -15,8 +15,8 @@
 #include <thread>
 
 #include "core/big_lock.h"
+#include "pager/account/cpu_mappings.h"
 #include "pager/account/shared.h"
-#include "pager/account/shown_copies.h"
 #include "pager/host/page_in.h"
 #include "pager/host/read_ahead.h"
 #include "pager/host/reclaim_requests.h"
@@ -37,7 +37,7 @@ class FaultService : private Shared {
   // devices: wait for accesses of blocks that are there.
   FaultService(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
                Installer& installer, PageIn& page_in, ReadAhead& read_ahead, ReclaimRequests& reclaim_requests,
-               ShownCopies& shown, core::EventCount& devices, Above& above)
+               CpuMappings& cpu_mappings, core::EventCount& devices, Above& above)
       : Shared(shared),
         pressure_(pressure),
         failed_(failed),
@@ -46,7 +46,7 @@ class FaultService : private Shared {
         page_in_(page_in),
         read_ahead_(read_ahead),
         reclaim_requests_(reclaim_requests),
-        shown_(shown),
+        cpu_mappings_(cpu_mappings),
         devices_(devices),
         above_(above) {}
 
@@ -84,7 +84,7 @@ class FaultService : private Shared {
   PageIn& page_in_;
   ReadAhead& read_ahead_;
   ReclaimRequests& reclaim_requests_;
-  ShownCopies& shown_;
+  CpuMappings& cpu_mappings_;
   core::EventCount& devices_;
   Above& above_;
 

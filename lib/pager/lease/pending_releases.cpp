@@ -179,7 +179,7 @@ Status PendingReleases::wait_for_turn(Lock& lock, std::span<const SpanOf> spans,
     bool wait = false, room = false;
     if (Status s = Ask::check(ask); !s.ok()) return s;
     if (Status s = check_pending(spans, location, &wait); !s.ok()) return s;
-    if (Status s = check_stale(spans, &wait); !s.ok()) return s;
+    if (Status s = check_device_stale(spans, &wait); !s.ok()) return s;
     if (!wait && location >= 0) {
       if (Status s = check_room(apart, location, &wait); !s.ok()) return s;
       room = wait;
@@ -206,13 +206,13 @@ void PendingReleases::wait_for_region(Lock& lock, Region& r, Sweep* sweep) {
   }
 }
 
-Status PendingReleases::check_stale(std::span<const SpanOf> spans, bool* wait) {
+Status PendingReleases::check_device_stale(std::span<const SpanOf> spans, bool* wait) {
   for (const SpanOf& s : spans) {
     const Region& r = *s.region;
-    if (r.stale == 0) continue;
+    if (r.device_stale == 0) continue;
     for (BlockIndex b = r.table.next_populated(s.first); b <= s.last && b < r.blocks;
          b = r.table.next_populated(b + 1)) {
-      if (!core::on_a_device(r.table[b].state) || !map_.frame_table()[r.table[b].aux].stale)
+      if (!core::on_a_device(r.table[b].state) || !map_.frame_table()[r.table[b].aux].device_stale)
         continue;  // a sync has it, too
       const Leases* leases = r.leases.find(b);
       if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
@@ -323,7 +323,7 @@ Status PendingReleases::release(std::span<const vmem_range> ranges, void* stream
 // Locked. Something that a worker does could not be done while blocks were leased. To wake one for nothing costs more
 // than all else of a release.
 bool PendingReleases::a_worker_waits() {
-  if (!queues_.promotion_requests.empty() || !queues_.demotion_requests.empty() || shown_.waits()) return true;
+  if (!queues_.promotion_requests.empty() || !queues_.demotion_requests.empty() || cpu_mappings_.waits()) return true;
   for (size_t d = 0; d < gpus_.size(); ++d) {
     if (gpus_[d].budget.missing() != 0) return true;
     if (map_.spilled().bytes(d) != 0 && map_.spilled().over(d, gpus_[d].budget, now_ns()) != 0) return true;

@@ -14,8 +14,8 @@
 #include <string>
 
 #include "device/device.h"
+#include "pager/account/cpu_mappings.h"
 #include "pager/account/queues.h"
-#include "pager/account/shown_copies.h"
 #include "pager/lease/ask.h"
 #include "pager/lease/lease_grants.h"
 #include "pager/lease/stream_leases.h"
@@ -28,12 +28,12 @@ class PendingReleases : private Shared {
   static constexpr uint64_t kSoon = 250'000'000;  // ns
 
   // queues, shown: who may wait for leases to end; under the lock.
-  PendingReleases(const Shared& shared, device::Devices* devices, const Queues& queues, const ShownCopies& shown,
+  PendingReleases(const Shared& shared, device::Devices* devices, const Queues& queues, const CpuMappings& cpu_mappings,
                   Gpus& gpus, LeaseGrants& grants, MemoryPressure& pressure, MemoryWaits& waits, StagingSupply& supply)
       : Shared(shared),
         devices_(devices),
         queues_(queues),
-        shown_(shown),
+        cpu_mappings_(cpu_mappings),
         gpus_(gpus),
         grants_(grants),
         pressure_(pressure),
@@ -55,7 +55,7 @@ class PendingReleases : private Shared {
   // Until no release of the region's leases is under way; does not wait for live ones.
   void wait_for_region(Lock& lock, Region& r, Sweep* sweep = nullptr) VMEM_LOCKED;
   // *wait: blocks of the spans are stale at their device, and are about to leave it. -EBUSY: live leases keep one.
-  core::Status check_stale(std::span<const SpanOf> spans, bool* wait) VMEM_LOCKED;
+  core::Status check_device_stale(std::span<const SpanOf> spans, bool* wait) VMEM_LOCKED;
 
   bool empty() const VMEM_LOCKED { return pending_.empty(); }
   // Some of device d are under way, and its streams get to them: the last one ended, or the oldest was made, less than
@@ -77,7 +77,7 @@ class PendingReleases : private Shared {
 
   device::Devices* const devices_;
   const Queues& queues_;
-  const ShownCopies& shown_;
+  const CpuMappings& cpu_mappings_;
   Gpus& gpus_;
   LeaseGrants& grants_;
   MemoryPressure& pressure_;

@@ -141,7 +141,7 @@ void DeviceWorkers::loop() {
     } else if (!releases_.empty() && !requests_.empty()) {
       gpus_.work().wait_for(lock, std::chrono::microseconds(200));
       look_around();
-    } else if (shown_.waits()) {  // until leases end, or memory comes free
+    } else if (cpu_mappings_.waits()) {  // until leases end, or memory comes free
       gpus_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
@@ -251,7 +251,7 @@ bool DeviceWorkers::end_what_waits(Lock& lock) {
     ended_last_ |= last;
     ++arriving_;
     ++g.ending;
-    arrivals_.end_issued(lock, static_cast<int>(d));
+    copy_in_.end_issued(lock, static_cast<int>(d));
     --g.ending;
     --arriving_;
     return true;
@@ -280,7 +280,7 @@ bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
     } else {
       Batch batch = take_batch<Batch::capacity()>(g.ready, kBatchBytes);
       lock.unlock();
-      arrivals_.run(batch, static_cast<int>(d));
+      copy_in_.run(batch, static_cast<int>(d));
       lock.lock();
     }
     --arriving_;
@@ -291,7 +291,7 @@ bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
 
 // Does one piece of work, if there is one; the lock is gone meanwhile.
 bool DeviceWorkers::step(Lock& lock) {
-  if (views_.rescue(lock) || above_.serve_stream_hints(lock) || views_.serve(lock)) return true;
+  if (cpu_mapper_.rescue(lock) || above_.serve_stream_hints(lock) || cpu_mapper_.serve(lock)) return true;
   if (supply_.grow(lock)) {
     page_in_.serve_waiting(lock);
     return true;
@@ -301,7 +301,7 @@ bool DeviceWorkers::step(Lock& lock) {
   if (arriving_ + 2 == kWorkers && !ended_last_ && end_what_waits(lock)) return true;
   if (arriving_ + 1 < kWorkers) {
     ++arriving_;
-    const bool did = part_copies_.serve(lock);
+    const bool did = pipelined_copy_.serve(lock);
     --arriving_;
     if (did) ended_last_ = false;
     if (did) return true;

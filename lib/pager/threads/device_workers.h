@@ -11,10 +11,10 @@
 #include <thread>
 #include <vector>
 
-#include "pager/tier/arrivals.h"
+#include "pager/tier/copy_in.h"
+#include "pager/tier/cpu_mapper.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/device_views.h"
-#include "pager/tier/part_copies.h"
+#include "pager/tier/pipelined_copy.h"
 #include "pager/tier/promoter.h"
 
 namespace vmem::pager {
@@ -37,24 +37,24 @@ class DeviceWorkers : private Shared {
 
   // devices: null: there is no device tier, and there are no workers. requests: for promotion; under the lock.
   DeviceWorkers(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
-                Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks, PageIn& page_in, StagingSupply& supply,
-                PendingReleases& releases, Migrator& migrator, Demoter& demoter, PartCopies& part_copies,
-                Promoter& promoter, Arrivals& arrivals, DeviceViews& views, DeviceReclaim& device_reclaim, Above& above)
+                Gpus& gpus, CpuMappings& cpu_mappings, DeviceBlocks& blocks, PageIn& page_in, StagingSupply& supply,
+                PendingReleases& releases, Migrator& migrator, Demoter& demoter, PipelinedCopy& pipelined_copy,
+                Promoter& promoter, CopyIn& copy_in, CpuMapper& views, DeviceReclaim& device_reclaim, Above& above)
       : Shared(shared),
         devices_(devices),
         requests_(requests),
         gpus_(gpus),
-        shown_(shown),
+        cpu_mappings_(cpu_mappings),
         blocks_(blocks),
         page_in_(page_in),
         supply_(supply),
         releases_(releases),
         migrator_(migrator),
         demoter_(demoter),
-        part_copies_(part_copies),
+        pipelined_copy_(pipelined_copy),
         promoter_(promoter),
-        arrivals_(arrivals),
-        views_(views),
+        copy_in_(copy_in),
+        cpu_mapper_(views),
         device_reclaim_(device_reclaim),
         above_(above) {}
 
@@ -73,17 +73,17 @@ class DeviceWorkers : private Shared {
   device::Devices* const devices_;
   const PooledList<PromotionRequest>& requests_;
   Gpus& gpus_;
-  ShownCopies& shown_;
+  CpuMappings& cpu_mappings_;
   DeviceBlocks& blocks_;
   PageIn& page_in_;
   StagingSupply& supply_;
   PendingReleases& releases_;
   Migrator& migrator_;
   Demoter& demoter_;
-  PartCopies& part_copies_;
+  PipelinedCopy& pipelined_copy_;
   Promoter& promoter_;
-  Arrivals& arrivals_;
-  DeviceViews& views_;
+  CopyIn& copy_in_;
+  CpuMapper& cpu_mapper_;
   DeviceReclaim& device_reclaim_;
   Above& above_;
 

@@ -29,15 +29,15 @@ core::InplaceVector<device::Range, Batch::capacity()> gone_of(const OutPart& par
 }  // namespace
 
 Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
-  if (!map_.reserve_transition() || !shown_.unrefuse(r, b)) return nullptr;
+  if (!map_.reserve_transition() || !cpu_mappings_.unrefuse(r, b)) return nullptr;
   Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
-  const bool shown = map_.frame_table()[block.aux].shown && how != Leave::sync;
+  const bool shown = map_.frame_table()[block.aux].cpu_mapped && how != Leave::sync;
   const bool kept = how != Leave::drop && !shown && map_.copies().has(block.aux);
   const bool copy = !shown && !kept && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   // The device has it no more as it should be written, or has it no more at all.
-  const bool from_cpu =
-      copy && map_.frame_table()[block.aux].shown && (map_.frame_table()[block.aux].stale || gpus_[block.device].lost);
+  const bool from_cpu = copy && map_.frame_table()[block.aux].cpu_mapped &&
+                        (map_.frame_table()[block.aux].device_stale || gpus_[block.device].lost);
   std::byte* bytes = nullptr;
   if (kept) bytes = map_.copies().hold(block.aux);
   if (copy) {
@@ -46,7 +46,7 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   }
   Transition* m = map_.new_transition(r, b);
   m->image = bytes;
-  m->shown = shown;
+  m->cpu_mapped = shown;
   if (from_cpu) m->source = r.address(b);
   m->device = block.device;
   m->way = core::Way::from_device;
@@ -108,7 +108,7 @@ Status Demoter::copy_shown(Transition* m) {
   Lock lock(map_.mutex());
   Frame& frame = map_.frame_table()[r.table[m->block].aux];
   frame.in_place = false;
-  if (frame.stale) trap_.unprotect(m->source, r.block_size).ignore();  // stores go on while it is written
+  if (frame.device_stale) trap_.unprotect(m->source, r.block_size).ignore();  // stores go on while it is written
   return s;
 }
 
@@ -138,7 +138,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
   core::InplaceVector<trap::Range, Batch::capacity()> dropped;
   for (Transition* m : part.transitions) {
     if (m->source != nullptr) m->status = copy_shown(m);
-    if (s.ok() && m->shown && m->leave == Leave::drop)
+    if (s.ok() && m->cpu_mapped && m->leave == Leave::drop)
       dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   }
   if (!dropped.empty()) insist_on_drop(trap_, dropped.all());
@@ -230,9 +230,9 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
   const BlockIndex b = m->block;
   Block& block = r.table[b];
   gpus_[static_cast<size_t>(m->device)].budget.left(r.block_size);
-  const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->shown;
-  shown_.forget(r, b);
-  if (m->shown && m->leave == Leave::drop) budget_.credit(r.block_size);
+  const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->cpu_mapped;
+  cpu_mappings_.forget(r, b);
+  if (m->cpu_mapped && m->leave == Leave::drop) budget_.credit(r.block_size);
   lost = lost && !gpus_.own_page_tables();  // the trap stands there still
   if (lost) {
     m->status = error(EIO, "the addresses of %s went with device %d", map_.where(r, b).c_str(), m->device);
@@ -272,7 +272,7 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
   const BlockIndex b = m->block;
   Block& block = r.table[b];
   Gpu& g = gpus_[static_cast<size_t>(m->device)];
-  if (m->shown && m->leave != Leave::drop) {  // what is in place is the block now
+  if (m->cpu_mapped && m->leave != Leave::drop) {  // what is in place is the block now
     map_.free_entry(b, r);
     ++g.evictions;
     map_.new_entry(r, b, nullptr);

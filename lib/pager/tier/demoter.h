@@ -3,7 +3,7 @@
 //   on_device ─> demoting: hold writers, copy to a staging frame, take the block out, trap ─> staged (its frame)
 //                demoting, with a host copy:                  take the block out, trap ─> staged (the copy's frame)
 //                demoting, clean:                             take the block out, trap ─> stored, unpopulated
-//                demoting, shown to the CPU (DeviceViews):    take the block out        ─> resident
+//                demoting, shown to the CPU (CpuMapper):      take the block out        ─> resident
 //                demoting, synced: hold writers, copy, write, open                      ─> on_device
 //                demoting, synced, newer where it is shown: copy that, write            ─> on_device
 //
@@ -24,13 +24,13 @@ namespace vmem::pager {
 
 class Demoter : private Shared {
  public:
-  Demoter(const Shared& shared, device::Devices* devices, Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks,
+  Demoter(const Shared& shared, device::Devices* devices, Gpus& gpus, CpuMappings& cpu_mappings, DeviceBlocks& blocks,
           Holes& holes, FailedBlocks& failed, PageIn& page_in, DeviceWriteBack& write_back, StagingSupply& supply,
           MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         gpus_(gpus),
-        shown_(shown),
+        cpu_mappings_(cpu_mappings),
         blocks_(blocks),
         holes_(holes),
         failed_(failed),
@@ -63,7 +63,7 @@ class Demoter : private Shared {
 
   device::Devices* const devices_;
   Gpus& gpus_;
-  ShownCopies& shown_;
+  CpuMappings& cpu_mappings_;
   DeviceBlocks& blocks_;
   Holes& holes_;
   FailedBlocks& failed_;

@@ -30,7 +30,7 @@ void DeviceBlocks::not_changed(const SpanOf& span, int d) {
     Block& block = r.table[b];
     if (!core::on_a_device(block.state) || block.device != d) continue;
     Frame& frame = map_.frame_table()[block.aux];
-    if (!frame.undecided || frame.shown) continue;
+    if (!frame.undecided || frame.cpu_mapped) continue;
     frame.undecided = frame.changed = false;
     if (!frame.was_dirty) block.flags &= static_cast<uint16_t>(~core::kDirty);
   }
@@ -59,7 +59,7 @@ void DeviceBlocks::answer(Region& r, BlockIndex b, const Transition* failed) {
   }
   if (r.dying) {  // reported again, for access_of_dying()
     trap_.wake(r.address(b), r.block_size).ignore();
-  } else if (shown_.answer(r, b, now_ns(), since(failed))) {
+  } else if (cpu_mappings_.answer(r, b, now_ns(), since(failed))) {
     gpus_.work().notify_one();
   }
 }

@@ -8,15 +8,16 @@
 // Called under the pager's lock.
 #pragma once
 
+#include "pager/account/cpu_mappings.h"
 #include "pager/account/gpus.h"
 #include "pager/account/shared.h"
-#include "pager/account/shown_copies.h"
 
 namespace vmem::pager {
 
 class DeviceBlocks : private Shared {
  public:
-  DeviceBlocks(const Shared& shared, Gpus& gpus, ShownCopies& shown) : Shared(shared), gpus_(gpus), shown_(shown) {}
+  DeviceBlocks(const Shared& shared, Gpus& gpus, CpuMappings& cpu_mappings)
+      : Shared(shared), gpus_(gpus), cpu_mappings_(cpu_mappings) {}
 
   // What the device has may differ from the SSD and from any copy from here on.
   void will_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
@@ -43,11 +44,11 @@ class DeviceBlocks : private Shared {
 
  private:
   Gpus& gpus_;
-  ShownCopies& shown_;
+  CpuMappings& cpu_mappings_;
 };
 
 // The wait of a try that failed.
-inline ShownCopies::Since since(const Transition* failed) {
+inline CpuMappings::Since since(const Transition* failed) {
   if (failed == nullptr) return {};
   return {failed->since_ns, failed->mark};
 }

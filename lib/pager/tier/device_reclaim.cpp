@@ -66,7 +66,7 @@ int DeviceReclaim::home_with_room(const Region& r, BlockIndex b) {
 bool DeviceReclaim::worth_keeping_near(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   const Frame& frame = map_.frame_table()[block.aux];
-  if (frame.shown || r.lost || gpus_[block.device].lost) return false;
+  if (frame.cpu_mapped || r.lost || gpus_[block.device].lost) return false;
   if (proven_clean(block) && !block.extent && !r.from_file()) return false;  // zeros
   const int preferred = r.places.at(b).preferred;
   if (preferred == VMEM_HOST) return false;
@@ -156,7 +156,8 @@ Transition* DeviceReclaim::begin_leave_for_others(int d) {
     if (w.device == d || w.owner == nullptr || w.region->dying) continue;
     Region& r = *w.region;
     for (BlockIndex b = w.next; b <= w.last && looked < kLook; ++b, ++looked) {
-      if (r.table[b].state != State::on_device || r.table[b].device != d || map_.frame_table()[r.table[b].aux].shown)
+      if (r.table[b].state != State::on_device || r.table[b].device != d ||
+          map_.frame_table()[r.table[b].aux].cpu_mapped)
         continue;
       const Leases* leases = r.leases.find(b);
       if (leases == nullptr || leases->front().location == d) continue;

@@ -59,7 +59,7 @@ void DeviceWriteBack::note_written(Transition* m, bool cut) {
     if (r.backing == Backing::file_shared) writes_.file_succeeded(r);
   }
   // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
-  if (!cut && !lent_for_writing(r, m->block) && !map_.frame_table()[block.aux].stale)
+  if (!cut && !lent_for_writing(r, m->block) && !map_.frame_table()[block.aux].device_stale)
     block.flags &= static_cast<uint16_t>(~core::kDirty);
 }
 

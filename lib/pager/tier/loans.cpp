@@ -33,7 +33,7 @@ void Loans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std
     const BlockIndex b = first + blocks[i];
     const Block& block = r.table[b];
     const bool idle = block.state == State::on_device && block.device == d && !leased(r, b);
-    if (!idle || map_.frame_table()[block.aux].shown || !map_.copies().has(block.aux)) continue;
+    if (!idle || map_.frame_table()[block.aux].cpu_mapped || !map_.copies().has(block.aux)) continue;
     if (Transition* m = demoter_.begin(r, b, Leave::evict)) batch.push_back(m);
   }
   if (batch.empty()) return;

@@ -114,7 +114,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
         blocks_.adopt(r, b);
         return Start::done;
       }
-      if (map_.frame_table()[block.aux].shown) return Start::done;  // an acquire hides it first
+      if (map_.frame_table()[block.aux].cpu_mapped) return Start::done;  // an acquire hides it first
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
       break;
     case State::poisoned:
@@ -245,7 +245,7 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
     gpus_[static_cast<size_t>(d)].ready.push_back(m);
     return;
   }
-  reader_.prepare_read(m, urgency, *this, part_copies_.wants(r));
+  reader_.prepare_read(m, urgency, *this, pipelined_copy_.wants(r));
   after.submit.push_back(m);
 }
 
@@ -274,7 +274,7 @@ void Promoter::finish_read(Transition* m, DeferredWork& after) {
   core::step("device.read");
   reader_.verify_read(m);
   const Lock lock(map_.mutex());
-  if (part_copies_.is_left(m)) read_over(m, after);
+  if (pipelined_copy_.is_left(m)) read_over(m, after);
 }
 
 void Promoter::read_over(Transition* m, DeferredWork& after) {

@@ -2,7 +2,7 @@
 // them is claimed, and what the disk has of it is read into a staging frame.
 //
 //   stored, unpopulated ──read──┐
-//   staged (staging frame) ─────┼─> Gpu::ready, then Arrivals
+//   staged (staging frame) ─────┼─> Gpu::ready, then CopyIn
 //   resident (isolating) ───────┘
 //   on another device ──────────> Gpu::incoming, then Migrator
 //
@@ -20,17 +20,17 @@
 #include "pager/host/store_reader.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/migrator.h"
-#include "pager/tier/part_copies.h"
+#include "pager/tier/pipelined_copy.h"
 #include "pager/tier/staging_supply.h"
 
 namespace vmem::pager {
 
-class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
+class Promoter final : private Shared, private IoEnd, public PipelinedCopy::Above {
  public:
   // requests: acquires first.
   Promoter(const Shared& shared, PooledList<PromotionRequest>& requests, Gpus& gpus, DeviceBlocks& blocks,
            FailedBlocks& failed, PageIn& page_in, ReadAhead& read_ahead, StoreReader& reader, StagingSupply& supply,
-           PartCopies& part_copies, Migrator& migrator, MemoryFreed& freed)
+           PipelinedCopy& pipelined_copy, Migrator& migrator, MemoryFreed& freed)
       : Shared(shared),
         requests_(requests),
         gpus_(gpus),
@@ -40,7 +40,7 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
         read_ahead_(read_ahead),
         reader_(reader),
         supply_(supply),
-        part_copies_(part_copies),
+        pipelined_copy_(pipelined_copy),
         migrator_(migrator),
         freed_(freed) {}
 
@@ -50,7 +50,7 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
 
  private:
   void io_ended(Transition* m) VMEM_UNLOCKED override;
-  void io_came(Transition* m, size_t bytes) VMEM_UNLOCKED override { part_copies_.came(m, bytes); }
+  void io_came(Transition* m, size_t bytes) VMEM_UNLOCKED override { pipelined_copy_.came(m, bytes); }
   void read_over(Transition* m, DeferredWork& after) VMEM_LOCKED override;
   void finish_read(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
   void keep_failure(Transition* m) VMEM_LOCKED;
@@ -72,7 +72,7 @@ class Promoter final : private Shared, private IoEnd, public PartCopies::Above {
   ReadAhead& read_ahead_;
   StoreReader& reader_;
   StagingSupply& supply_;
-  PartCopies& part_copies_;
+  PipelinedCopy& pipelined_copy_;
   Migrator& migrator_;
   MemoryFreed& freed_;
 };

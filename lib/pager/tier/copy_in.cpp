@@ -1,4 +1,4 @@
-#include "pager/tier/arrivals.h"
+#include "pager/tier/copy_in.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -26,7 +26,7 @@ int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
   return 0;
 }
 
-void Arrivals::run(Batch& batch, int d) {
+void CopyIn::run(Batch& batch, int d) {
   pull(batch, d);
   if (batch.empty()) return;
   InBatch in{.transitions = batch, .device = d};
@@ -40,7 +40,7 @@ void Arrivals::run(Batch& batch, int d) {
 
 // Those that come from ordinary host memory are copied to their staging frames first. What cannot be stays where it is,
 // and is out of the batch.
-void Arrivals::pull(Batch& batch, int d) {
+void CopyIn::pull(Batch& batch, int d) {
   core::InplaceVector<trap::Range, Batch::capacity()> drops;
   for (Transition* m : batch) {
     if (m->source != nullptr) copy_aside(m);
@@ -84,7 +84,7 @@ void Arrivals::pull(Batch& batch, int d) {
 }
 
 // Unlocked; state isolating where it is in place. Its status says whether its frame has the bytes.
-void Arrivals::copy_aside(Transition* m) {
+void CopyIn::copy_aside(Transition* m) {
   Region& r = *m->region;
   if (m->source == r.address(m->block)) {
     core::step("device.taking");
@@ -102,7 +102,7 @@ void Arrivals::copy_aside(Transition* m) {
 
 // Unlocked; state isolating. Whoever has pinned a page of it might store to it after it was copied, whatever protects
 // it: so its pages are taken away first. On error they are in place.
-Status Arrivals::take_aside(Transition* m) {
+Status CopyIn::take_aside(Transition* m) {
   Region& r = *m->region;
   std::byte* slot = nullptr;
   {
@@ -126,7 +126,7 @@ Status Arrivals::take_aside(Transition* m) {
 }
 
 // Locked; state isolating. A part of its pages could not go back to where they were.
-void Arrivals::lose_taken(Transition* m) {
+void CopyIn::lose_taken(Transition* m) {
   Region& r = *m->region;
   map_.free_entry(m->block, r);
   budget_.credit(r.block_size);
@@ -134,7 +134,7 @@ void Arrivals::lose_taken(Transition* m) {
 }
 
 // Locked. The frame has its bytes alone, or it stays where it is.
-void Arrivals::pulled(Transition* m, int d) {
+void CopyIn::pulled(Transition* m, int d) {
   Region& r = *m->region;
   Gpu& g = gpus_[static_cast<size_t>(d)];
   Block& block = r.table[m->block];
@@ -170,7 +170,7 @@ void Arrivals::pulled(Transition* m, int d) {
 }
 
 // Unlocked. Makes the blocks on their device and begins to fill them.
-void Arrivals::begin_in(InBatch& in) {
+void CopyIn::begin_in(InBatch& in) {
   const Batch& batch = in.transitions;
   const int d = in.device;
   core::InplaceVector<device::Range, Batch::capacity()> all, to_make;
@@ -198,7 +198,7 @@ void Arrivals::begin_in(InBatch& in) {
   in.made = s.ok();
   if (!in.made) {
     for (Transition* m : batch)
-      if (m->parts.made) part_copies_.give_back(m);
+      if (m->parts.made) pipelined_copy_.give_back(m);
     return;
   }
   // Threads that met the trap before it went: their next try meets the device's door and parks there.
@@ -217,7 +217,7 @@ void Arrivals::begin_in(InBatch& in) {
 }
 
 // Locked. An acquire may go on: its stream waits for the copies.
-void Arrivals::note_issued(const InBatch& in) {
+void CopyIn::note_issued(const InBatch& in) {
   uint64_t copied = 0;
   for (Transition* m : in.transitions) {
     Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
@@ -232,7 +232,7 @@ void Arrivals::note_issued(const InBatch& in) {
 }
 
 // Unlocked. They are there, or where they were.
-void Arrivals::end_in(InBatch& in) {
+void CopyIn::end_in(InBatch& in) {
   open(in);
   const int d = in.device;
   const Status& s = in.status;
@@ -261,7 +261,7 @@ void Arrivals::end_in(InBatch& in) {
 }
 
 // Unlocked. When their copies have ended the CPU may read them; what could not come is out of sight, or a hole.
-void Arrivals::open(InBatch& in) {
+void CopyIn::open(InBatch& in) {
   const int d = in.device;
   Status& s = in.status;
   core::InplaceVector<device::Range, Batch::capacity()> made_of;
@@ -292,7 +292,7 @@ void Arrivals::open(InBatch& in) {
 }
 
 // Locked; state promoting.
-void Arrivals::arrived(Transition* m) {
+void CopyIn::arrived(Transition* m) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   Frame& frame = map_.frame_table()[block.aux];
@@ -313,7 +313,7 @@ void Arrivals::arrived(Transition* m) {
 
 // Locked; state promoting. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
 // kernel may have changed them since.
-void Arrivals::undo(Transition* m, const Status& why, bool trapped, DeferredWork& after) {
+void CopyIn::undo(Transition* m, const Status& why, bool trapped, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   Block& block = r.table[b];
@@ -349,7 +349,7 @@ void Arrivals::undo(Transition* m, const Status& why, bool trapped, DeferredWork
   if (!r.lost) page_in_.settle(r, b, after);
 }
 
-Batch Arrivals::take_ready(std::span<const SpanOf> spans, int d) {
+Batch CopyIn::take_ready(std::span<const SpanOf> spans, int d) {
   Batch mine;
   uint64_t bytes = 0;
   core::OwnVector<Transition*>& ready = gpus_[static_cast<size_t>(d)].ready;
@@ -368,7 +368,7 @@ Batch Arrivals::take_ready(std::span<const SpanOf> spans, int d) {
   return mine;
 }
 
-void Arrivals::begin(const Batch& batch, int d) {
+void CopyIn::begin(const Batch& batch, int d) {
   InBatch in{.transitions = batch, .device = d};
   begin_in(in);
   if (!in.status.ok()) return end_in(in);
@@ -378,7 +378,7 @@ void Arrivals::begin(const Batch& batch, int d) {
   gpus_.work().notify_one();
 }
 
-bool Arrivals::end_issued(Lock& lock, int d) {
+bool CopyIn::end_issued(Lock& lock, int d) {
   TransitionList& issued = gpus_[static_cast<size_t>(d)].issued;
   if (issued.empty()) return false;
   const auto ticket_of = [&](const Transition* m) VMEM_LOCKED -> const device::Ticket& {

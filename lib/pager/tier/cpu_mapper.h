@@ -1,4 +1,4 @@
-// What the CPU sees of blocks on a device whose page tables are its own: shows them and hides them, as ShownCopies has
+// What the CPU sees of blocks on a device whose page tables are its own: shows them and hides them, as CpuMappings has
 // decided, and makes room where memory is short.
 //
 // An access that finds no memory waits as any fault does: it gets SIGBUS when for the time-out nothing went on. So does
@@ -18,7 +18,7 @@
 // memory away. Where there is none to go the block moves, as it does where its copy has gone for want of memory before:
 // the policy of host memory knows what is used there then.
 //
-//   an access among ShownCopies' is answered, or refused, or asked again; what is begun for it ends without it
+//   an access among CpuMappings' is answered, or refused, or asked again; what is begun for it ends without it
 //   what is shown is charged to the host budget as a block in host memory
 //
 // Called under the pager's lock, but for what says otherwise.
@@ -29,15 +29,15 @@
 
 namespace vmem::pager {
 
-class DeviceViews : private Shared {
+class CpuMapper : private Shared {
  public:
-  DeviceViews(const Shared& shared, device::Devices* devices, Gpus& gpus, ShownCopies& shown, DeviceBlocks& blocks,
-              MemoryPressure& pressure, MemoryWaits& waits, PageIn& page_in, StagingSupply& supply,
-              PendingReleases& releases, Demoter& demoter, MemoryFreed& freed)
+  CpuMapper(const Shared& shared, device::Devices* devices, Gpus& gpus, CpuMappings& cpu_mappings, DeviceBlocks& blocks,
+            MemoryPressure& pressure, MemoryWaits& waits, PageIn& page_in, StagingSupply& supply,
+            PendingReleases& releases, Demoter& demoter, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         gpus_(gpus),
-        shown_(shown),
+        cpu_mappings_(cpu_mappings),
         blocks_(blocks),
         pressure_(pressure),
         waits_(waits),
@@ -58,22 +58,22 @@ class DeviceViews : private Shared {
   bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
 
  private:
-  ShownCopies::Around around(const CpuAccess& access, uint64_t now, bool may_hide) VMEM_LOCKED;
-  void refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) VMEM_LOCKED;
+  CpuMappings::Around around(const CpuFault& access, uint64_t now, bool may_hide) VMEM_LOCKED;
+  void refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t now) VMEM_LOCKED;
   bool may_show(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   bool room_beside(const Region& r) VMEM_LOCKED;
-  Transition* begin(const CpuAccess& access, bool leased, ShownCopies::Next* next) VMEM_LOCKED;
+  Transition* begin(const CpuFault& access, bool leased, CpuMappings::Next* next) VMEM_LOCKED;
   Transition* begin_show(Region& r, core::BlockIndex b, uint64_t left_free) VMEM_LOCKED;
   // load_at: the page that somebody waits for first, if it is known.
   void show(Transition* m, uintptr_t load_at) VMEM_UNLOCKED;
   core::Status show_all(const Transition& m, uintptr_t load_at, bool* placed) VMEM_UNLOCKED;
   core::Status show_part(const Transition& m, size_t from, size_t to, bool* placed) VMEM_UNLOCKED;
   bool hide_oldest(Lock& lock) VMEM_LOCKED;
-  const Shown* oldest() VMEM_LOCKED;
+  const CpuMapping* oldest() VMEM_LOCKED;
 
   device::Devices* const devices_;
   Gpus& gpus_;
-  ShownCopies& shown_;
+  CpuMappings& cpu_mappings_;
   DeviceBlocks& blocks_;
   MemoryPressure& pressure_;
   MemoryWaits& waits_;

@@ -1,5 +1,5 @@
-// What the CPU is shown of blocks on devices whose page tables are their own (device::CpuView::separate), and who waits
-// to be shown something. An access of such a block waits until a worker has looked at it (DeviceViews):
+// What the CPU is shown of blocks on devices whose page tables are their own (device::CpuView::split), and who waits
+// to be shown something. An access of such a block waits until a worker has looked at it (CpuMapper):
 //
 //   nobody leases it            it comes to host memory, as with any hint; what is shown of it is the block then
 //   .. load, read mostly        as under READ leases, where it can be
@@ -10,7 +10,7 @@
 //   a WRITE lease               the access waits for its end, at most the fault time-out
 //
 //   a block that is `asked` has an access that waits, and so has one whose accesses get SIGBUS; one is `shown` if and
-//   only if it is among the shown, and stale only then; stale_bytes() = the blocks of those
+//   only if it is among the shown, and stale only then; device_stale_bytes() = the blocks of those
 //
 // Not thread-safe: the pager's lock protects it. What is refused for want of memory changes nothing.
 #pragma once
@@ -29,7 +29,7 @@
 
 namespace vmem::pager {
 
-struct CpuAccess {  // of a block on a device with page tables of its own
+struct CpuFault {  // of a block on a device with page tables of its own
   Region* region;
   core::BlockIndex block;
   uint64_t since_ns;
@@ -45,13 +45,13 @@ struct CpuAccess {  // of a block on a device with page tables of its own
   bool made_room = false;                         // another copy has gone for the one that it waits for
   core::InplaceVector<uintptr_t, 8> stores = {};  // .. at these pages, or more if it is full
 };
-struct Shown {  // a block on a device that the CPU is shown a copy of
+struct CpuMapping {  // a block on a device that the CPU is shown a copy of
   Region* region;
   core::BlockIndex block;
   uint64_t since_ns;
 };
 
-class ShownCopies {
+class CpuMappings {
  public:
   static constexpr uint64_t kTryAgain = 20000000;     // ns until what failed is tried again
   static constexpr uint64_t kAskAgain = 100000000;    // .. whose accesses are refused: they have got their signals
@@ -61,8 +61,8 @@ class ShownCopies {
   static constexpr uint8_t kReportedLate = 3;
 
   // separate: the devices have page tables of their own. Where they have not, nobody waits here.
-  ShownCopies(trap::Trap& trap, FrameTable& frame_table, WaitClock& waits, core::Counters& counters, bool separate)
-      : trap_(trap), frame_table_(frame_table), waits_(waits), counters_(counters), separate_(separate) {}
+  CpuMappings(trap::Trap& trap, FrameTable& frame_table, WaitClock& waits, core::Counters& counters, bool split)
+      : trap_(trap), frame_table_(frame_table), waits_(waits), counters_(counters), split_(split) {}
 
   // A wait that goes on, as Transition has it; since_ns 0: there is none.
   struct Since {
@@ -77,7 +77,7 @@ class ShownCopies {
   bool answer(Region& r, core::BlockIndex b, uint64_t now_ns, const Since& failed = {});
 
   // Those that wait, in the order in which they came.
-  using iterator = PooledList<CpuAccess>::iterator;
+  using iterator = PooledList<CpuFault>::iterator;
   bool waits() const { return !accesses_.empty(); }
   iterator begin() { return accesses_.begin(); }
   iterator end() { return accesses_.end(); }
@@ -108,11 +108,11 @@ class ShownCopies {
     refuse_store,  // .. no room for one more stale block
     refuse_lent,   // it was lent for writing for too long
   };
-  Next next(CpuAccess& access, const Around& around);
-  Next stays(CpuAccess& access, uint64_t now_ns) const;  // wait, or refuse
+  Next next(CpuFault& access, const Around& around);
+  Next stays(CpuFault& access, uint64_t now_ns) const;  // wait, or refuse
   // Who waits for it, and whoever accesses it before its entry is through, gets SIGBUS. refuse_store: only those whose
   // pages are known, where they are few.
-  void refuse(CpuAccess& access, Next why, uint64_t now_ns);
+  void refuse(CpuFault& access, Next why, uint64_t now_ns);
   // Accesses of it are answered again. False: the trap does not take back what gives SIGBUS, the block has to stay
   // where it is, and this is to be called again.
   bool unrefuse(Region& r, core::BlockIndex b);
@@ -129,14 +129,14 @@ class ShownCopies {
   void forget(Region& r, core::BlockIndex b);
   void forget(const Region& r);  // none of a region that goes waits, or is shown
   bool any() const { return !shown_.empty(); }
-  uint64_t stale_bytes() const { return stale_bytes_; }
+  uint64_t device_stale_bytes() const { return device_stale_bytes_; }
   // The one to go for want of memory; null: none may. lost(device): what is shown of its blocks may be all there is.
   template <typename Lost>
-  const Shown* oldest(uint64_t now_ns, Lost lost) const {
-    for (const Shown& s : shown_) {
+  const CpuMapping* oldest(uint64_t now_ns, Lost lost) const {
+    for (const CpuMapping& s : shown_) {
       if (s.since_ns + kShownAtLeast > now_ns) break;
       const core::Block& block = s.region->table[s.block];
-      if (s.region->dying || block.state != core::State::on_device || frame_table_[block.aux].stale) continue;
+      if (s.region->dying || block.state != core::State::on_device || frame_table_[block.aux].device_stale) continue;
       if (!lost(block.device)) return &s;
     }
     return nullptr;
@@ -146,20 +146,20 @@ class ShownCopies {
   std::string check() const;
 
  private:
-  CpuAccess* find(const Region& r, core::BlockIndex b);
+  CpuFault* find(const Region& r, core::BlockIndex b);
   void answered(Region& r, core::BlockIndex b);
-  bool over(const CpuAccess& access) const;
-  void fail(CpuAccess& access, bool stores);
+  bool over(const CpuFault& access) const;
+  void fail(CpuFault& access, bool stores);
 
   trap::Trap& trap_;
   FrameTable& frame_table_;
   WaitClock& waits_;
   core::Counters& counters_;
-  const bool separate_;
-  PooledList<CpuAccess> accesses_;
-  PooledList<Shown> shown_;  // the oldest first
-  size_t expected_ = 0;      // .. and so many are being made, for which there is room
-  uint64_t stale_bytes_ = 0;
+  const bool split_;
+  PooledList<CpuFault> accesses_;
+  PooledList<CpuMapping> shown_;  // the oldest first
+  size_t expected_ = 0;           // .. and so many are being made, for which there is room
+  uint64_t device_stale_bytes_ = 0;
 };
 
 }  // namespace vmem::pager

@@ -1,4 +1,4 @@
-#include "pager/account/shown_copies.h"
+#include "pager/account/cpu_mappings.h"
 
 #include <algorithm>
 #include <map>
@@ -16,22 +16,22 @@ constexpr uint16_t kNobodyWaits = static_cast<uint16_t>(~(core::kFaultPending | 
 
 }  // namespace
 
-CpuAccess* ShownCopies::find(const Region& r, BlockIndex b) {
+CpuFault* CpuMappings::find(const Region& r, BlockIndex b) {
   const auto it = std::find_if(accesses_.begin(), accesses_.end(),
-                               [&](const CpuAccess& a) { return a.region == &r && a.block == b; });
+                               [&](const CpuFault& a) { return a.region == &r && a.block == b; });
   return it == accesses_.end() ? nullptr : &*it;
 }
 
 // Who waits makes the access again.
-void ShownCopies::answered(Region& r, BlockIndex b) {
+void CpuMappings::answered(Region& r, BlockIndex b) {
   r.table[b].flags &= kNobodyWaits;
   trap_.wake(r.address(b), r.block_size).ignore();
 }
 
-bool ShownCopies::ask(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
+bool CpuMappings::ask(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
   Frame& frame = frame_table_[r.table[b].aux];
   if (frame.asked) return false;
-  CpuAccess access{&r, b, now_ns, waits_.look(now_ns)};
+  CpuFault access{&r, b, now_ns, waits_.look(now_ns)};
   if (failed.since_ns != 0) access = {&r, b, failed.since_ns, failed.mark, now_ns + kTryAgain};
   access.loads = true;
   if (!accesses_.push_back(access)) {
@@ -42,25 +42,25 @@ bool ShownCopies::ask(Region& r, BlockIndex b, uint64_t now_ns, const Since& fai
   return true;
 }
 
-ShownCopies::iterator ShownCopies::begun(iterator which) {
+CpuMappings::iterator CpuMappings::begun(iterator which) {
   frame_table_[which->region->table[which->block].aux].asked = false;
   return accesses_.erase(which);
 }
 
-bool ShownCopies::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now_ns) {
+bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now_ns) {
   Block& block = r.table[b];
   Frame& frame = frame_table_[block.aux];
-  if (frame.stale && fault.kind == trap::FaultKind::write_protect) {
+  if (frame.device_stale && fault.kind == trap::FaultKind::write_protect) {
     trap_.unprotect(r.address(b), r.block_size).ignore();
     return false;
   }
   // Or the program dropped a page itself (madvise). Of what only the CPU has, it is zeros then; where that page is
   // there this fails. Else it is what the device has.
-  const bool missing = frame.shown && fault.kind != trap::FaultKind::write_protect;
-  if (missing && frame.stale) trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
-  const bool late = missing && (frame.stale || frame.missed < kReportedLate);
+  const bool missing = frame.cpu_mapped && fault.kind != trap::FaultKind::write_protect;
+  if (missing && frame.device_stale) trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+  const bool late = missing && (frame.device_stale || frame.missed < kReportedLate);
   if (late) ++frame.missed;
-  if (!separate_ || frame.refused || late) {
+  if (!split_ || frame.refused || late) {
     // It met the trap before the block was made over it, or shown, and has been woken since or is here.
     trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
     return false;
@@ -70,7 +70,7 @@ bool ShownCopies::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
   const bool load = fault.kind == trap::FaultKind::read, first = !frame.asked;
   if (!load) block.flags |= core::kStorePending;
   const bool fresh = ask(r, b, now_ns);
-  CpuAccess* const access = find(r, b);
+  CpuFault* const access = find(r, b);
   if (access == nullptr) return fresh;
   access->loads = load || (access->loads && !first);
   if (frame.apart) return fresh;  // reported again
@@ -81,15 +81,15 @@ bool ShownCopies::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
   return fresh;
 }
 
-bool ShownCopies::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
+bool CpuMappings::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
   Block& block = r.table[b];
-  if (frame_table_[block.aux].stale) {  // who met its protection while it was copied may go on
+  if (frame_table_[block.aux].device_stale) {  // who met its protection while it was copied may go on
     block.flags &= kNobodyWaits;
     trap_.unprotect(r.address(b), r.block_size).ignore();
     return ask(r, b, now_ns, failed);  // until it has left
   }
   if ((block.flags & core::kFaultPending) == 0) return false;
-  if (!separate_) {
+  if (!split_) {
     answered(r, b);
     return false;
   }
@@ -101,13 +101,13 @@ bool ShownCopies::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& 
 
 // What failed goes on failing, or there is no memory, and nothing that goes on will bring any. What is stale is in
 // place: nobody waits for it, and it is tried until it leaves.
-bool ShownCopies::over(const CpuAccess& access) const {
+bool CpuMappings::over(const CpuFault& access) const {
   const Frame& frame = frame_table_[access.region->table[access.block].aux];
-  return !access.starved && !frame.stale && (access.gives_up || waits_.hopeless(access.mark));
+  return !access.starved && !frame.device_stale && (access.gives_up || waits_.hopeless(access.mark));
 }
 
 // One question after the other, in an order that matters.
-ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
+CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
   Region& r = *access.region;
   const BlockIndex b = access.block;
   Block& block = r.table[b];
@@ -126,25 +126,26 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
   if (!around.lost && around.lent) {
     access.lent_ns += access.looked_ns == 0 ? 0 : std::min(now - access.looked_ns, kLookedAt);
     access.looked_ns = now;
-    return access.lent_ns >= around.lent_most_ns && !frame.refused && !frame.shown ? Next::refuse_lent : Next::wait;
+    return access.lent_ns >= around.lent_most_ns && !frame.refused && !frame.cpu_mapped ? Next::refuse_lent
+                                                                                        : Next::wait;
   }
   if (!frame.refused) access.starved = false;  // a transition took that back, and the wait goes on
   if (!access.starved && (frame.refused || frame.apart) && (now < access.not_before || !unrefuse(r, b))) {
     if (now >= access.not_before) access.not_before = now + kTryAgain;
     return Next::wait;
   }
-  if (frame.shown && !frame.stale && !around.lost && frame.missed == kReportedLate &&
+  if (frame.cpu_mapped && !frame.device_stale && !around.lost && frame.missed == kReportedLate &&
       (block.flags & core::kFaultPending) != 0)
     return around.may_hide ? Next::hide : Next::wait;  // pages of it are gone
-  if (!frame.stale && !access.starved && (block.flags & core::kFaultPending) == 0) {
+  if (!frame.device_stale && !access.starved && (block.flags & core::kFaultPending) == 0) {
     frame.asked = false;
     return Next::erase;
   }
-  if (now < access.not_before || (around.leased && (frame.stale || around.elsewhere))) return Next::wait;
+  if (now < access.not_before || (around.leased && (frame.device_stale || around.elsewhere))) return Next::wait;
   const bool store = (block.flags & core::kStorePending) != 0;
   const bool no_room = around.leased && store && !around.room;
-  const bool answers = around.leased || (around.shows && !store && !frame.stale && !around.lost);
-  if (frame.shown && answers) {
+  const bool answers = around.leased || (around.shows && !store && !frame.device_stale && !around.lost);
+  if (frame.cpu_mapped && answers) {
     if (no_room) {
       if (!around.may_hide || !waits_.hopeless(access.mark)) return Next::wait;
       access.gives_up = true;  // what is shown cannot be refused
@@ -157,21 +158,21 @@ ShownCopies::Next ShownCopies::next(CpuAccess& access, const Around& around) {
   access.gives_up = access.gives_up && no_room;
   const bool ends = over(access);
   if (ends && no_room && (access.gives_up || !access.loads)) return Next::refuse_store;
-  if (ends && access.not_before != 0 && frame.shown && !around.lost)
+  if (ends && access.not_before != 0 && frame.cpu_mapped && !around.lost)
     return around.may_hide ? Next::hide : Next::wait;                 // what is shown cannot be refused
   const bool shows = !no_room || (access.loads && !access.gives_up);  // a store alone has no use for it
   if (!shows || (ends && access.not_before != 0)) return stays(access, now);
-  const bool shown_unleased = around.shows && !store && !frame.shown && access.not_before == 0;
+  const bool shown_unleased = around.shows && !store && !frame.cpu_mapped && access.not_before == 0;
   return around.leased || shown_unleased ? Next::show : Next::move;
 }
 
-ShownCopies::Next ShownCopies::stays(CpuAccess& access, uint64_t now_ns) const {
+CpuMappings::Next CpuMappings::stays(CpuFault& access, uint64_t now_ns) const {
   if (over(access)) return Next::refuse;
   if (access.starved) access.not_before = now_ns + kAskAgain;
   return Next::wait;
 }
 
-void ShownCopies::refuse(CpuAccess& access, Next why, uint64_t now_ns) {
+void CpuMappings::refuse(CpuFault& access, Next why, uint64_t now_ns) {
   const Frame& frame = frame_table_[access.region->table[access.block].aux];
   fail(access, why == Next::refuse_store);
   if (why == Next::refuse_lent) return;
@@ -179,7 +180,7 @@ void ShownCopies::refuse(CpuAccess& access, Next why, uint64_t now_ns) {
   access.not_before = now_ns + (why == Next::refuse_store && frame.apart ? kTryAgain : kAskAgain);
 }
 
-void ShownCopies::fail(CpuAccess& access, bool stores) {
+void CpuMappings::fail(CpuFault& access, bool stores) {
   Region& r = *access.region;
   Block& block = r.table[access.block];
   Frame& frame = frame_table_[block.aux];
@@ -201,7 +202,7 @@ void ShownCopies::fail(CpuAccess& access, bool stores) {
   if (frame.refused) block.flags &= kNobodyWaits;
 }
 
-bool ShownCopies::unrefuse(Region& r, BlockIndex b) {
+bool CpuMappings::unrefuse(Region& r, BlockIndex b) {
   const auto unfail = [this](void* at, size_t size) {
     const Status s = trap_.unfail(at, size);
     if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
@@ -210,55 +211,55 @@ bool ShownCopies::unrefuse(Region& r, BlockIndex b) {
   Frame& frame = frame_table_[r.table[b].aux];
   if (frame.refused && unfail(r.address(b), r.block_size)) frame.refused = false;
   if (frame.refused || !frame.apart) return !frame.refused;
-  CpuAccess* const access = find(r, b);
+  CpuFault* const access = find(r, b);
   if (access != nullptr)  // it stays until this has been done
     access->stores.erase_if([&](uintptr_t page) { return unfail(reinterpret_cast<void*>(page), core::kPage); });
   frame.apart = access != nullptr && !access->stores.empty();
   return !frame.apart;
 }
 
-bool ShownCopies::expect() {
+bool CpuMappings::expect() {
   if (!shown_.reserve(shown_.size() + expected_ + 1)) return false;
   ++expected_;
   return true;
 }
 
-void ShownCopies::show(Region& r, BlockIndex b, uint64_t now_ns) {
+void CpuMappings::show(Region& r, BlockIndex b, uint64_t now_ns) {
   --expected_;
   if (!shown_.push_back({&r, b, now_ns})) core::fatal("there is no room for a copy that was expected");
   Frame& frame = frame_table_[r.table[b].aux];
-  frame.shown = true;
+  frame.cpu_mapped = true;
   frame.missed = 0;
   answered(r, b);  // a store that met the protection before is reported once more
 }
 
-void ShownCopies::change(Region& r, BlockIndex b) {
-  frame_table_[r.table[b].aux].stale = true;
-  ++r.stale;
-  stale_bytes_ += r.block_size;
+void CpuMappings::change(Region& r, BlockIndex b) {
+  frame_table_[r.table[b].aux].device_stale = true;
+  ++r.device_stale;
+  device_stale_bytes_ += r.block_size;
   trap_.unprotect(r.address(b), r.block_size).ignore();
   r.table[b].flags &= kNobodyWaits;
 }
 
-void ShownCopies::forget(Region& r, BlockIndex b) {
+void CpuMappings::forget(Region& r, BlockIndex b) {
   Frame& frame = frame_table_[r.table[b].aux];
-  if (!frame.shown) return;
-  frame.shown = false;
-  if (std::exchange(frame.stale, false)) {
-    --r.stale;
-    stale_bytes_ -= r.block_size;
+  if (!frame.cpu_mapped) return;
+  frame.cpu_mapped = false;
+  if (std::exchange(frame.device_stale, false)) {
+    --r.device_stale;
+    device_stale_bytes_ -= r.block_size;
   }
-  shown_.erase_if([&](const Shown& s) { return s.region == &r && s.block == b; });
+  shown_.erase_if([&](const CpuMapping& s) { return s.region == &r && s.block == b; });
 }
 
-void ShownCopies::forget(const Region& r) {
-  accesses_.erase_if([&](const CpuAccess& a) { return a.region == &r; });
-  shown_.erase_if([&](const Shown& s) { return s.region == &r; });
+void CpuMappings::forget(const Region& r) {
+  accesses_.erase_if([&](const CpuFault& a) { return a.region == &r; });
+  shown_.erase_if([&](const CpuMapping& s) { return s.region == &r; });
 }
 
-std::string ShownCopies::check() const {
+std::string CpuMappings::check() const {
   size_t shown = 0;
-  uint64_t stale_bytes = 0;
+  uint64_t device_stale_bytes = 0;
   std::map<const Region*, uint64_t> stale;
   for (FrameId id = 0; id < frame_table_.size(); ++id) {
     const Frame& frame = frame_table_[id];
@@ -274,20 +275,20 @@ std::string ShownCopies::check() const {
       return wrong("a block is asked for, and nobody waits for it");
     if (on_device && (frame.refused || frame.apart) && !frame.asked)
       return wrong("accesses get SIGBUS, and nobody is to take that back");
-    if (frame.shown != (std::count_if(shown_.begin(), shown_.end(), is_this) == 1))
+    if (frame.cpu_mapped != (std::count_if(shown_.begin(), shown_.end(), is_this) == 1))
       return wrong("a block is shown and not among those that are, or is among them and not shown");
-    shown += frame.shown ? 1 : 0;
-    if (!frame.stale) continue;
-    if (!frame.shown) return wrong("a block is stale, and nothing is shown of it");
-    stale_bytes += r.block_size;
-    if (++stale[&r] > r.stale) return wrong("more blocks are stale than their region says");
+    shown += frame.cpu_mapped ? 1 : 0;
+    if (!frame.device_stale) continue;
+    if (!frame.cpu_mapped) return wrong("a block is stale, and nothing is shown of it");
+    device_stale_bytes += r.block_size;
+    if (++stale[&r] > r.device_stale) return wrong("more blocks are stale than their region says");
   }
   for (const auto& [region, count] : stale)
-    if (count != region->stale) return "fewer blocks are stale than their region says";
-  if (shown != shown_.size() || stale_bytes != stale_bytes_) {
+    if (count != region->device_stale) return "fewer blocks are stale than their region says";
+  if (shown != shown_.size() || device_stale_bytes != device_stale_bytes_) {
     return core::strprintf("%zu blocks are shown, %zu are known to be; stale_bytes %llu, counted %llu", shown,
-                           shown_.size(), static_cast<unsigned long long>(stale_bytes_),
-                           static_cast<unsigned long long>(stale_bytes));
+                           shown_.size(), static_cast<unsigned long long>(device_stale_bytes_),
+                           static_cast<unsigned long long>(device_stale_bytes));
   }
   return "";
 }

@@ -17,17 +17,17 @@
 #include "device/device.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/holes.h"
-#include "pager/tier/part_copies.h"
+#include "pager/tier/pipelined_copy.h"
 #include "pager/tier/staging_supply.h"
 
 namespace vmem::pager {
 
-class Arrivals : private Shared {
+class CopyIn : private Shared {
  public:
   // demotion_requests: wait for what comes; under the lock.
-  Arrivals(const Shared& shared, device::Devices* devices, const PooledList<DemotionRequest>& demotion_requests,
-           Gpus& gpus, DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply,
-           PartCopies& part_copies, MemoryFreed& freed)
+  CopyIn(const Shared& shared, device::Devices* devices, const PooledList<DemotionRequest>& demotion_requests,
+         Gpus& gpus, DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply,
+         PipelinedCopy& pipelined_copy, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         demotion_requests_(demotion_requests),
@@ -37,7 +37,7 @@ class Arrivals : private Shared {
         failed_(failed),
         page_in_(page_in),
         supply_(supply),
-        part_copies_(part_copies),
+        pipelined_copy_(pipelined_copy),
         freed_(freed) {}
 
   // Unlocked. Makes the blocks on device d, fills them and opens them. They were ready for it, and are nobody's else.
@@ -73,7 +73,7 @@ class Arrivals : private Shared {
   FailedBlocks& failed_;
   PageIn& page_in_;
   StagingSupply& supply_;
-  PartCopies& part_copies_;
+  PipelinedCopy& pipelined_copy_;
   MemoryFreed& freed_;
 };
 

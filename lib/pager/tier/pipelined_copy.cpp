@@ -1,4 +1,4 @@
-#include "pager/tier/part_copies.h"
+#include "pager/tier/pipelined_copy.h"
 
 #include "core/step.h"
 #include "pager/tier/insist.h"
@@ -13,12 +13,12 @@ device::Range range_of(const Transition& m) {
 
 }  // namespace
 
-bool PartCopies::wants(const Region& r) const {
+bool PipelinedCopy::wants(const Region& r) const {
   return devices_ != nullptr && r.block_size > device::kUnit && gpus_.own_page_tables();
 }
 
 // Each time half of what was left: of a block of 32 MiB the last copy is of 2, and four came before it.
-void PartCopies::came(Transition* m, size_t bytes) {
+void PipelinedCopy::came(Transition* m, size_t bytes) {
   CopiedParts& parts = m->parts;
   const size_t left = m->region->block_size - parts.told;
   if (2 * (bytes - parts.told) < left) return;
@@ -30,13 +30,13 @@ void PartCopies::came(Transition* m, size_t bytes) {
   if (!parts.refused && parts.come > parts.copied) wait(m);
 }
 
-void PartCopies::wait(Transition* m) {
+void PipelinedCopy::wait(Transition* m) {
   m->parts.waits = true;
   waiting_.push_back(m);
   gpus_.work().notify_one();
 }
 
-bool PartCopies::is_left(Transition* m) {
+bool PipelinedCopy::is_left(Transition* m) {
   CopiedParts& parts = m->parts;
   // What it has on the device is given back by a worker: this is an I/O thread.
   if (!parts.busy && (!parts.made || m->status.ok())) {
@@ -49,7 +49,7 @@ bool PartCopies::is_left(Transition* m) {
   return false;
 }
 
-bool PartCopies::serve(Lock& lock) {
+bool PipelinedCopy::serve(Lock& lock) {
   if (waiting_.empty()) return false;
   Transition* const m = waiting_.pop();
   CopiedParts& parts = m->parts;
@@ -81,7 +81,7 @@ bool PartCopies::serve(Lock& lock) {
 }
 
 // Unlocked; the worker that is at it. What is refused now is copied, or refused, when all has come.
-void PartCopies::copy(Transition* m, size_t come) {
+void PipelinedCopy::copy(Transition* m, size_t come) {
   CopiedParts& parts = m->parts;
   const device::Range range = range_of(*m);
   bool torn = false;
@@ -97,7 +97,7 @@ void PartCopies::copy(Transition* m, size_t come) {
   parts.copied = come;
 }
 
-void PartCopies::give_back(Transition* m) {
+void PipelinedCopy::give_back(Transition* m) {
   CopiedParts& parts = m->parts;
   const device::Range range = range_of(*m);
   if (parts.ticket != nullptr) wait_for_copy(*devices_, m->device, parts.ticket).ignore();  // or the device is lost

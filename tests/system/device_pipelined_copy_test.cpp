@@ -17,7 +17,7 @@ using systest::kWords;
 using vmem::core::Status;
 using vmem::device::SimOp;
 
-class PartCopies : public systest::LargeBlocks {
+class PipelinedCopy : public systest::LargeBlocks {
  protected:
   static constexpr size_t kStride = systest::kSanitized ? 64 : 1;  // words that have a value
   static uint64_t word(size_t i) { return i * 0x9e3779b97f4a7c15 + 1; }
@@ -99,13 +99,13 @@ class PartCopies : public systest::LargeBlocks {
   static inline std::atomic<int> parts_{0}, gives_up_{0};
 };
 
-TEST_F(PartCopies, AKernelSeesEveryByteOnce) {
+TEST_F(PipelinedCopy, AKernelSeesEveryByteOnce) {
   if (IsSkipped()) return;
   watch(SimOp::copy_in, [](size_t) { return Status(); });
   expect_it_came_in_parts();
 }
 
-TEST_F(PartCopies, ACopyThatIsRefusedIsMadeLater) {
+TEST_F(PipelinedCopy, ACopyThatIsRefusedIsMadeLater) {
   if (IsSkipped()) return;
   std::atomic<int> refusals{0};
   watch(SimOp::issue_in, [&](size_t size) {
@@ -118,7 +118,7 @@ TEST_F(PartCopies, ACopyThatIsRefusedIsMadeLater) {
   EXPECT_GE(refusals, 1);
 }
 
-TEST_F(PartCopies, ADeviceThatHasNoMemoryYetGetsAllAtOnce) {
+TEST_F(PipelinedCopy, ADeviceThatHasNoMemoryYetGetsAllAtOnce) {
   if (IsSkipped()) return;
   std::atomic<int> refusals{0};
   watch(SimOp::populate, [&](size_t) {
@@ -132,7 +132,7 @@ TEST_F(PartCopies, ADeviceThatHasNoMemoryYetGetsAllAtOnce) {
 }
 
 // While the first part is copied, and before the rest is issued. The SSD has all of it.
-TEST_F(PartCopies, ADeviceThatIsLostMeanwhileTakesNothingWithIt) {
+TEST_F(PipelinedCopy, ADeviceThatIsLostMeanwhileTakesNothingWithIt) {
   if (IsSkipped()) return;
   watch(SimOp::copy_in, [](size_t) { return vmem::core::error(EIO, "lost, as the test wants it"); });
   vmem::core::step_hook.store([](const char* step) {
@@ -147,7 +147,7 @@ TEST_F(PartCopies, ADeviceThatIsLostMeanwhileTakesNothingWithIt) {
 }
 
 // The acquire is over when all is issued: then its stream tells of the loss.
-TEST_F(PartCopies, ADeviceThatIsLostBehindAnAcquireTakesNothingWithIt) {
+TEST_F(PipelinedCopy, ADeviceThatIsLostBehindAnAcquireTakesNothingWithIt) {
   if (IsSkipped()) return;
   std::atomic<bool> acquired{false};
   watch(SimOp::copy_in, [&](size_t) {
@@ -161,7 +161,7 @@ TEST_F(PartCopies, ADeviceThatIsLostBehindAnAcquireTakesNothingWithIt) {
 }
 
 // Nobody waits for copies that stand still but who asked for the block; what is asked of others goes on.
-TEST_F(PartCopies, OthersGoOnWhileThePartsStandStill) {
+TEST_F(PipelinedCopy, OthersGoOnWhileThePartsStandStill) {
   if (IsSkipped()) return;
   std::atomic<bool> still{true}, came{false};
   watch(SimOp::copy_in, [&](size_t size) {
@@ -186,7 +186,7 @@ TEST_F(PartCopies, OthersGoOnWhileThePartsStandStill) {
 }
 
 // What has come of it is in no kernel's sight, and the device has its memory back.
-TEST_F(PartCopies, ABlockOfWhichTheFileHasOnlyTheFirstHalfComesToNoDevice) {
+TEST_F(PipelinedCopy, ABlockOfWhichTheFileHasOnlyTheFirstHalfComesToNoDevice) {
   if (IsSkipped()) return;
   const systest::TempFile file(kLarge);
   void* p = nullptr;
@@ -205,7 +205,7 @@ TEST_F(PartCopies, ABlockOfWhichTheFileHasOnlyTheFirstHalfComesToNoDevice) {
   EXPECT_EQ(on_device(), 0u);
 }
 
-TEST(PartCopiesChild, DISABLED_EndsWhileAPartStandsStill) {
+TEST(PipelinedCopyChild, DISABLED_EndsWhileAPartStandsStill) {
   ASSERT_EQ(vmem_set("device_block_size", "8MiB"), 0);
   ASSERT_EQ(vmem_set("io_depth", "1"), 0);
   systest::start_device(true);
@@ -230,10 +230,10 @@ TEST(PartCopiesChild, DISABLED_EndsWhileAPartStandsStill) {
   systest::log_to_file();
 }
 
-TEST(PartCopiesExit, APartThatStandsStillKeepsNothingFromItsFile) {
+TEST(PipelinedCopyExit, APartThatStandsStillKeepsNothingFromItsFile) {
   const systest::TempFile file(systest::kExitBlock);
   const std::string log =
-      systest::run_to_exit("PartCopiesChild.DISABLED_EndsWhileAPartStandsStill", {{"VMEM_TEST_FILE", file.path()}});
+      systest::run_to_exit("PipelinedCopyChild.DISABLED_EndsWhileAPartStandsStill", {{"VMEM_TEST_FILE", file.path()}});
   if (log == "skip") GTEST_SKIP() << "no way to trap absent blocks here";
   EXPECT_EQ(file.read()[0], 5) << log;
 }

@@ -1,4 +1,4 @@
-#include "pager/tier/device_views.h"
+#include "pager/tier/cpu_mapper.h"
 
 #include <unistd.h>
 
@@ -24,10 +24,10 @@ constexpr size_t kPiece = size_t{64} << 10, kLargestPiece = size_t{2} << 20;
 
 // Locked; on a device, and not under leases for writing. nullptr: there is no memory for a copy that leaves so much of
 // the budget free.
-Transition* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
-  if (!shown_.unrefuse(r, b) || !map_.reserve_transition() || !shown_.expect()) return nullptr;
+Transition* CpuMapper::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
+  if (!cpu_mappings_.unrefuse(r, b) || !map_.reserve_transition() || !cpu_mappings_.expect()) return nullptr;
   if (!budget_.charge(r.block_size, left_free)) {
-    shown_.not_shown();
+    cpu_mappings_.not_shown();
     if (left_free == 0) pressure_.wake_all_reclaim();
     return nullptr;
   }
@@ -35,7 +35,7 @@ Transition* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free)
   const bool kept = map_.copies().has(block.aux);
   std::byte* const bytes = kept ? map_.copies().hold(block.aux) : supply_.frame(r, 0);
   if (bytes == nullptr) {
-    shown_.not_shown();
+    cpu_mappings_.not_shown();
     budget_.credit(r.block_size);
     return nullptr;
   }
@@ -51,7 +51,7 @@ Transition* DeviceViews::begin_show(Region& r, BlockIndex b, uint64_t left_free)
 
 // Unlocked; state demoting. Puts bytes of the block in place, write-protected, which its device has, or its host copy.
 // A trap that reports blocks, and not pages, takes blocks. *placed: some may be there.
-Status DeviceViews::show_part(const Transition& m, size_t from, size_t to, bool* placed) {
+Status CpuMapper::show_part(const Transition& m, size_t from, size_t to, bool* placed) {
   Region& r = *m.region;
   Status s;
   if (!m.kept && from != to) {
@@ -73,7 +73,7 @@ Status DeviceViews::show_part(const Transition& m, size_t from, size_t to, bool*
 
 // Unlocked; state demoting. First the piece that somebody waits for, then what is behind it, where he is likely to go
 // on.
-Status DeviceViews::show_all(const Transition& m, uintptr_t load_at, bool* placed) {
+Status CpuMapper::show_all(const Transition& m, uintptr_t load_at, bool* placed) {
   const size_t size = m.region->block_size;
   const auto base = reinterpret_cast<uintptr_t>(m.region->address(m.block));
   if (trap_.caps().one_report) return show_part(m, 0, size, placed);
@@ -86,7 +86,7 @@ Status DeviceViews::show_all(const Transition& m, uintptr_t load_at, bool* place
 }
 
 // Unlocked; state demoting.
-void DeviceViews::show(Transition* m, uintptr_t load_at) {
+void CpuMapper::show(Transition* m, uintptr_t load_at) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   core::step("device.showing");
@@ -112,19 +112,19 @@ void DeviceViews::show(Transition* m, uintptr_t load_at) {
   }
   const bool shown = m->status.ok();
   if (shown) {
-    shown_.show(r, b, now_ns());
+    cpu_mappings_.show(r, b, now_ns());
     core::add(counters_.copied_bytes, r.block_size);
     if (!m->kept) {
       gpus_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
       core::add(counters_.device_to_host_bytes, r.block_size);
     }
   } else {
-    shown_.not_shown();
+    cpu_mappings_.not_shown();
     budget_.credit(r.block_size);
   }
   r.table.change(b, State::demoting, State::on_device);
   if (frame.admitted) map_.policy(block.aux).unhold(block.aux);
-  if (!shown && shown_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
+  if (!shown && cpu_mappings_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
   if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
   map_.free_transition(m);
   freed_.memory_freed(after);
@@ -132,7 +132,7 @@ void DeviceViews::show(Transition* m, uintptr_t load_at) {
   page_in_.run(after);
 }
 
-bool DeviceViews::hide(Lock& lock, Region& r, BlockIndex b) {
+bool CpuMapper::hide(Lock& lock, Region& r, BlockIndex b) {
   Block& block = r.table[b];
   const int d = block.device;
   blocks_.claim(r, b);
@@ -147,7 +147,7 @@ bool DeviceViews::hide(Lock& lock, Region& r, BlockIndex b) {
   lock.lock();
   gpus_.saw_loss(d, health);
   if (hidden) {
-    shown_.forget(r, b);
+    cpu_mappings_.forget(r, b);
     budget_.credit(r.block_size);
   }
   blocks_.unclaim(r, b);
@@ -157,7 +157,7 @@ bool DeviceViews::hide(Lock& lock, Region& r, BlockIndex b) {
   return hidden;
 }
 
-bool DeviceViews::rescue(Lock& lock) {
+bool CpuMapper::rescue(Lock& lock) {
   Batch batch;
   for (size_t d = 0; d < gpus_.size() && batch.empty(); ++d) {
     if (!std::exchange(gpus_[d].rescue, false)) continue;
@@ -167,7 +167,7 @@ bool DeviceViews::rescue(Lock& lock) {
            b = r->table.next_populated(b + 1)) {
         const core::Block& block = r->table[b];
         if (block.state != State::on_device || block.device != d) continue;
-        if (!map_.frame_table()[block.aux].shown && !map_.copies().has(block.aux)) continue;
+        if (!map_.frame_table()[block.aux].cpu_mapped && !map_.copies().has(block.aux)) continue;
         if (Transition* m = demoter_.begin(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {
@@ -185,24 +185,24 @@ bool DeviceViews::rescue(Lock& lock) {
 // Locked; on a device, where nobody leases it. A load may be shown a copy: what the device stores to such a block
 // without a lease is not seen by the CPU from then on, so that it is done where the program has said that all mostly
 // read.
-bool DeviceViews::may_show(const Region& r, BlockIndex b) {
+bool CpuMapper::may_show(const Region& r, BlockIndex b) {
   const auto said = r.places.at(b);
   return said.read_mostly && said.preferred != VMEM_HOST && trap_.caps().write_protect &&
          !map_.frame_table()[r.table[b].aux].displaced;
 }
 
 // Locked. Nobody waits for memory, and none will for want of a copy of one more block.
-bool DeviceViews::room_beside(const Region& r) {
+bool CpuMapper::room_beside(const Region& r) {
   return waits_.queue().empty() && budget_.available() >= r.block_size + reserve_.low_watermark();
 }
 
-// Locked. What decides about an access, and ShownCopies does not know.
-ShownCopies::Around DeviceViews::around(const CpuAccess& access, uint64_t now, bool may_hide) {
+// Locked. What decides about an access, and CpuMappings does not know.
+CpuMappings::Around CpuMapper::around(const CpuFault& access, uint64_t now, bool may_hide) {
   const Region& r = *access.region;
   const BlockIndex b = access.block;
   const Block& block = r.table[b];
   if (block.state != State::on_device) return {};
-  ShownCopies::Around around;
+  CpuMappings::Around around;
   around.now_ns = now;
   around.lent_most_ns = config_.fault_timeout_ms * uint64_t{1000000};
   around.lost = gpus_[block.device].lost;
@@ -210,23 +210,23 @@ ShownCopies::Around DeviceViews::around(const CpuAccess& access, uint64_t now, b
   around.leased = !around.lost && leased(r, b);
   around.elsewhere = around.leased && r.leases.find(b)->front().location != block.device;
   around.shows = !around.lost && !around.leased && may_show(r, b);
-  around.room = reserve_.room_for_stale(r.block_size);
+  around.room = reserve_.room_for_device_stale(r.block_size);
   around.may_hide = may_hide;
   return around;
 }
 
 // Locked. Its accesses get SIGBUS, and the log says why.
-void DeviceViews::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64_t now) {
+void CpuMapper::refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t now) {
   const auto place = map_.where(*access.region, access.block);
   const unsigned ms = config_.fault_timeout_ms;
   const auto limit = core::human_bytes(budget_.limit());
-  if (why == ShownCopies::Next::refuse_lent) {
+  if (why == CpuMappings::Next::refuse_lent) {
     VMEM_LOG_OFTEN(
         core::Level::error,
         "a block has been under a WRITE lease at a device for %u ms: accesses of the CPU get SIGBUS until it "
         "is released, %s",
         ms, place.c_str());
-  } else if (why == ShownCopies::Next::refuse_store) {
+  } else if (why == CpuMappings::Next::refuse_store) {
     VMEM_LOG_OFTEN(core::Level::error,
                    "no room within host_budget %s for %u ms for what the CPU stores to a block under READ leases at a "
                    "device: the store gets SIGBUS, %s",
@@ -237,19 +237,19 @@ void DeviceViews::refuse_access(CpuAccess& access, ShownCopies::Next why, uint64
                    "the CPU get SIGBUS until there is; the contents are intact, %s",
                    limit.c_str(), ms, place.c_str());
   }
-  shown_.refuse(access, why, now);
+  cpu_mappings_.refuse(access, why, now);
 }
 
 // Locked. Of what is shown, unless it may be all there is; nullptr: none may go.
-const Shown* DeviceViews::oldest() {
+const CpuMapping* CpuMapper::oldest() {
   const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
-  return shown_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
+  return cpu_mappings_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
 }
 
 // Locked on entry and on return. Where host memory is short the oldest of what is shown goes. False: none does.
-bool DeviceViews::hide_oldest(Lock& lock) {
-  if (!shown_.any() || !waits_.must_evict()) return false;
-  const Shown* const s = oldest();
+bool CpuMapper::hide_oldest(Lock& lock) {
+  if (!cpu_mappings_.any() || !waits_.must_evict()) return false;
+  const CpuMapping* const s = oldest();
   if (s == nullptr) return false;
   map_.frame_table()[s->region->table[s->block].aux].displaced = true;
   return hide(lock, *s->region, s->block);
@@ -257,8 +257,8 @@ bool DeviceViews::hide_oldest(Lock& lock) {
 
 // Locked. What was decided about an access; what nobody leases moves where no copy can be made. nullptr: it does not
 // move, or there is no memory.
-Transition* DeviceViews::begin(const CpuAccess& access, bool leased, ShownCopies::Next* next) {
-  using Next = ShownCopies::Next;
+Transition* CpuMapper::begin(const CpuFault& access, bool leased, CpuMappings::Next* next) {
+  using Next = CpuMappings::Next;
   Region& r = *access.region;
   const BlockIndex b = access.block;
   Transition* m = nullptr;
@@ -271,26 +271,27 @@ Transition* DeviceViews::begin(const CpuAccess& access, bool leased, ShownCopies
   return m;
 }
 
-bool DeviceViews::serve(Lock& lock) {
-  using Next = ShownCopies::Next;
-  if (!shown_.waits() && (!shown_.any() || !waits_.must_evict())) return false;
+bool CpuMapper::serve(Lock& lock) {
+  using Next = CpuMappings::Next;
+  if (!cpu_mappings_.waits() && (!cpu_mappings_.any() || !waits_.must_evict())) return false;
   releases_.reap(lock);
   if (hide_oldest(lock)) return true;
   const uint64_t now = now_ns();
   Batch batch;
   Transition* to_show = nullptr;
   uintptr_t load_at = 0;
-  for (auto it = shown_.begin(); it != shown_.end() && batch.size() < kDeviceBatch && to_show == nullptr;) {
+  for (auto it = cpu_mappings_.begin();
+       it != cpu_mappings_.end() && batch.size() < kDeviceBatch && to_show == nullptr;) {
     Region& r = *it->region;
     const BlockIndex b = it->block;
-    const ShownCopies::Around facts = around(*it, now, batch.empty());
-    Next next = shown_.next(*it, facts);
+    const CpuMappings::Around facts = around(*it, now, batch.empty());
+    Next next = cpu_mappings_.next(*it, facts);
     const bool lacks_room = next == Next::show && !facts.leased && !it->made_room && !room_beside(r);
-    const Shown* const older = lacks_room ? oldest() : nullptr;  // it goes first
+    const CpuMapping* const older = lacks_room ? oldest() : nullptr;  // it goes first
     if (older != nullptr) next = facts.may_hide ? Next::hide : Next::wait;
     if (Transition* const m = begin(*it, facts.leased, &next)) {
       load_at = it->load_at;
-      it = shown_.begun(it);
+      it = cpu_mappings_.begun(it);
       if (next == Next::show) {
         to_show = m;
       } else {
@@ -298,20 +299,20 @@ bool DeviceViews::serve(Lock& lock) {
       }
       continue;
     }
-    if (next == Next::show || next == Next::move) next = shown_.stays(*it, now);
+    if (next == Next::show || next == Next::move) next = cpu_mappings_.stays(*it, now);
     switch (next) {
       case Next::again:
         break;
       case Next::change:
         blocks_.will_change(r, b);
-        shown_.change(r, b);
+        cpu_mappings_.change(r, b);
         break;
       case Next::hide:
         it->made_room |= older != nullptr;
         older != nullptr ? hide(lock, *older->region, older->block) : hide(lock, r, b);
         return true;
       case Next::erase:
-        it = shown_.erase(it);
+        it = cpu_mappings_.erase(it);
         break;
       case Next::refuse:
       case Next::refuse_store:

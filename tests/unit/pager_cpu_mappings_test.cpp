@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "core/os_allocator.h"
-#include "pager/account/shown_copies.h"
+#include "pager/account/cpu_mappings.h"
 #include "pager_fakes.h"
 
 namespace {
@@ -14,15 +14,15 @@ using vmem::core::Block;
 using vmem::core::BlockIndex;
 using vmem::core::kPage;
 using vmem::core::State;
-using vmem::pager::CpuAccess;
+using vmem::pager::CpuFault;
+using vmem::pager::CpuMappings;
 using vmem::pager::Frame;
 using vmem::pager::FrameTable;
 using vmem::pager::Region;
-using vmem::pager::ShownCopies;
 using vmem::pager::test::FakeTrap;
 using vmem::trap::Fault;
 using vmem::trap::FaultKind;
-using Next = ShownCopies::Next;
+using Next = CpuMappings::Next;
 
 class FakeClock final : public vmem::pager::WaitClock {
  public:
@@ -35,7 +35,7 @@ class FakeClock final : public vmem::pager::WaitClock {
   uint64_t asked = 0;
 };
 
-class PagerShownCopies : public ::testing::Test {
+class PagerCpuMappings : public ::testing::Test {
  protected:
   static constexpr size_t kBlocks = 8, kSize = 4 * kPage;
   static constexpr uint64_t kNow = 1000000000;
@@ -73,7 +73,7 @@ class PagerShownCopies : public ::testing::Test {
   }
   bool load(BlockIndex b, size_t page = 0) { return copies->met(region, b, fault(b, FaultKind::read, page), kNow); }
   bool store(BlockIndex b, size_t page = 0) { return copies->met(region, b, fault(b, FaultKind::write, page), kNow); }
-  CpuAccess& first() { return *copies->begin(); }
+  CpuFault& first() { return *copies->begin(); }
   Next next() { return copies->next(first(), facts); }
   bool waits(BlockIndex b) const { return (region.table[b].flags & vmem::core::kFaultPending) != 0; }
   // Accesses of b have got SIGBUS for want of memory.
@@ -91,11 +91,11 @@ class PagerShownCopies : public ::testing::Test {
   vmem::core::Counters counters;
   Region region{kBlocks, 4};
   FrameTable frame_table;
-  std::unique_ptr<ShownCopies> copies = std::make_unique<ShownCopies>(trap, frame_table, clock, counters, true);
-  ShownCopies::Around facts;
+  std::unique_ptr<CpuMappings> copies = std::make_unique<CpuMappings>(trap, frame_table, clock, counters, true);
+  CpuMappings::Around facts;
 };
 
-TEST_F(PagerShownCopies, AnAccessWaitsOnceForItsBlock) {
+TEST_F(PagerCpuMappings, AnAccessWaitsOnceForItsBlock) {
   on_device(3);
   EXPECT_FALSE(copies->waits());
   EXPECT_TRUE(load(3)) << "somebody is to look";
@@ -107,23 +107,23 @@ TEST_F(PagerShownCopies, AnAccessWaitsOnceForItsBlock) {
   EXPECT_EQ(std::next(copies->begin()), copies->end());
 }
 
-TEST_F(PagerShownCopies, WhereDevicesHaveNoPageTablesNobodyWaits) {
-  copies = std::make_unique<ShownCopies>(trap, frame_table, clock, counters, false);
+TEST_F(PagerCpuMappings, WhereDevicesHaveNoPageTablesNobodyWaits) {
+  copies = std::make_unique<CpuMappings>(trap, frame_table, clock, counters, false);
   on_device(3);
   EXPECT_FALSE(load(3));
   EXPECT_FALSE(copies->waits());
   EXPECT_EQ(trap.calls("wake"), 1u);
 }
 
-TEST_F(PagerShownCopies, ATryThatFailedGoesOnWaitingAsBefore) {
+TEST_F(PagerCpuMappings, ATryThatFailedGoesOnWaitingAsBefore) {
   on_device(3);
   EXPECT_TRUE(copies->ask(region, 3, kNow, {5, 6}));
   EXPECT_EQ(first().since_ns, 5u);
   EXPECT_EQ(first().mark, 6u);
-  EXPECT_EQ(first().not_before, kNow + ShownCopies::kTryAgain);
+  EXPECT_EQ(first().not_before, kNow + CpuMappings::kTryAgain);
 }
 
-TEST_F(PagerShownCopies, ItIsMovedWhenNothingIsInTheWay) {
+TEST_F(PagerCpuMappings, ItIsMovedWhenNothingIsInTheWay) {
   Frame& frame = on_device(3);
   load(3);
   EXPECT_EQ(next(), Next::move);
@@ -131,7 +131,7 @@ TEST_F(PagerShownCopies, ItIsMovedWhenNothingIsInTheWay) {
   EXPECT_FALSE(frame.asked);
 }
 
-TEST_F(PagerShownCopies, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
+TEST_F(PagerCpuMappings, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
   on_device(3);
   load(3);
   region.table.change(3, State::on_device, State::demoting);
@@ -146,7 +146,7 @@ TEST_F(PagerShownCopies, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
   EXPECT_EQ(copies->erase(copies->begin()), copies->end());
 }
 
-TEST_F(PagerShownCopies, ALoadOfWhatIsShownIsAnswered) {
+TEST_F(PagerCpuMappings, ALoadOfWhatIsShownIsAnswered) {
   shown(3);
   copies->ask(region, 3, kNow);
   region.table[3].flags |= vmem::core::kFaultPending;
@@ -157,7 +157,7 @@ TEST_F(PagerShownCopies, ALoadOfWhatIsShownIsAnswered) {
   copies->erase(copies->begin());
 }
 
-TEST_F(PagerShownCopies, WhatNobodyLeasesIsShownToALoadAndMovedForAStore) {
+TEST_F(PagerCpuMappings, WhatNobodyLeasesIsShownToALoadAndMovedForAStore) {
   on_device(3);
   load(3);
   EXPECT_EQ(next(), Next::move) << "it may not be shown";
@@ -167,17 +167,17 @@ TEST_F(PagerShownCopies, WhatNobodyLeasesIsShownToALoadAndMovedForAStore) {
   EXPECT_EQ(next(), Next::move);
 }
 
-TEST_F(PagerShownCopies, WhatCouldNotBeShownIsMoved) {
+TEST_F(PagerCpuMappings, WhatCouldNotBeShownIsMoved) {
   on_device(3);
   copies->ask(region, 3, kNow, {5, 6});
   region.table[3].flags |= vmem::core::kFaultPending;
   facts.shows = true;
   EXPECT_EQ(next(), Next::wait);
-  facts.now_ns += ShownCopies::kTryAgain;
+  facts.now_ns += CpuMappings::kTryAgain;
   EXPECT_EQ(next(), Next::move);
 }
 
-TEST_F(PagerShownCopies, OfWhatNobodyLeasesAndIsShownALoadIsAnsweredAndAStoreMovesIt) {
+TEST_F(PagerCpuMappings, OfWhatNobodyLeasesAndIsShownALoadIsAnsweredAndAStoreMovesIt) {
   shown(3);
   copies->ask(region, 3, kNow);
   region.table[3].flags |= vmem::core::kFaultPending;
@@ -193,7 +193,7 @@ TEST_F(PagerShownCopies, OfWhatNobodyLeasesAndIsShownALoadIsAnsweredAndAStoreMov
   EXPECT_EQ(next(), Next::move);
 }
 
-TEST_F(PagerShownCopies, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
+TEST_F(PagerCpuMappings, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
   Frame& frame = shown(3);
   store(3);
   region.table[3].flags |= vmem::core::kFaultPending | vmem::core::kStorePending;
@@ -201,21 +201,21 @@ TEST_F(PagerShownCopies, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
   facts.leased = true;
   ASSERT_EQ(next(), Next::change);
   copies->change(region, 3);
-  EXPECT_TRUE(frame.stale);
-  EXPECT_EQ(copies->stale_bytes(), kSize);
-  EXPECT_EQ(region.stale, 1u);
+  EXPECT_TRUE(frame.device_stale);
+  EXPECT_EQ(copies->device_stale_bytes(), kSize);
+  EXPECT_EQ(region.device_stale, 1u);
   EXPECT_EQ(trap.calls("unprotect"), 1u);
   EXPECT_EQ(copies->check(), "");
   EXPECT_EQ(next(), Next::wait) << "until the leases end";
   facts.leased = false;
   EXPECT_EQ(next(), Next::move);
   copies->forget(region, 3);
-  EXPECT_EQ(copies->stale_bytes(), 0u);
-  EXPECT_EQ(region.stale, 0u);
+  EXPECT_EQ(copies->device_stale_bytes(), 0u);
+  EXPECT_EQ(region.device_stale, 0u);
   EXPECT_FALSE(copies->any());
 }
 
-TEST_F(PagerShownCopies, WhereNoRoomIsLeftAStoreWaitsAndLoadsAreShown) {
+TEST_F(PagerCpuMappings, WhereNoRoomIsLeftAStoreWaitsAndLoadsAreShown) {
   on_device(3);
   store(3);
   facts.leased = true;
@@ -225,7 +225,7 @@ TEST_F(PagerShownCopies, WhereNoRoomIsLeftAStoreWaitsAndLoadsAreShown) {
   EXPECT_EQ(next(), Next::show);
 }
 
-TEST_F(PagerShownCopies, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAreNot) {
+TEST_F(PagerCpuMappings, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAreNot) {
   Frame& frame = on_device(3);
   store(3, 2);
   facts.leased = true;
@@ -241,19 +241,19 @@ TEST_F(PagerShownCopies, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAr
   EXPECT_FALSE(trap.load(region.address(3) + 2 * kPage, &value)) << "SIGBUS";
   EXPECT_EQ(copies->check(), "");
   EXPECT_EQ(next(), Next::wait);
-  facts.now_ns += ShownCopies::kTryAgain;
+  facts.now_ns += CpuMappings::kTryAgain;
   trap.refuse_unfail(1);
   EXPECT_EQ(next(), Next::wait) << "the trap does not take it back";
   EXPECT_TRUE(frame.apart);
-  facts.now_ns += ShownCopies::kTryAgain;
+  facts.now_ns += CpuMappings::kTryAgain;
   EXPECT_EQ(next(), Next::erase);
   EXPECT_FALSE(frame.apart);
   copies->erase(copies->begin());
 }
 
-TEST_F(PagerShownCopies, WhatIsShownIsHiddenBeforeItIsRefused) {
+TEST_F(PagerCpuMappings, WhatIsShownIsHiddenBeforeItIsRefused) {
   Frame& frame = shown(3);
-  for (int i = 0; i < ShownCopies::kReportedLate; ++i) store(3);
+  for (int i = 0; i < CpuMappings::kReportedLate; ++i) store(3);
   store(3);
   facts.leased = true;
   facts.room = false;
@@ -269,30 +269,30 @@ TEST_F(PagerShownCopies, WhatIsShownIsHiddenBeforeItIsRefused) {
   EXPECT_EQ(next(), Next::refuse_store) << "it has given up";
 }
 
-TEST_F(PagerShownCopies, PagesThatTheProgramDroppedAreShownAgain) {
+TEST_F(PagerCpuMappings, PagesThatTheProgramDroppedAreShownAgain) {
   Frame& frame = shown(3);
-  for (int i = 0; i < ShownCopies::kReportedLate; ++i) EXPECT_FALSE(load(3)) << "reported late";
+  for (int i = 0; i < CpuMappings::kReportedLate; ++i) EXPECT_FALSE(load(3)) << "reported late";
   EXPECT_FALSE(copies->waits());
   EXPECT_TRUE(load(3));
-  EXPECT_EQ(frame.missed, ShownCopies::kReportedLate);
+  EXPECT_EQ(frame.missed, CpuMappings::kReportedLate);
   facts.leased = true;
   EXPECT_EQ(next(), Next::hide);
   facts.may_hide = false;
   EXPECT_EQ(next(), Next::wait);
 }
 
-TEST_F(PagerShownCopies, WithoutMemoryItIsTriedOnceMoreAndThenRefused) {
+TEST_F(PagerCpuMappings, WithoutMemoryItIsTriedOnceMoreAndThenRefused) {
   Frame& frame = on_device(3);
   load(3);
   EXPECT_EQ(copies->stays(first(), kNow), Next::wait);
   refuse(3);
   EXPECT_TRUE(first().starved);
-  EXPECT_EQ(first().not_before, kNow + ShownCopies::kAskAgain);
+  EXPECT_EQ(first().not_before, kNow + CpuMappings::kAskAgain);
   uint64_t value = 0;
   EXPECT_FALSE(trap.load(region.address(3), &value)) << "SIGBUS";
   EXPECT_FALSE(load(3)) << "a fault that was reported before";
   EXPECT_EQ(next(), Next::wait);
-  facts.now_ns += ShownCopies::kAskAgain;
+  facts.now_ns += CpuMappings::kAskAgain;
   EXPECT_EQ(next(), Next::move) << "there may be memory by now";
   trap.refuse_unfail(1);
   EXPECT_FALSE(copies->unrefuse(region, 3));
@@ -300,16 +300,16 @@ TEST_F(PagerShownCopies, WithoutMemoryItIsTriedOnceMoreAndThenRefused) {
   EXPECT_FALSE(frame.refused);
 }
 
-TEST_F(PagerShownCopies, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCount) {
+TEST_F(PagerCpuMappings, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCount) {
   on_device(3);
   load(3);
   facts.lent = true;
   EXPECT_EQ(next(), Next::wait);
-  facts.now_ns += 100 * ShownCopies::kLookedAt;  // the machine stood still
+  facts.now_ns += 100 * CpuMappings::kLookedAt;  // the machine stood still
   EXPECT_EQ(next(), Next::wait);
-  facts.now_ns += ShownCopies::kLookedAt;
+  facts.now_ns += CpuMappings::kLookedAt;
   EXPECT_EQ(next(), Next::wait);
-  facts.now_ns += ShownCopies::kLookedAt;
+  facts.now_ns += CpuMappings::kLookedAt;
   ASSERT_EQ(next(), Next::refuse_lent);
   copies->refuse(first(), Next::refuse_lent, facts.now_ns);
   EXPECT_FALSE(first().starved);
@@ -320,23 +320,23 @@ TEST_F(PagerShownCopies, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCou
   copies->erase(copies->begin());
 }
 
-TEST_F(PagerShownCopies, ALostDevicesBlocksAreNotWaitedFor) {
+TEST_F(PagerCpuMappings, ALostDevicesBlocksAreNotWaitedFor) {
   on_device(3);
   load(3);
   facts.lent = facts.lost = true;
   EXPECT_EQ(next(), Next::move);
 }
 
-TEST_F(PagerShownCopies, TheOldestCopyGoesFirstButNotWhatIsStaleYoungOrAllThereIs) {
+TEST_F(PagerCpuMappings, TheOldestCopyGoesFirstButNotWhatIsStaleYoungOrAllThereIs) {
   const auto oldest = [&](uint64_t now, bool lost = false) -> int64_t {
     const auto* s = copies->oldest(now, [&](size_t) { return lost; });
     return s == nullptr ? -1 : static_cast<int64_t>(s->block);
   };
   shown(1, 10), shown(2, 20), shown(3, 30);
-  EXPECT_EQ(oldest(9 + ShownCopies::kShownAtLeast), -1);
-  EXPECT_EQ(oldest(10 + ShownCopies::kShownAtLeast), 1);
+  EXPECT_EQ(oldest(9 + CpuMappings::kShownAtLeast), -1);
+  EXPECT_EQ(oldest(10 + CpuMappings::kShownAtLeast), 1);
   copies->change(region, 1);
-  EXPECT_EQ(oldest(19 + ShownCopies::kShownAtLeast), -1);
+  EXPECT_EQ(oldest(19 + CpuMappings::kShownAtLeast), -1);
   EXPECT_EQ(oldest(kNow), 2);
   EXPECT_EQ(oldest(kNow, true), -1);
   copies->forget(region, 2);
@@ -347,7 +347,7 @@ TEST_F(PagerShownCopies, TheOldestCopyGoesFirstButNotWhatIsStaleYoungOrAllThereI
 }
 
 // Two workers, and then there is no memory: a copy that is in place is known, or is not begun.
-TEST_F(PagerShownCopies, WhatWasExpectedNeedsNoMemoryToBeShown) {
+TEST_F(PagerCpuMappings, WhatWasExpectedNeedsNoMemoryToBeShown) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer has it";
 #endif
@@ -371,7 +371,7 @@ TEST_F(PagerShownCopies, WhatWasExpectedNeedsNoMemoryToBeShown) {
   EXPECT_EQ(copies->check(), "");
 }
 
-TEST_F(PagerShownCopies, WhatComesToRestAnswersWhoMetTheTrapMeanwhile) {
+TEST_F(PagerCpuMappings, WhatComesToRestAnswersWhoMetTheTrapMeanwhile) {
   on_device(3);
   EXPECT_FALSE(copies->answer(region, 3, kNow)) << "nobody did";
   region.table[3].flags |= vmem::core::kFaultPending;
@@ -384,7 +384,7 @@ TEST_F(PagerShownCopies, WhatComesToRestAnswersWhoMetTheTrapMeanwhile) {
   EXPECT_EQ(trap.calls("unprotect"), before + 1);
 }
 
-TEST_F(PagerShownCopies, OfARegionThatGoesNobodyWaits) {
+TEST_F(PagerCpuMappings, OfARegionThatGoesNobodyWaits) {
   Frame& frame = on_device(3);
   load(3);
   copies->forget(region);
@@ -393,24 +393,24 @@ TEST_F(PagerShownCopies, OfARegionThatGoesNobodyWaits) {
   frame.asked = false;
 }
 
-TEST_F(PagerShownCopies, TheCheckFindsWhatDisagrees) {
+TEST_F(PagerCpuMappings, TheCheckFindsWhatDisagrees) {
   Frame& frame = on_device(3);
   frame.refused = true;
   EXPECT_NE(copies->check(), "");
   frame.refused = false;
-  frame.shown = true;
+  frame.cpu_mapped = true;
   EXPECT_NE(copies->check(), "");
-  frame.shown = false;
-  frame.stale = true;
+  frame.cpu_mapped = false;
+  frame.device_stale = true;
   EXPECT_NE(copies->check(), "");
-  frame.stale = false;
+  frame.device_stale = false;
   shown(4);
   copies->change(region, 4);
-  region.stale = 0;
+  region.device_stale = 0;
   EXPECT_NE(copies->check(), "");
-  region.stale = 2;
+  region.device_stale = 2;
   EXPECT_NE(copies->check(), "");
-  region.stale = 1;
+  region.device_stale = 1;
 }
 
 }  // namespace

@@ -18,7 +18,7 @@
 
 namespace vmem::pager {
 
-class PartCopies : private Shared {
+class PipelinedCopy : private Shared {
  public:
   class Above {
    public:
@@ -30,7 +30,7 @@ class PartCopies : private Shared {
   };
 
   // devices: null: there is no device tier.
-  PartCopies(const Shared& shared, device::Devices* devices, Gpus& gpus, Holes& holes, PageIn& page_in, Above& above)
+  PipelinedCopy(const Shared& shared, device::Devices* devices, Gpus& gpus, Holes& holes, PageIn& page_in, Above& above)
       : Shared(shared), devices_(devices), gpus_(gpus), holes_(holes), page_in_(page_in), above_(above) {}
 
   // Whether to be told by came() of a read to a block of the region.

@@ -21,7 +21,7 @@ using vmem::pager::SpanOf;
 using Op = vmem::store::Io::Op;
 namespace core = vmem::core;
 
-class PagerPartCopies : public vmem::pager::test::PromotionParts {
+class PagerPipelinedCopy : public vmem::pager::test::PromotionParts {
  protected:
   using Copies = std::vector<vmem::pager::test::FakeDevices::Came>;
   static constexpr size_t kBlock = 4 * kUnit;
@@ -47,7 +47,7 @@ class PagerPartCopies : public vmem::pager::test::PromotionParts {
   // As a worker does it.
   bool serve() {
     BigLock lock(map.mutex());
-    return part_copies.serve(lock);
+    return pipelined_copy.serve(lock);
   }
   // .. with somebody's work while no lock is held.
   void serve_while(const std::function<void()>& meanwhile) {
@@ -84,7 +84,7 @@ class PagerPartCopies : public vmem::pager::test::PromotionParts {
   }
 };
 
-TEST_F(PagerPartCopies, EachTimeThatHalfOfWhatWasLeftHasCome) {
+TEST_F(PagerPipelinedCopy, EachTimeThatHalfOfWhatWasLeftHasCome) {
   Region& r = being_read();
   engine.come(kUnit);
   EXPECT_FALSE(serve());
@@ -102,7 +102,7 @@ TEST_F(PagerPartCopies, EachTimeThatHalfOfWhatWasLeftHasCome) {
 }
 
 // Where the file's parts are not the block's.
-TEST_F(PagerPartCopies, PartsEndWhereDevicesWantIt) {
+TEST_F(PagerPipelinedCopy, PartsEndWhereDevicesWantIt) {
   Region& r = being_read();
   engine.come(2 * kUnit + 12345);
   EXPECT_TRUE(serve());
@@ -111,7 +111,7 @@ TEST_F(PagerPartCopies, PartsEndWhereDevicesWantIt) {
   expect_it_comes(r);
 }
 
-TEST_F(PagerPartCopies, WhatComesWhileAWorkerIsAtItIsCopiedNext) {
+TEST_F(PagerPipelinedCopy, WhatComesWhileAWorkerIsAtItIsCopiedNext) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   serve_while([&] { engine.come(3 * kUnit); });
@@ -121,7 +121,7 @@ TEST_F(PagerPartCopies, WhatComesWhileAWorkerIsAtItIsCopiedNext) {
   expect_it_comes(r);
 }
 
-TEST_F(PagerPartCopies, OneThatHasComeWholeGoesOnWhenTheWorkerHasDone) {
+TEST_F(PagerPipelinedCopy, OneThatHasComeWholeGoesOnWhenTheWorkerHasDone) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   serve_while([&] {
@@ -133,7 +133,7 @@ TEST_F(PagerPartCopies, OneThatHasComeWholeGoesOnWhenTheWorkerHasDone) {
 }
 
 // The worker alone has what it writes meanwhile, with no lock held, as ThreadSanitizer sees it.
-TEST_F(PagerPartCopies, WhoIsToldMeanwhileLooksAtNothingThatTheWorkerHas) {
+TEST_F(PagerPipelinedCopy, WhoIsToldMeanwhileLooksAtNothingThatTheWorkerHas) {
   for (const bool ends : {false, true}) {
     Region& r = being_read();
     engine.come(2 * kUnit);
@@ -159,7 +159,7 @@ TEST_F(PagerPartCopies, WhoIsToldMeanwhileLooksAtNothingThatTheWorkerHas) {
   }
 }
 
-TEST_F(PagerPartCopies, OneThatHasComeWholeBeforeAWorkerHadTimeIsCopiedAtOnce) {
+TEST_F(PagerPipelinedCopy, OneThatHasComeWholeBeforeAWorkerHadTimeIsCopiedAtOnce) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   all_comes();
@@ -169,7 +169,7 @@ TEST_F(PagerPartCopies, OneThatHasComeWholeBeforeAWorkerHadTimeIsCopiedAtOnce) {
   EXPECT_FALSE(devices.came_in[0].part);
 }
 
-TEST_F(PagerPartCopies, OfAReadThatFailsNothingStaysOnTheDevice) {
+TEST_F(PagerPipelinedCopy, OfAReadThatFailsNothingStaysOnTheDevice) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   EXPECT_TRUE(serve());
@@ -185,7 +185,7 @@ TEST_F(PagerPartCopies, OfAReadThatFailsNothingStaysOnTheDevice) {
   EXPECT_TRUE(gpus[0].budget.keeps()) << "the driver gets back what the device keeps of it";
 }
 
-TEST_F(PagerPartCopies, OfAReadThatFailsWhileAWorkerIsAtItNothingStaysEither) {
+TEST_F(PagerPipelinedCopy, OfAReadThatFailsWhileAWorkerIsAtItNothingStaysEither) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   engine.fail(Op::read, EIO);
@@ -194,7 +194,7 @@ TEST_F(PagerPartCopies, OfAReadThatFailsWhileAWorkerIsAtItNothingStaysEither) {
   expect_it_does_not_come(r);
 }
 
-TEST_F(PagerPartCopies, AReadThatFailsBeforeAWorkerHadTimeIsOverAtOnce) {
+TEST_F(PagerPipelinedCopy, AReadThatFailsBeforeAWorkerHadTimeIsOverAtOnce) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   engine.fail(Op::read, EIO);
@@ -204,7 +204,7 @@ TEST_F(PagerPartCopies, AReadThatFailsBeforeAWorkerHadTimeIsOverAtOnce) {
   expect_it_does_not_come(r);
 }
 
-TEST_F(PagerPartCopies, WhatIsNotWhatWasWrittenDoesNotStayOnTheDevice) {
+TEST_F(PagerPipelinedCopy, WhatIsNotWhatWasWrittenDoesNotStayOnTheDevice) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   EXPECT_TRUE(serve());
@@ -215,7 +215,7 @@ TEST_F(PagerPartCopies, WhatIsNotWhatWasWrittenDoesNotStayOnTheDevice) {
   expect_it_does_not_come(r);
 }
 
-TEST_F(PagerPartCopies, WithoutMemoryOnTheDeviceAllWaitsUntilItHasCome) {
+TEST_F(PagerPipelinedCopy, WithoutMemoryOnTheDeviceAllWaitsUntilItHasCome) {
   Region& r = being_read();
   devices.prepare_error = ENOMEM;
   engine.come(2 * kUnit);
@@ -229,7 +229,7 @@ TEST_F(PagerPartCopies, WithoutMemoryOnTheDeviceAllWaitsUntilItHasCome) {
   EXPECT_FALSE(devices.came_in[0].part);
 }
 
-TEST_F(PagerPartCopies, AfterACopyThatIsRefusedTheRestWaitsUntilAllHasCome) {
+TEST_F(PagerPipelinedCopy, AfterACopyThatIsRefusedTheRestWaitsUntilAllHasCome) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   EXPECT_TRUE(serve());
@@ -244,7 +244,7 @@ TEST_F(PagerPartCopies, AfterACopyThatIsRefusedTheRestWaitsUntilAllHasCome) {
 }
 
 // It stays in its frame.
-TEST_F(PagerPartCopies, OneThatCannotComeInTheEndHasNothingOnTheDevice) {
+TEST_F(PagerPipelinedCopy, OneThatCannotComeInTheEndHasNothingOnTheDevice) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   EXPECT_TRUE(serve());
@@ -257,7 +257,7 @@ TEST_F(PagerPartCopies, OneThatCannotComeInTheEndHasNothingOnTheDevice) {
   EXPECT_EQ(devices.punched, 1u);
 }
 
-TEST_F(PagerPartCopies, OneThatIsReadyBesideAnotherThatCannotBeMadeHasNothingOnTheDevice) {
+TEST_F(PagerPipelinedCopy, OneThatIsReadyBesideAnotherThatCannotBeMadeHasNothingOnTheDevice) {
   Region& r = being_read();
   engine.come(2 * kUnit);
   EXPECT_TRUE(serve());
@@ -278,7 +278,7 @@ TEST_F(PagerPartCopies, OneThatIsReadyBesideAnotherThatCannotBeMadeHasNothingOnT
   EXPECT_EQ(devices.punched, 1u);
 }
 
-TEST_F(PagerPartCopies, OfWhatNobodyWaitsForNothingIsCopiedBeforeAllHasCome) {
+TEST_F(PagerPipelinedCopy, OfWhatNobodyWaitsForNothingIsCopiedBeforeAllHasCome) {
   Region& r = being_read(Urgency::prefetch);
   engine.come(2 * kUnit);
   EXPECT_FALSE(serve());
@@ -297,7 +297,7 @@ TEST_F(PagerPartCopies, OfWhatNobodyWaitsForNothingIsCopiedBeforeAllHasCome) {
   expect_it_comes(r);
 }
 
-TEST_F(PagerPartCopies, ABlockOfOnePartHasNone) {
+TEST_F(PagerPipelinedCopy, ABlockOfOnePartHasNone) {
   Region& r = being_read(Urgency::acquire, kUnit);
   engine.come(kUnit / 2);
   EXPECT_FALSE(serve());

@@ -18,7 +18,7 @@ using vmem::pager::test::FakeDevices;
 using vmem::trap::FaultKind;
 namespace core = vmem::core;
 
-class PagerDeviceViews : public vmem::pager::test::DeviceParts {
+class PagerCpuMapper : public vmem::pager::test::DeviceParts {
  protected:
   void SetUp() override {
     devices.transitions = devices.streams = true;
@@ -49,21 +49,21 @@ class PagerDeviceViews : public vmem::pager::test::DeviceParts {
   }
   bool meet_and_serve(Region& r, FaultKind kind) {
     BigLock lock(map.mutex());
-    EXPECT_TRUE(shown.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), kind, 0}, now_ns()));
-    return views.serve(lock);
+    EXPECT_TRUE(cpu_mappings.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), kind, 0}, now_ns()));
+    return cpu_mapper.serve(lock);
   }
   bool serve() {
     BigLock lock(map.mutex());
-    return views.serve(lock);
+    return cpu_mapper.serve(lock);
   }
   bool is_shown(const Region& r) {
     BigLock lock(map.mutex());
-    return map.frame_table()[r.table[0].aux].shown;
+    return map.frame_table()[r.table[0].aux].cpu_mapped;
   }
   void take_away(Region& r) {
     BigLock lock(map.mutex());
-    if (map.frame_table()[r.table[0].aux].shown) {
-      EXPECT_TRUE(views.hide(lock, r, 0));
+    if (map.frame_table()[r.table[0].aux].cpu_mapped) {
+      EXPECT_TRUE(cpu_mapper.hide(lock, r, 0));
     }
     remove(r, 0);
   }
@@ -76,18 +76,18 @@ class PagerDeviceViews : public vmem::pager::test::DeviceParts {
     EXPECT_EQ(byte(r), FakeDevices::kByte);
     BigLock lock(map.mutex());
     EXPECT_EQ(gpus[0].budget.charged(), 0u);
-    EXPECT_FALSE(shown.any());
+    EXPECT_FALSE(cpu_mappings.any());
   }
   uint8_t byte(Region& r) {
     uint64_t value = 0;
     EXPECT_TRUE(trap.load(r.base, &value));
     return static_cast<uint8_t>(value);
   }
-  vmem::pager::DeviceViews views{shared, &devices, gpus,   shown,    blocks,  pressure,
-                                 waits,  page_in,  supply, releases, demoter, *this};
+  vmem::pager::CpuMapper cpu_mapper{shared, &devices, gpus,   cpu_mappings, blocks,  pressure,
+                                    waits,  page_in,  supply, releases,     demoter, *this};
 };
 
-TEST_F(PagerDeviceViews, ALoadUnderAReadLeaseIsShownACopyAndTheDeviceKeepsTheBlock) {
+TEST_F(PagerCpuMapper, ALoadUnderAReadLeaseIsShownACopyAndTheDeviceKeepsTheBlock) {
   Region& r = placed(VMEM_READ);
   EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
   EXPECT_EQ(state(r, 0), State::on_device);
@@ -100,7 +100,7 @@ TEST_F(PagerDeviceViews, ALoadUnderAReadLeaseIsShownACopyAndTheDeviceKeepsTheBlo
   EXPECT_EQ(charged(), 0u);
 }
 
-TEST_F(PagerDeviceViews, OfWhatIsReadMostTheCopyThatALoadHasMadeStaysAsLongAsItIsTheBlock) {
+TEST_F(PagerCpuMapper, OfWhatIsReadMostTheCopyThatALoadHasMadeStaysAsLongAsItIsTheBlock) {
   for (const bool mostly : {false, true}) {
     for (const bool changed : {false, true}) {
       Region& r = placed(VMEM_READ);
@@ -122,7 +122,7 @@ TEST_F(PagerDeviceViews, OfWhatIsReadMostTheCopyThatALoadHasMadeStaysAsLongAsItI
   }
 }
 
-TEST_F(PagerDeviceViews, ABlockThatNobodyLeasesComesToHostMemory) {
+TEST_F(PagerCpuMapper, ABlockThatNobodyLeasesComesToHostMemory) {
   Region& r = placed(0);
   EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
   EXPECT_EQ(state(r, 0), State::resident);
@@ -131,7 +131,7 @@ TEST_F(PagerDeviceViews, ABlockThatNobodyLeasesComesToHostMemory) {
   EXPECT_EQ(gpus[0].budget.charged(), 0u);
 }
 
-TEST_F(PagerDeviceViews, OfWhatIsReadMostAndNotLeasedALoadIsShownACopyAndAStoreMakesItTheBlock) {
+TEST_F(PagerCpuMapper, OfWhatIsReadMostAndNotLeasedALoadIsShownACopyAndAStoreMakesItTheBlock) {
   Region& r = read_mostly();
   EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
   EXPECT_EQ(state(r, 0), State::on_device);
@@ -146,13 +146,13 @@ TEST_F(PagerDeviceViews, OfWhatIsReadMostAndNotLeasedALoadIsShownACopyAndAStoreM
   EXPECT_EQ(charged(), kUnit);
 }
 
-TEST_F(PagerDeviceViews, AStoreToWhatIsReadMostAndNotLeasedMovesIt) {
+TEST_F(PagerCpuMapper, AStoreToWhatIsReadMostAndNotLeasedMovesIt) {
   Region& r = read_mostly();
   EXPECT_TRUE(meet_and_serve(r, FaultKind::write));
   expect_in_host_memory(r);
 }
 
-TEST_F(PagerDeviceViews, WhatIsBestInHostMemoryOrWasDroppedForWantOfItIsMoved) {
+TEST_F(PagerCpuMapper, WhatIsBestInHostMemoryOrWasDroppedForWantOfItIsMoved) {
   for (const bool displaced : {false, true}) {
     Region& r = read_mostly();
     {
@@ -167,7 +167,7 @@ TEST_F(PagerDeviceViews, WhatIsBestInHostMemoryOrWasDroppedForWantOfItIsMoved) {
   }
 }
 
-TEST_F(PagerDeviceViews, WhatCannotBeShownIsMoved) {
+TEST_F(PagerCpuMapper, WhatCannotBeShownIsMoved) {
   Region& r = read_mostly();
   trap.fail_fill(ENOMEM, 1);
   EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
@@ -180,7 +180,7 @@ TEST_F(PagerDeviceViews, WhatCannotBeShownIsMoved) {
   expect_in_host_memory(r);
 }
 
-TEST_F(PagerDeviceViews, WithoutMemoryThatNobodyKeepsFreeItIsMoved) {
+TEST_F(PagerCpuMapper, WithoutMemoryThatNobodyKeepsFreeItIsMoved) {
   Region& r = read_mostly();
   uint64_t rest = 0;
   {
@@ -194,7 +194,7 @@ TEST_F(PagerDeviceViews, WithoutMemoryThatNobodyKeepsFreeItIsMoved) {
   budget.credit(rest);
 }
 
-TEST_F(PagerDeviceViews, OneCopyGivesWayToTheNextWhereMemoryIsShort) {
+TEST_F(PagerCpuMapper, OneCopyGivesWayToTheNextWhereMemoryIsShort) {
   Region& r = device_region(2);
   supply_frames(r);
   uint64_t rest = 0;
@@ -204,43 +204,43 @@ TEST_F(PagerDeviceViews, OneCopyGivesWayToTheNextWhereMemoryIsShort) {
     ASSERT_TRUE(r.places.set_read_mostly(0, 1, true));
     rest = budget.available() - reserve.low_watermark() - kUnit;
     ASSERT_TRUE(budget.charge(rest, 0));
-    ASSERT_TRUE(shown.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), FaultKind::read, 0}, 1));
-    EXPECT_TRUE(views.serve(lock));
-    EXPECT_TRUE(map.frame_table()[r.table[0].aux].shown);
+    ASSERT_TRUE(cpu_mappings.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), FaultKind::read, 0}, 1));
+    EXPECT_TRUE(cpu_mapper.serve(lock));
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].cpu_mapped);
   }
-  usleep(2 * vmem::pager::ShownCopies::kShownAtLeast / 1000);
+  usleep(2 * vmem::pager::CpuMappings::kShownAtLeast / 1000);
   {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(shown.met(r, 1, {reinterpret_cast<uintptr_t>(r.address(1)), FaultKind::read, 0}, 1));
-    EXPECT_TRUE(views.serve(lock));
-    EXPECT_FALSE(map.frame_table()[r.table[0].aux].shown) << "the oldest";
+    ASSERT_TRUE(cpu_mappings.met(r, 1, {reinterpret_cast<uintptr_t>(r.address(1)), FaultKind::read, 0}, 1));
+    EXPECT_TRUE(cpu_mapper.serve(lock));
+    EXPECT_FALSE(map.frame_table()[r.table[0].aux].cpu_mapped) << "the oldest";
     EXPECT_FALSE(map.frame_table()[r.table[0].aux].displaced);
-    EXPECT_TRUE(views.serve(lock));
-    EXPECT_TRUE(map.frame_table()[r.table[1].aux].shown);
-    EXPECT_TRUE(views.hide(lock, r, 1));
+    EXPECT_TRUE(cpu_mapper.serve(lock));
+    EXPECT_TRUE(map.frame_table()[r.table[1].aux].cpu_mapped);
+    EXPECT_TRUE(cpu_mapper.hide(lock, r, 1));
     budget.credit(rest);
     for (const BlockIndex b : {0, 1}) remove(r, b);
   }
 }
 
-TEST_F(PagerDeviceViews, WhatWentForWantOfMemoryIsRemembered) {
+TEST_F(PagerCpuMapper, WhatWentForWantOfMemoryIsRemembered) {
   Region& r = read_mostly();
   EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
-  usleep(2 * vmem::pager::ShownCopies::kShownAtLeast / 1000);
+  usleep(2 * vmem::pager::CpuMappings::kShownAtLeast / 1000);
   uint64_t rest = 0;
   {
     BigLock lock(map.mutex());
     rest = budget.available();
     ASSERT_TRUE(budget.charge(rest, 0));
-    EXPECT_TRUE(views.serve(lock));
-    EXPECT_FALSE(map.frame_table()[r.table[0].aux].shown);
+    EXPECT_TRUE(cpu_mapper.serve(lock));
+    EXPECT_FALSE(map.frame_table()[r.table[0].aux].cpu_mapped);
     EXPECT_TRUE(map.frame_table()[r.table[0].aux].displaced);
     budget.credit(rest);
   }
   take_away(r);
 }
 
-TEST_F(PagerDeviceViews, AnAccessWaitsForTheEndOfAWriteLease) {
+TEST_F(PagerCpuMapper, AnAccessWaitsForTheEndOfAWriteLease) {
   Region& r = placed(VMEM_WRITE);
   EXPECT_FALSE(meet_and_serve(r, FaultKind::read));
   EXPECT_EQ(state(r, 0), State::on_device);
@@ -250,15 +250,15 @@ TEST_F(PagerDeviceViews, AnAccessWaitsForTheEndOfAWriteLease) {
   EXPECT_EQ(state(r, 0), State::resident);
 }
 
-TEST_F(PagerDeviceViews, AStoreUnderAReadLeaseChangesTheCopyWhichIsTheBlockWhenTheLeaseEnds) {
+TEST_F(PagerCpuMapper, AStoreUnderAReadLeaseChangesTheCopyWhichIsTheBlockWhenTheLeaseEnds) {
   Region& r = placed(VMEM_READ);
   EXPECT_TRUE(meet_and_serve(r, FaultKind::write));
   EXPECT_TRUE(is_shown(r));
   meet_and_serve(r, FaultKind::write_protect);  // the thread goes on, and meets that
   {
     BigLock lock(map.mutex());
-    EXPECT_TRUE(map.frame_table()[r.table[0].aux].stale);
-    EXPECT_EQ(shown.stale_bytes(), kUnit);
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].device_stale);
+    EXPECT_EQ(cpu_mappings.device_stale_bytes(), kUnit);
   }
   ASSERT_TRUE(trap.store(r.base, 7));
   EXPECT_EQ(state(r, 0), State::on_device) << "the device keeps what it was";
@@ -268,7 +268,7 @@ TEST_F(PagerDeviceViews, AStoreUnderAReadLeaseChangesTheCopyWhichIsTheBlockWhenT
   EXPECT_EQ(byte(r), 7u);
 }
 
-TEST_F(PagerDeviceViews, WithoutMemoryForACopyTheAccessWaits) {
+TEST_F(PagerCpuMapper, WithoutMemoryForACopyTheAccessWaits) {
   Region& r = placed(VMEM_READ);
   uint64_t rest = 0;
   {
@@ -280,22 +280,22 @@ TEST_F(PagerDeviceViews, WithoutMemoryForACopyTheAccessWaits) {
   EXPECT_EQ(state(r, 0), State::on_device);
   {
     BigLock lock(map.mutex());
-    EXPECT_TRUE(shown.waits());
+    EXPECT_TRUE(cpu_mappings.waits());
     budget.credit(rest);
-    shown.forget(r);
+    cpu_mappings.forget(r);
     r.table[0].flags = 0;
   }
   end_lease(r, VMEM_READ);
   take_away(r);
 }
 
-TEST_F(PagerDeviceViews, WhatIsShownAndPinnedStaysAndNobodyWaitsForThePin) {
+TEST_F(PagerCpuMapper, WhatIsShownAndPinnedStaysAndNobodyWaitsForThePin) {
   Region& r = placed(VMEM_READ);
   EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
   trap.pin_drop(1);
   {
     BigLock lock(map.mutex());
-    EXPECT_FALSE(views.hide(lock, r, 0));
+    EXPECT_FALSE(cpu_mapper.hide(lock, r, 0));
   }
   EXPECT_TRUE(is_shown(r));
   EXPECT_EQ(charged(), r.block_size);
@@ -304,16 +304,16 @@ TEST_F(PagerDeviceViews, WhatIsShownAndPinnedStaysAndNobodyWaitsForThePin) {
   take_away(r);
 }
 
-TEST_F(PagerDeviceViews, WhatIsShownOfALostDevicesBlockIsTheBlock) {
+TEST_F(PagerCpuMapper, WhatIsShownOfALostDevicesBlockIsTheBlock) {
   Region& r = placed(VMEM_READ);
   EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
   devices.lost = 0;
   {
     BigLock lock(map.mutex());
-    EXPECT_FALSE(views.hide(lock, r, 0)) << "it may be all there is";
+    EXPECT_FALSE(cpu_mapper.hide(lock, r, 0)) << "it may be all there is";
     EXPECT_TRUE(gpus[0].rescue);
-    EXPECT_TRUE(views.rescue(lock));
-    EXPECT_FALSE(views.rescue(lock)) << "there is nothing left";
+    EXPECT_TRUE(cpu_mapper.rescue(lock));
+    EXPECT_FALSE(cpu_mapper.rescue(lock)) << "there is nothing left";
   }
   EXPECT_EQ(state(r, 0), State::resident);
   EXPECT_EQ(byte(r), FakeDevices::kByte);
