@@ -2,7 +2,7 @@
 /*
  * cudaMemPrefetchAsync and cudaMemAdvise for programs whose pointers are of regions or of CUDA's own
  * managed memory: vmem_cudaMemPrefetchAsync and vmem_cudaMemAdvise take the same arguments, ask
- * libvmem (vmem_prefetch, vmem_advise) where the range is of a region, on whichever body it stands,
+ * libvmem (vmem_prefetch, vmem_advise) where the range is of a region, on whichever backend it stands,
  * and CUDA everywhere else. Define VMEM_CUDA_CALLS before this header is included, and CUDA's two
  * names mean these from there on. C99 or C++; needs CUDA's headers, 12.0 to 13.
  *

@@ -144,8 +144,8 @@ struct vmem_stats {
 };
 
 /* What a region with a device tier stands on: setting `device` */
-#define VMEM_BODY_MANAGED 1u /* unified memory: the CPU reaches a block on a device where it is */
-#define VMEM_BODY_HANDLES 2u /* physical handles: the device has page tables of its own */
+#define VMEM_BACKEND_MANAGED 1u /* unified memory: the CPU reaches a block on a device where it is */
+#define VMEM_BACKEND_HANDLES 2u /* physical handles: the device has page tables of its own */
 
 struct vmem_device_stats {
 	uint64_t size;                /* (in) sizeof(struct vmem_device_stats) */
@@ -154,7 +154,7 @@ struct vmem_device_stats {
 	uint64_t in_bytes, out_bytes; /* moved to and from the device */
 	uint64_t evictions, clean_drops;
 	uint64_t driver_host_bytes;   /* host pages the driver holds for blocks of this device */
-	uint64_t body;                /* VMEM_BODY_*: how CPU and devices share a region, simulated or not */
+	uint64_t backend;                /* VMEM_BACKEND_*: how CPU and devices share a region, simulated or not */
 	uint64_t guest_bytes;         /* of used_bytes: blocks for which another device had no room (setting peer_spill_percent) */
 	uint64_t to_peers, from_peers; /* of out_bytes and in_bytes: to such a place on another device, and from there */
 };

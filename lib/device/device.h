@@ -1,8 +1,8 @@
 // The only door to CUDA: managed ranges whose parts are made on a device and destroyed again one by one. Mechanism
-// only: the pager decides what goes where and when. Four bodies, managed memory and physical handles and a simulation
+// only: the pager decides what goes where and when. Four backends, managed memory and physical handles and a simulation
 // of each, pass one contract suite (tests/unit/device_contract_suite.h).
 //
-// What the CPU sees of it is the body's CpuView, fixed for its life:
+// What the CPU sees of it is the backend's CpuView, fixed for its life:
 //   unified   one address, one memory: the CPU reaches a made unit as a device does, so it is shut out while one moves.
 //   split     two page tables: a trap stands over the whole range for its life, and the devices see at the same
 //             addresses what map() puts there. Nobody is shut out, no CPU access parks, no mapping of the process
@@ -68,7 +68,7 @@ namespace vmem::device {
 using core::error;
 using core::Status;
 
-inline constexpr size_t kUnit = core::kHugePage;         // the smallest unit of a body, bytes
+inline constexpr size_t kUnit = core::kHugePage;         // the smallest unit of a backend, bytes
 inline constexpr size_t kLargestUnit = core::kMaxBlock;  // .. and the largest, bytes
 inline constexpr size_t kUnitSizes = std::countr_zero(kLargestUnit / kUnit) + 1;
 // Which of these sizes it is; of what is smaller, the smallest: no caller's mistake is a place outside of an array.
@@ -132,7 +132,7 @@ class PagingWords;
 class Devices {
  public:
   virtual ~Devices() = default;          // every range released, every ticket gone
-  virtual const char* name() const = 0;  // of the body, as setting device has it
+  virtual const char* name() const = 0;  // of the backend, as setting device has it
   virtual CpuView cpu_view() const { return CpuView::unified; }
   // Of a range that is reserved without a word about it; bytes, a power of two from kUnit to largest_unit(), which is
   // kUnit where the view is unified. The driver's cost is per unit where it is split, whatever the unit's size.
@@ -198,10 +198,10 @@ class Devices {
   // Split: a descriptor (close on exec) of mapped units, all on one device. Whoever gets it shares their memory, to
   // read and to write, until it closes it and what it made of it: so when a unit leaves its memory, that is no other
   // unit's ever after, but goes back to the driver, which keeps it as long as anybody outside does. -EOPNOTSUPP: not by
-  // this body, device or driver.
+  // this backend, device or driver.
   virtual core::Status share(Range range, Export how, int* descriptor) {
     (void)range, (void)how, (void)descriptor;
-    return core::error(EOPNOTSUPP, "memory of this body cannot be exported");
+    return core::error(EOPNOTSUPP, "memory of this backend cannot be exported");
   }
   // Gives the CPU access to made units, whatever it had before (Access::read takes stores away, without parking: they
   // go to the hook of park.h). none: -EINVAL, use hold(). After a system error, and in hold(), some of the ranges may
@@ -280,14 +280,14 @@ class Devices {
 enum class Kind : uint8_t { automatic, cuda, handles, managed, sim, sim_handles, none };
 Kind kind_of(std::string_view setting);
 
-// automatic: the CUDA body that is preferred, else another; *why says why not the first. Where none can be had *out is
-// null, the call succeeds and *why says why there is no device tier. cuda: the same, and that reason as an error.
-// handles, managed: that body or an error. Each CUDA body tries once with one unit whether it works here.
+// automatic: the CUDA backend that is preferred, else another; *why says why not the first. Where none can be had *out
+// is null, the call succeeds and *why says why there is no device tier. cuda: the same, and that reason as an error.
+// handles, managed: that backend or an error. Each CUDA backend tries once with one unit whether it works here.
 // One CUDA Devices at a time. Installs park.h's handler where the CPU's view of the devices is unified.
-// A body without units of so many bytes: -EINVAL.
+// A backend without units of so many bytes: -EINVAL.
 core::Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::string* why);
 
-// .. of these bodies, automatic in this order.
+// .. of these backends, automatic in this order.
 struct Makers {
   core::Status (*handles)(size_t unit, std::unique_ptr<Devices>*);
   core::Status (*managed)(std::unique_ptr<Devices>*);

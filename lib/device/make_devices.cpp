@@ -1,4 +1,4 @@
-// Which body there is.
+// Which backend there is.
 #include <errno.h>
 
 #include <utility>
@@ -92,15 +92,15 @@ Status make_devices(Kind kind, size_t unit, std::span<const Kind> automatic, con
   Status last;
   std::string each;
   bool differ = false;
-  for (const Kind body : automatic) {
-    Status s = body == Kind::handles ? makers.handles(unit, out) : makers.managed(out);
+  for (const Kind backend : automatic) {
+    Status s = backend == Kind::handles ? makers.handles(unit, out) : makers.managed(out);
     if (s.ok()) {
       *why = std::move(each);
       return fits(unit, out);
     }
     out->reset();
     differ |= !last.ok() && last.text() != s.text();
-    each += std::string(each.empty() ? "" : "; ") + name_of(body) + ": " + std::string(s.text());
+    each += std::string(each.empty() ? "" : "; ") + name_of(backend) + ": " + std::string(s.text());
     last = std::move(s);
   }
   *why = differ ? std::move(each) : std::string(last.text());  // "no GPU" once

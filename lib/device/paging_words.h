@@ -1,5 +1,5 @@
 // The words of the paging protocol for one range that is open to kernels that ask, where kernels of its device and the
-// server reach them. How the server gets at them is the body's business: docs/gpu-paging.md says what is owed.
+// server reach them. How the server gets at them is the backend's business: docs/gpu-paging.md says what is owed.
 #pragma once
 
 #include <cstdint>

@@ -2,7 +2,7 @@
 // block it stands behind at the moment is not the pool's business. Pieces that nobody has are kept for the next one,
 // since to make one takes as long as to map it ten times; where another size needs the memory they go. One that was
 // shared with somebody outside is never another block's: it goes once its block has left it. Thread-safe;
-// `mutex_` is a leaf but for the body's make and destroy, which are called under it, one at a time.
+// `mutex_` is a leaf but for the backend's make and destroy, which are called under it, one at a time.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +23,7 @@
 namespace vmem::device {
 
 struct Piece {
-  uint64_t handle = 0;   // the body's
+  uint64_t handle = 0;   // the backend's
   uintptr_t window = 0;  // 0: no memory
   bool shared = false;   // somebody outside of the process may have it, for as long as they like
   uint64_t seen_by = 0;  // devices that may copy through the window, a bit each; its own may in any case

@@ -59,7 +59,7 @@ struct Header {
   char trap[16];     // who stands where a block is absent; "" while the runtime is down
   uint32_t devices, regions;
   uint64_t regions_total;
-  char device_tier[16];  // its body, as setting device has it; "" without one
+  char device_tier[16];  // its backend, as setting device has it; "" without one
   uint64_t reserved[6];  // 0
   Stats stats;
   Histogram fault;

@@ -1,4 +1,4 @@
-// The module as a body of Trap: ranges and arenas by address, operations as batches.
+// The module as a backend of Trap: ranges and arenas by address, operations as batches.
 //
 // Transfer::copy is there for memory that cannot be the caller's frame (staging frames of a device): a frame of the
 // trap's own is filled and installed, and released when the block goes.

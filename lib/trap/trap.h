@@ -1,4 +1,4 @@
-// Who stands where a block is absent. The only door to userfaultfd and to the module. A body of this interface knows
+// Who stands where a block is absent. The only door to userfaultfd and to the module. A backend of this interface knows
 // addresses and bytes, nothing of regions or tiers; the pager decides what goes where.
 //
 // Thread safety: every call may come from any thread at any time, except that two calls never name overlapping ranges
@@ -28,7 +28,7 @@ enum class FaultKind : uint8_t {
 struct Fault {
   uintptr_t address;  // the touched byte, rounded down to 4 KiB
   FaultKind kind;
-  uint32_t thread;  // kernel thread id, 0 when the body cannot tell
+  uint32_t thread;  // kernel thread id, 0 when the backend cannot tell
 };
 
 // What wait() returns.
@@ -114,8 +114,8 @@ class Trap {
   virtual core::Status detach(void* address, size_t size) = 0;
   virtual core::Status unmap(void* address, size_t size) = 0;
 
-  // Whether what is resident in a range, as it was attached, goes into core dumps from now on: whatever the body was
-  // told for ranges of which nothing is said. -EOPNOTSUPP: with this body it never does.
+  // Whether what is resident in a range, as it was attached, goes into core dumps from now on: whatever the backend was
+  // told for ranges of which nothing is said. -EOPNOTSUPP: with this backend it never does.
   virtual core::Status dump(void* address, size_t size, CoreDump dump) {
     (void)address, (void)size;
     if (dump == CoreDump::no) return {};
@@ -163,7 +163,7 @@ class Trap {
   // Puts the file itself over the (absent) range, from `offset` on: from now on, parked threads at once, a touch meets
   // what it meets in a mapping by mmap, with SIGBUS beyond the file's end as it is then. shared: stores go to the file
   // (fd is open for writing); else they are this mapping's own. On error the range is absent and trapped still, or, if
-  // the trap is refused as well, touches get SIGBUS. -EOPNOTSUPP: this body cannot.
+  // the trap is refused as well, touches get SIGBUS. -EOPNOTSUPP: this backend cannot.
   virtual core::Status map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) {
     (void)address, (void)size, (void)fd, (void)offset, (void)shared;
     return core::Status(EOPNOTSUPP, "");
@@ -185,7 +185,7 @@ class Trap {
   // fill() and take() name whole blocks, `frame` is where the frame is mapped, and take() brings the frame back that is
   // in place (-EINVAL when `frame` is another). attach() and attach_at() take the whole range for one block where its
   // size may be one, else 2 MiB or 4 KiB; attach_at() over a hole in a range of this trap keeps that range's blocks.
-  // The other bodies do not care. near: where, if it is a multiple of `align` and nothing is there; else, and for 0,
+  // The other backends do not care. near: where, if it is a multiple of `align` and nothing is there; else, and for 0,
   // anywhere. Nothing that is mapped is replaced.
   virtual core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, uintptr_t near,
                                      void** address) {
@@ -196,9 +196,9 @@ class Trap {
   virtual core::Status reserve_arena(size_t size, size_t frame_size, void** address) {
     return reserve_frames(size, frame_size >= core::kHugePage, address);
   }
-  // Makes frames resident and zero; without it the first touch does, where the body has no say in memory. -ENOMEM, or
-  // -EDQUOT when a limit of the machine is reached: nothing is resident then.
-  // node: memory node to take it from, -1 for the caller's.
+  // Makes frames resident and zero; without it the first touch does, where the backend has no say in memory. -ENOMEM,
+  // or -EDQUOT when a limit of the machine is reached: nothing is resident then. node: memory node to take it from, -1
+  // for the caller's.
   virtual core::Status populate_frames(void* address, size_t size, int node) {
     (void)address;
     (void)size;

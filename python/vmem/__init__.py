@@ -20,7 +20,7 @@ them with the spawn method; a region that was mapped for reading can be pickled 
 from ._accessible import accessible, save_npy
 from ._array import Array
 from ._kernel import KernelRange, kernel
-from ._lib import BODY_HANDLES, BODY_MANAGED, HOST, READ, SSD, WRITE, Error, FormatError, human_bytes, parse_size
+from ._lib import BACKEND_HANDLES, BACKEND_MANAGED, HOST, READ, SSD, WRITE, Error, FormatError, human_bytes, parse_size
 from ._memory import init, library_version, shutdown
 from ._range import (
     Advice,
@@ -52,8 +52,8 @@ from ._status import (
 from ._version import __version__
 
 __all__ = [
-    "BODY_HANDLES",
-    "BODY_MANAGED",
+    "BACKEND_HANDLES",
+    "BACKEND_MANAGED",
     "HOST",
     "READ",
     "SSD",

@@ -10,7 +10,7 @@ from typing import Any, Dict, Optional, Tuple
 
 from . import _dlpack, _memory
 from ._dtypes import DType
-from ._lib import BODY_HANDLES, HOST, Error, short
+from ._lib import BACKEND_HANDLES, HOST, Error, short
 from ._range import Range
 from ._status import device_stats
 
@@ -147,12 +147,12 @@ class Array(Range):
         if self._device < 0:
             return (_dlpack.CPU, 0)
         handle = self._handle
-        if handle.body is None:
+        if handle.backend is None:
             try:
-                handle.body = device_stats(self._device).body
+                handle.backend = device_stats(self._device).backend
             except Error:  # there is no such device: whoever leases something at it is told
                 return (_dlpack.CUDA_MANAGED, self._device)
-        return (_dlpack.CUDA if handle.body == BODY_HANDLES else _dlpack.CUDA_MANAGED, self._device)
+        return (_dlpack.CUDA if handle.backend == BACKEND_HANDLES else _dlpack.CUDA_MANAGED, self._device)
 
     def __dlpack__(
         self,

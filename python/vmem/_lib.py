@@ -22,8 +22,8 @@ HOST = -1  #: location: host memory
 SSD = -2  #: location: the SSD
 READ = 1  #: access of a lease
 WRITE = 2  #: access of a lease
-BODY_MANAGED = 1  #: device_stats().body: unified memory
-BODY_HANDLES = 2  #: device_stats().body: physical handles
+BACKEND_MANAGED = 1  #: device_stats().backend: unified memory
+BACKEND_HANDLES = 2  #: device_stats().backend: physical handles
 
 BLOCK_AUTO = 1
 FLAG_HOST_ONLY = 0x1
@@ -112,7 +112,7 @@ StatsStruct = _words(
 )
 DeviceStatsStruct = _words(
     "DeviceStatsStruct",
-    "size budget used_bytes leased_bytes in_bytes out_bytes evictions clean_drops driver_host_bytes body"
+    "size budget used_bytes leased_bytes in_bytes out_bytes evictions clean_drops driver_host_bytes backend"
     " guest_bytes to_peers from_peers",
 )
 

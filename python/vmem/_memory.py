@@ -59,7 +59,7 @@ class Handle(Owner):
         self.file: Optional[Tuple[int, int]] = None  # that it maps: device and inode
         self.exports: "weakref.WeakSet[Export]" = weakref.WeakSet()
         self.lock = threading.RLock()  # exports against free; reentrant, for a garbage collection inside it
-        self.body: Optional[int] = None  # what its device tier stands on, once somebody has asked
+        self.backend: Optional[int] = None  # what its device tier stands on, once somebody has asked
         self._block = 0  # likewise
         self._generation = generation
         self.freed = False

@@ -154,8 +154,8 @@ class DeviceStats:
     in_bytes           moved to the device; out_bytes from it
     evictions          blocks that left the device; clean_drops of them without a copy
     driver_host_bytes  pages of the host that the driver holds for blocks of this device
-    body               BODY_MANAGED: unified memory; BODY_HANDLES: physical handles, the device has page tables of its
-                       own. Simulated devices say which of the two they are like
+    backend            BACKEND_MANAGED: unified memory; BACKEND_HANDLES: physical handles, the device has page
+                       tables of its own. Simulated devices say which of the two they are like
     guest_bytes        of used_bytes: blocks for which another device had no room (setting peer_spill_percent)
     to_peers           of out_bytes: to such a place on another device; from_peers of in_bytes: from there
     """
@@ -168,7 +168,7 @@ class DeviceStats:
     evictions: int
     clean_drops: int
     driver_host_bytes: int
-    body: int
+    backend: int
     guest_bytes: int
     to_peers: int
     from_peers: int

@@ -1,5 +1,5 @@
-// The kernels of the benchmark on either body of gpuapp::App. Words are stamped with their place, so that lost, stale
-// and misplaced blocks all show.
+// The kernels of the benchmark on either backend of gpuapp::App. Words are stamped with their place, so that lost,
+// stale and misplaced blocks all show.
 #pragma once
 
 #include <atomic>

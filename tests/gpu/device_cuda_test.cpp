@@ -110,18 +110,19 @@ std::unique_ptr<Bench> handles(std::string* skip) {
 
 const auto name_of = [](const auto& i) { return std::string(i.param.name); };
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract,
-                         ::testing::Values(Body{"gpu", cuda}, Body{"handles", handles<kUnit>},
-                                           Body{"large_handles", handles<4 * kUnit>}),
+                         ::testing::Values(Backend{"gpu", cuda}, Backend{"handles", handles<kUnit>},
+                                           Backend{"large_handles", handles<4 * kUnit>}),
                          name_of);
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLoss, ::testing::Values(Body{"gpu", cuda}, Body{"handles", handles<kUnit>}),
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLoss, ::testing::Values(Backend{"gpu", cuda}, Backend{"handles", handles<kUnit>}),
                          name_of);
 
 INSTANTIATE_TEST_SUITE_P(Cuda, UnitInParts,
-                         ::testing::Values(Body{"handles", handles<kUnit>}, Body{"large_handles", handles<4 * kUnit>}),
+                         ::testing::Values(Backend{"handles", handles<kUnit>},
+                                           Backend{"large_handles", handles<4 * kUnit>}),
                          name_of);
 
 class DeviceCuda : public DeviceContract {};
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceCuda, ::testing::Values(Body{"gpu", cuda}), name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceCuda, ::testing::Values(Backend{"gpu", cuda}), name_of);
 
 TEST_P(DeviceCuda, ARemadeBlockIsStillManagedMemory) {
   uint64_t* base = reserve(2);
@@ -234,8 +235,9 @@ TEST_P(DeviceCuda, AStreamOfAContextOfItsOwnIsRefused) {
 
 class ZerosCuda : public DeviceContract {};
 INSTANTIATE_TEST_SUITE_P(Cuda, ZerosCuda,
-                         ::testing::Values(Body{"handles", handles<kUnit>}, Body{"large_handles", handles<4 * kUnit>},
-                                           Body{"largest_handles", handles<kLargestUnit>}),
+                         ::testing::Values(Backend{"handles", handles<kUnit>},
+                                           Backend{"large_handles", handles<4 * kUnit>},
+                                           Backend{"largest_handles", handles<kLargestUnit>}),
                          name_of);
 
 TEST_P(ZerosCuda, ZerosNeedNoMultiprocessor) {
@@ -356,7 +358,8 @@ class HandlesCuda : public DeviceContract {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Cuda, HandlesCuda,
-                         ::testing::Values(Body{"handles", handles<kUnit>}, Body{"large_handles", handles<4 * kUnit>}),
+                         ::testing::Values(Backend{"handles", handles<kUnit>},
+                                           Backend{"large_handles", handles<4 * kUnit>}),
                          name_of);
 
 // What cuMemAddressFree leaves of addresses is the driver's business: ours may leave as much, and no more. Its words
@@ -393,7 +396,7 @@ TEST_P(HandlesCuda, AReleasedRangeLeavesWhatTheDriverLeaves) {
 }
 
 class DeviceLossCuda : public DeviceContract {};
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLossCuda, ::testing::Values(Body{"gpu", cuda}), name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLossCuda, ::testing::Values(Backend{"gpu", cuda}), name_of);
 
 TEST_P(DeviceLossCuda, AResetThatMadeANewContextIsNoticed) {
   uint64_t* base = reserve(1);

@@ -34,7 +34,7 @@ class ExitCuda : public testing::TestWithParam<const char*> {};
 std::string name_of(const testing::TestParamInfo<const char*>& p) {
   return p.param;
 }
-INSTANTIATE_TEST_SUITE_P(Bodies, ExitCuda, testing::Values("managed", "handles"), name_of);
+INSTANTIATE_TEST_SUITE_P(Backends, ExitCuda, testing::Values("managed", "handles"), name_of);
 
 TEST_P(ExitCuda, WritesWhatOnlyTheDeviceHas) {
   const char* tmp = getenv("TMPDIR");

@@ -107,13 +107,13 @@ std::unique_ptr<GpuApp> make_app(std::string* skip) {
   *skip = "no GPU";
   return nullptr;
 }
-const GpuBody kBodies[] = {{"managed", make_app}, {"handles", make_app, nullptr, true}};
-std::string name_of(const ::testing::TestParamInfo<GpuBody>& p) {
+const GpuBackend kBackends[] = {{"managed", make_app}, {"handles", make_app, nullptr, true}};
+std::string name_of(const ::testing::TestParamInfo<GpuBackend>& p) {
   return p.param.name;
 }
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTier, ::testing::ValuesIn(kBodies), name_of);
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTierViews, ::testing::Values(kBodies[1]), name_of);
-INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTierLoss, ::testing::ValuesIn(kBodies), name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTier, ::testing::ValuesIn(kBackends), name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTierViews, ::testing::Values(kBackends[1]), name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceTierLoss, ::testing::ValuesIn(kBackends), name_of);
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// Measures and checks on this machine the steps the CUDA body is built from, one line each. Not a test: it judges
+// Measures and checks on this machine the steps the CUDA backend is built from, one line each. Not a test: it judges
 // nothing but bytes. probe_bench [MiB of blocks, default 1024]; never more managed memory alive than gpu_limits.h
 // allows.
 #include <cuda_runtime_api.h>

@@ -147,7 +147,7 @@ def test_hints_to_a_device_and_its_statistics(sims):
         region.advise(vmem.Advice.SET_PREFERRED_LOCATION, 0)
         with region.acquire(location=0):
             stats = vmem.device_stats(0)
-            assert stats.body == (vmem.BODY_MANAGED if sims == "sim" else vmem.BODY_HANDLES)
+            assert stats.backend == (vmem.BACKEND_MANAGED if sims == "sim" else vmem.BACKEND_HANDLES)
             assert stats.budget == 32 * MIB and stats.used_bytes >= 8 * MIB and stats.in_bytes >= 8 * MIB
         with pytest.raises(vmem.Error) as e:
             vmem.device_stats(9)

@@ -44,15 +44,15 @@ class GpuApp {
   virtual std::vector<std::string> violations() { return {}; }
 };
 
-struct GpuBody {
+struct GpuBackend {
   const char* name;
   std::unique_ptr<GpuApp> (*make)(std::string* skip);
   const char* setting = nullptr;  // of `device`; null: the name
   bool own_page_tables = false;   // the CPU does not see what the devices see
   const char* device() const { return setting != nullptr ? setting : name; }
 };
-inline void PrintTo(const GpuBody& body, std::ostream* os) {
-  *os << body.name;
+inline void PrintTo(const GpuBackend& backend, std::ostream* os) {
+  *os << backend.name;
 }
 
 inline constexpr size_t kMiB = 1 << 20;
@@ -64,7 +64,7 @@ inline size_t first_stamped(uint64_t first) {
 
 #define VMEM_DO(call) ASSERT_EQ((call), 0) << vmem_last_error()
 
-class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBody> {
+class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBackend> {
  protected:
   static constexpr size_t kWordsPerMiB = kMiB / sizeof(uint64_t);
 

@@ -16,16 +16,16 @@ constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 constexpr size_t kWords = kBlock / 8;
 constexpr size_t kRoom = 16, kGuests = 8;  // blocks of a device's budget; .. of which spilled blocks may have so many
 
-struct Body {
+struct Backend {
   const char* name;
   bool handles;                         // page tables of their own
   const char* way = "device.spilling";  // the step where a block is on its way
 };
-void PrintTo(const Body& body, std::ostream* os) {
-  *os << body.name;
+void PrintTo(const Backend& backend, std::ostream* os) {
+  *os << backend.name;
 }
 
-class Peers : public systest::SimTest, public ::testing::WithParamInterface<Body> {
+class Peers : public systest::SimTest, public ::testing::WithParamInterface<Backend> {
  protected:
   void SetUp() override { begin(2); }
   void begin(int devices, const systest::Settings& more = {}) {
@@ -527,12 +527,12 @@ TEST_P(FourPeers, DevicesThatAllLackRoomAreRight) {
   for (const vmem::region& r : regions) expect_all(r);
 }
 
-constexpr Body kManaged{"managed", false}, kHandles{"handles", true};
-constexpr Body kBeingCopied{"handles_being_copied", true, "device.sending"};
-const auto kBodies = ::testing::Values(kManaged, kHandles);
+constexpr Backend kManaged{"managed", false}, kHandles{"handles", true};
+constexpr Backend kBeingCopied{"handles_being_copied", true, "device.sending"};
+const auto kBackends = ::testing::Values(kManaged, kHandles);
 const auto name = [](const auto& i) { return std::string(i.param.name); };
-INSTANTIATE_TEST_SUITE_P(Sim, Peers, kBodies, name);
+INSTANTIATE_TEST_SUITE_P(Sim, Peers, kBackends, name);
 INSTANTIATE_TEST_SUITE_P(Sim, PeersMeanwhile, ::testing::Values(kManaged, kHandles, kBeingCopied), name);
-INSTANTIATE_TEST_SUITE_P(Sim, FourPeers, kBodies, name);
+INSTANTIATE_TEST_SUITE_P(Sim, FourPeers, kBackends, name);
 
 }  // namespace

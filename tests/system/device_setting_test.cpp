@@ -1,4 +1,4 @@
-// Setting device, as a program sets it: which body it gets, and who says so.
+// Setting device, as a program sets it: which backend it gets, and who says so.
 #include <cstddef>
 
 #include "sim_support.h"
@@ -16,11 +16,11 @@ class DeviceSetting : public systest::SystemTest {
     EXPECT_EQ(vmem_set("device_budget", "32MiB"), 0);
   }
   static void start(const char* device) { configure({{"device", device}, {"device_budget", "32MiB"}}); }
-  static uint64_t body() {
+  static uint64_t backend() {
     struct vmem_device_stats s = {};
     s.size = sizeof s;
     EXPECT_EQ(vmem_device_stats(0, &s), 0) << vmem_last_error();
-    return s.body;
+    return s.backend;
   }
 };
 
@@ -29,13 +29,13 @@ TEST_F(DeviceSetting, SimIsLikeManagedMemoryAndSimHandlesLikePhysicalHandles) {
     vmem_shutdown();
     start(handles ? "sim-handles" : "sim");
     if (IsSkipped()) return;
-    EXPECT_EQ(body(), handles ? VMEM_BODY_HANDLES : VMEM_BODY_MANAGED);
+    EXPECT_EQ(backend(), handles ? VMEM_BACKEND_HANDLES : VMEM_BACKEND_MANAGED);
     // Who asks with the struct of an older header is answered what that has.
     struct vmem_device_stats old = {};
-    old.size = offsetof(struct vmem_device_stats, body);
-    old.body = 77;
+    old.size = offsetof(struct vmem_device_stats, backend);
+    old.backend = 77;
     EXPECT_EQ(vmem_device_stats(0, &old), 0) << vmem_last_error();
-    EXPECT_EQ(old.body, 77u);
+    EXPECT_EQ(old.backend, 77u);
     vmem::region r(4 * kBlock);
     auto* const words = static_cast<volatile uint64_t*>(r.data());
     words[0] = 7;

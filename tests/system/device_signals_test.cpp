@@ -1,5 +1,5 @@
 // Signals while a call waits for copies from a device: their handlers run, and may access what is not present. On
-// simulated devices of either body.
+// simulated devices of either backend.
 #include <pthread.h>
 #include <signal.h>
 
@@ -76,7 +76,7 @@ TEST_P(DeviceSignals, ComeWhileACallWaitsForCopies) {
   sigaction(SIGUSR1, &before, nullptr);
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, DeviceSignals, testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Backends, DeviceSignals, testing::Bool(),
                          [](const auto& i) { return i.param ? "handles" : "managed"; });
 
 }  // namespace

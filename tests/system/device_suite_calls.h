@@ -1,5 +1,5 @@
 // Blocks on a device that has page tables of its own, as system calls, DMA and forked children meet them. Instantiated
-// for bodies that have.
+// for backends that have.
 #pragma once
 
 #include <fcntl.h>

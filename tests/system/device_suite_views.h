@@ -1,4 +1,4 @@
-// What the CPU sees of blocks on a device that has page tables of its own. Instantiated for bodies that have.
+// What the CPU sees of blocks on a device that has page tables of its own. Instantiated for backends that have.
 #pragma once
 
 #include <sys/mman.h>
@@ -94,12 +94,12 @@ TEST_P(DeviceTierViews, NeitherSignalHandlersNorChangesOfAccessNorThePagemapServ
   if (IsSkipped()) return;
   vmem_shutdown();
   const std::string suite = ::testing::UnitTest::GetInstance()->current_test_info()->test_suite_name();
-  const std::string bodies = suite.substr(0, suite.find('/'));
+  const std::string backends = suite.substr(0, suite.find('/'));
   for (const bool separate : {true, false}) {
-    const std::string test = bodies + "/DeviceTier.CpuAndKernelsTakeTurnsByLeases/" +
-                             (separate           ? "handles"
-                              : bodies == "Cuda" ? "managed"
-                                                 : "sim");
+    const std::string test = backends + "/DeviceTier.CpuAndKernelsTakeTurnsByLeases/" +
+                             (separate             ? "handles"
+                              : backends == "Cuda" ? "managed"
+                                                   : "sim");
     const int status = wait_for_child(start_child(test, {{"ASAN_OPTIONS", without_leak_check()},
                                                          {"VMEM_SOAK_WATCHED", "1"},
                                                          {"VMEM_SOAK_SECONDS", "2"},

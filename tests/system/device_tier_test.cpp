@@ -90,17 +90,17 @@ class SimApp final : public GpuApp {
   std::atomic<uint32_t> gate_{0};
 };
 
-const GpuBody kBodies[] = {
+const GpuBackend kBackends[] = {
     {"sim", [](std::string*) -> std::unique_ptr<GpuApp> { return std::make_unique<SimApp>(4); }},
     {"handles", [](std::string*) -> std::unique_ptr<GpuApp> { return std::make_unique<SimApp>(4, true); }, "sim", true},
 };
 class SimDeviceTier : public DeviceTier {};
 
-INSTANTIATE_TEST_SUITE_P(Sim, DeviceTierViews, ::testing::Values(kBodies[1]),
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceTierViews, ::testing::Values(kBackends[1]),
                          [](const auto& p) { return std::string(p.param.name); });
-INSTANTIATE_TEST_SUITE_P(Sim, DeviceTierLoss, ::testing::ValuesIn(kBodies),
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceTierLoss, ::testing::ValuesIn(kBackends),
                          [](const auto& p) { return std::string(p.param.name); });
-INSTANTIATE_TEST_SUITE_P(Sim, DeviceTier, ::testing::ValuesIn(kBodies),
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceTier, ::testing::ValuesIn(kBackends),
                          [](const auto& p) { return std::string(p.param.name); });
 
 // The toucher sleeps since its block is on its way, and the block does not get there: the CPU's own way serves it.
@@ -115,7 +115,7 @@ TEST_P(SimDeviceTier, ATouchOfABlockThatCannotBeMadeIsServedInHostMemory) {
   EXPECT_EQ(r.query().device_bytes, 0u);
   vmem::device::current_sim()->set_hook(nullptr);
 }
-INSTANTIATE_TEST_SUITE_P(Sim, SimDeviceTier, ::testing::ValuesIn(kBodies),
+INSTANTIATE_TEST_SUITE_P(Sim, SimDeviceTier, ::testing::ValuesIn(kBackends),
                          [](const auto& p) { return std::string(p.param.name); });
 
 }  // namespace

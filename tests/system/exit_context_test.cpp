@@ -141,6 +141,6 @@ TEST_P(ExitContext, NorWhenItsRegionGoesLate) {
   EXPECT_EQ(in_file(), 7);
   EXPECT_EQ(log_, "release: 0\nfree: 0\n");
 }
-INSTANTIATE_TEST_SUITE_P(Bodies, ExitContext, testing::Values("managed", "handles"));
+INSTANTIATE_TEST_SUITE_P(Backends, ExitContext, testing::Values("managed", "handles"));
 
 }  // namespace

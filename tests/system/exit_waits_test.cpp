@@ -91,7 +91,7 @@ TEST_P(ExitUnderALease, WritesWhatTheStreamHasBeenToldToDo) {
   EXPECT_EQ(file.read()[0], 7);
   EXPECT_EQ(log, "") << "nothing was lost, so nothing is said";
 }
-INSTANTIATE_TEST_SUITE_P(Bodies, ExitUnderALease, testing::Values("managed", "handles"));
+INSTANTIATE_TEST_SUITE_P(Backends, ExitUnderALease, testing::Values("managed", "handles"));
 
 // A program that uses regions before it uses CUDA: the context comes up last, and goes down first.
 TEST(ExitWaitsChild, DISABLED_AContextThatComesUpLate) {
@@ -123,7 +123,7 @@ TEST_P(ExitAfterTheContext, WritesWhatOnlyTheDeviceHadBefore) {
   EXPECT_EQ(bytes[kBlock], 7);
   EXPECT_EQ(log, "") << "nothing was lost, so nothing is said";
 }
-INSTANTIATE_TEST_SUITE_P(Bodies, ExitAfterTheContext,
+INSTANTIATE_TEST_SUITE_P(Backends, ExitAfterTheContext,
                          testing::Values("managed", "handles", "managed, live", "handles, live"));
 
 // A kernel that asks for one block after the other and adds to each, for ever; what it had done before the end is told.

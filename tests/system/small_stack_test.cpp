@@ -218,7 +218,7 @@ TEST_P(SmallStack, NoCallThatRunsInPlaceNeedsHalfOfWhatIsKeptForIt) {
   RecordProperty("used", static_cast<int>(used));
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, SmallStack, ::testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Backends, SmallStack, ::testing::Bool(),
                          [](const auto& body) { return body.param ? "Handles" : "Managed"; });
 
 class SmallStackHost : public systest::SystemTest {};

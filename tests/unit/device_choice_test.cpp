@@ -1,4 +1,4 @@
-// Which body a value of setting device takes, on a machine that has all of them, some, or none.
+// Which backend a value of setting device takes, on a machine that has all of them, some, or none.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -100,7 +100,7 @@ TEST_F(DeviceChoice, WhereNoneCanBeHadAutoGoesWithoutAndCudaIsAnError) {
   EXPECT_EQ(made_, nullptr);
 }
 
-// Whoever names a body gets that one, or is told why not and what else to set.
+// Whoever names a backend gets that one, or is told why not and what else to set.
 TEST_F(DeviceChoice, ABodyThatIsNamedIsHadOrAnError) {
   ASSERT_TRUE(make("handles").ok());
   EXPECT_EQ(log_of_asked, "v");

@@ -1,4 +1,4 @@
-// The application's side and the fixture for what every body of device::Devices promises. The tests are in
+// The application's side and the fixture for what every backend of device::Devices promises. The tests are in
 // device_contract_suite.h.
 #pragma once
 
@@ -26,7 +26,7 @@
 
 namespace vmem::device::testing {
 
-// The application's side of a body: streams and kernels. All kernels are asynchronous.
+// The application's side of a backend: streams and kernels. All kernels are asynchronous.
 class Bench {
  public:
   virtual ~Bench() = default;
@@ -48,19 +48,19 @@ class Bench {
   virtual void reset(int device) = 0;
   // Do kernels reach ordinary host memory (HMM)?
   virtual bool reaches_host_memory() const { return false; }
-  // What of a released range the body's driver keeps for its own later ranges: address space without access.
+  // What of a released range the backend's driver keeps for its own later ranges: address space without access.
   virtual bool driver_keeps_addresses() const { return false; }
-  // Memory the body's application could otherwise use went up or down with ours; bytes of tolerance.
+  // Memory the backend's application could otherwise use went up or down with ours; bytes of tolerance.
   virtual uint64_t free_memory_slack() const = 0;
 };
 
-struct Body {
+struct Backend {
   const char* name;
   // Null with the reason in *skip.
   std::unique_ptr<Bench> (*make)(std::string* skip);
 };
-inline void PrintTo(const Body& body, std::ostream* os) {
-  *os << body.name;
+inline void PrintTo(const Backend& backend, std::ostream* os) {
+  *os << backend.name;
 }
 
 #define VMEM_OK(call)                                                   \
@@ -79,7 +79,7 @@ inline void PrintTo(const Body& body, std::ostream* os) {
     ASSERT_GT(vmem_s.text().size(), 15u) << "without words"; \
   } while (0)
 
-class DeviceContract : public ::testing::TestWithParam<Body> {
+class DeviceContract : public ::testing::TestWithParam<Backend> {
  protected:
   static constexpr size_t kFrames = 32;
   // Of the result page.
@@ -233,7 +233,7 @@ class DeviceContract : public ::testing::TestWithParam<Body> {
 
   std::unique_ptr<Bench> bench_;
   Devices* d_ = nullptr;
-  size_t unit_ = 0, words_ = 0;  // of the body: bytes, and 8-byte words
+  size_t unit_ = 0, words_ = 0;  // of the backend: bytes, and 8-byte words
   void* stream_ = nullptr;
   void* frame_map_ = nullptr;
   size_t frame_map_size_ = 0;

@@ -1,4 +1,4 @@
-// Units of bodies with page tables of their own that are filled by one copy after the other.
+// Units of backends with page tables of their own that are filled by one copy after the other.
 #pragma once
 
 #include <algorithm>

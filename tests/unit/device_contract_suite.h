@@ -1,5 +1,5 @@
-// What every body of device::Devices promises. Instantiated for the simulated one in device_contract_test.cpp and for
-// CUDA in tests/gpu/device_cuda_test.cpp. Tests of suite DeviceLoss end with a lost device: on CUDA each needs a
+// What every backend of device::Devices promises. Instantiated for the simulated one in device_contract_test.cpp and
+// for CUDA in tests/gpu/device_cuda_test.cpp. Tests of suite DeviceLoss end with a lost device: on CUDA each needs a
 // process of its own.
 #pragma once
 

@@ -73,29 +73,31 @@ std::unique_ptr<Bench> four_on_handles(std::string*) {
 }
 
 // Of the largest units a test has up to 3 GiB of frames and units, of which a sanitizer wants several times as much.
-std::vector<Body> bodies() {
-  std::vector<Body> all{{"one", one},
-                        {"four", four},
-                        {"handles", one_on_handles},
-                        {"four_on_handles", four_on_handles},
-                        {"handles_of_4_mib", one_on_handles_of<2>},
-                        {"handles_of_8_mib", one_on_handles_of<4>}};
+std::vector<Backend> backends() {
+  std::vector<Backend> all{{"one", one},
+                           {"four", four},
+                           {"handles", one_on_handles},
+                           {"four_on_handles", four_on_handles},
+                           {"handles_of_4_mib", one_on_handles_of<2>},
+                           {"handles_of_8_mib", one_on_handles_of<4>}};
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
   all.push_back({"handles_of_64_mib", one_on_handles_of<32>});
 #endif
   return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Sim, DeviceContract, ::testing::ValuesIn(bodies()),
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceContract, ::testing::ValuesIn(backends()),
                          [](const auto& i) { return std::string(i.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceLoss,
-                         ::testing::Values(Body{"one", one}, Body{"four", four}, Body{"handles", one_on_handles},
-                                           Body{"four_on_handles", four_on_handles}),
+                         ::testing::Values(Backend{"one", one}, Backend{"four", four},
+                                           Backend{"handles", one_on_handles},
+                                           Backend{"four_on_handles", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(Sim, UnitInParts,
-                         ::testing::Values(Body{"handles", one_on_handles}, Body{"four_on_handles", four_on_handles}),
+                         ::testing::Values(Backend{"handles", one_on_handles},
+                                           Backend{"four_on_handles", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
 // --- only here ------------------------------------------------------------------------------------------------------
@@ -109,14 +111,14 @@ class DeviceSim : public DeviceContract {
   SimDevices& sim() { return static_cast<SimBench*>(bench_.get())->sim(); }
 };
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceSim,
-                         ::testing::Values(Body{"two",
-                                                [](std::string*) -> std::unique_ptr<Bench> {
-                                                  return std::make_unique<SimBench>(options(2));
-                                                }}),
+                         ::testing::Values(Backend{"two",
+                                                   [](std::string*) -> std::unique_ptr<Bench> {
+                                                     return std::make_unique<SimBench>(options(2));
+                                                   }}),
                          [](const auto& i) { return std::string(i.param.name); });
 
 class DeviceSimOnHandles : public DeviceSim {};
-INSTANTIATE_TEST_SUITE_P(Sim, DeviceSimOnHandles, ::testing::Values(Body{"four", four_on_handles}),
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceSimOnHandles, ::testing::Values(Backend{"four", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
 // The pager cannot keep advice for what is still on the disk from coming while it is brought.

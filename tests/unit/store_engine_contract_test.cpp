@@ -536,7 +536,7 @@ TEST_P(EngineContract, ShortTransfersAreContinued) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, EngineContract, testing::Values("io_uring", "threads", "faulty"),
+INSTANTIATE_TEST_SUITE_P(Backends, EngineContract, testing::Values("io_uring", "threads", "faulty"),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace

@@ -251,7 +251,7 @@ TEST(ThreadEngine, WorkersBeginWithAllPartsOfOneThatIsReadAloneNoMore) {
   EXPECT_TRUE(file.matches(0, buffer.data(), kSize));
 }
 
-INSTANTIATE_TEST_SUITE_P(Bodies, EngineLongTransfers, testing::Values("io_uring", "threads", "faulty"),
+INSTANTIATE_TEST_SUITE_P(Backends, EngineLongTransfers, testing::Values("io_uring", "threads", "faulty"),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace

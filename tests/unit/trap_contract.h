@@ -1,4 +1,4 @@
-// The fixture of the contract suites: one body, and blocks of every size and transfer it has.
+// The fixture of the contract suites: one backend, and blocks of every size and transfer it has.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -9,7 +9,7 @@
 
 #include "core/types.h"
 #include "trap/trap.h"
-#include "trap_bodies.h"
+#include "trap_backends.h"
 
 namespace vmem::trap::testing {
 
@@ -29,7 +29,7 @@ struct Kind {
   Transfer transfer;
 };
 
-class TrapContract : public ::testing::TestWithParam<Body> {
+class TrapContract : public ::testing::TestWithParam<Backend> {
  protected:
   void SetUp() override {
     const Status s = GetParam().make(&trap_);
@@ -38,7 +38,7 @@ class TrapContract : public ::testing::TestWithParam<Body> {
     ASSERT_TRUE(s.ok()) << s.text();
   }
 
-  // Every size the design names, by every transfer the body has.
+  // Every size the design names, by every transfer the backend has.
   std::vector<Kind> kinds() const {
     std::vector<Kind> out;
     for (size_t size : {kPage, size_t{64} << 10, kHugePage, size_t{32} << 20}) {
@@ -49,7 +49,7 @@ class TrapContract : public ::testing::TestWithParam<Body> {
     return out;
   }
 
-  // A block of `size` bytes in the way every body has.
+  // A block of `size` bytes in the way every backend has.
   Kind plain(size_t size) const { return {size, trap_->caps().install ? Transfer::install : Transfer::copy}; }
 
   struct Block {

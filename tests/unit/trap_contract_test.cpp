@@ -1,6 +1,6 @@
-// The promises of trap/trap.h about bytes, on every body. Each test names one. A body that this machine does not permit
-// is skipped with the reason; a promise that a body does not make (its caps say so) is tested as the refusal it
-// documents.
+// The promises of trap/trap.h about bytes, on every backend. Each test names one. A backend that this machine does not
+// permit is skipped with the reason; a promise that a backend does not make (its caps say so) is tested as the refusal
+// it documents.
 #include "trap_contract.h"
 
 #include <sys/syscall.h>
@@ -16,8 +16,8 @@
 namespace vmem::trap::testing {
 namespace {
 
-INSTANTIATE_TEST_SUITE_P(Bodies, TrapContract, ::testing::ValuesIn(bodies()),
-                         [](const auto& body) { return body.param.name; });
+INSTANTIATE_TEST_SUITE_P(Backends, TrapContract, ::testing::ValuesIn(backends()),
+                         [](const auto& backend) { return backend.param.name; });
 
 TEST_P(TrapContract, TouchParksUntilTheBlockIsFilled) {
   for (const Kind kind : kinds()) {

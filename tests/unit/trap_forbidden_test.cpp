@@ -40,7 +40,7 @@ INSTANTIATE_TEST_SUITE_P(Pages, TrapForbidden, ::testing::Values("scanned", "rea
 // in place with protection, just then, keep it: nobody would hear of a store.
 TEST_P(TrapForbidden, PagesPutInPlaceWhileSomebodyIsWokenKeepTheirProtection) {
   std::unique_ptr<Trap> trap;
-  if (const Status s = bodies().front().make(&trap); !s.ok()) GTEST_SKIP() << s.text();
+  if (const Status s = backends().front().make(&trap); !s.ok()) GTEST_SKIP() << s.text();
   if (!trap->caps().write_protect) GTEST_SKIP() << "this kernel cannot write-protect";
   trap.reset();
   run_child("DISABLED_Wakes", {{"VMEM_TEST_PAGES", GetParam()}});
@@ -67,7 +67,7 @@ bool is_protected(const void* address) {
 
 TEST(TrapForbiddenChild, DISABLED_Wakes) {
   std::unique_ptr<Trap> trap;
-  ASSERT_TRUE(bodies().front().make(&trap).ok());
+  ASSERT_TRUE(backends().front().make(&trap).ok());
   void *words = nullptr, *frame = nullptr;
   ASSERT_TRUE(trap->attach(kSize, core::kPage, Transfer::copy, &words).ok());
   ASSERT_TRUE(trap->reserve_frames(kSize, false, &frame).ok());
@@ -124,7 +124,7 @@ class Parked {
   std::thread thread_;
 };
 
-// With a body: each of its calls that ends a wait ends it, whatever else it has to do for that.
+// With a backend: each of its calls that ends a wait ends it, whatever else it has to do for that.
 void end_waits(Trap* trap, std::span<const unsigned long> forbidden) {
   void *words = nullptr, *other = nullptr, *frame = nullptr;
   ASSERT_TRUE(trap->attach(kSize, core::kPage, Transfer::copy, &words).ok());
@@ -167,9 +167,9 @@ void end_waits(Trap* trap, std::span<const unsigned long> forbidden) {
   EXPECT_TRUE(trap->release_frames(frame, kSize).ok());
 }
 
-class TrapWithout : public ::testing::TestWithParam<Body> {};
-INSTANTIATE_TEST_SUITE_P(Bodies, TrapWithout, ::testing::ValuesIn(bodies()),
-                         [](const auto& body) { return body.param.name; });
+class TrapWithout : public ::testing::TestWithParam<Backend> {};
+INSTANTIATE_TEST_SUITE_P(Backends, TrapWithout, ::testing::ValuesIn(backends()),
+                         [](const auto& backend) { return backend.param.name; });
 
 TEST_P(TrapWithout, WakeAllWaitsEnd) {
   run_child("DISABLED_EndWaits", {{"VMEM_TEST_BODY", GetParam().name}});
@@ -180,12 +180,12 @@ TEST_P(TrapWithout, WakeAndWriteProtectAllWaitsEnd) {
 }
 
 TEST(TrapForbiddenChild, DISABLED_EndWaits) {
-  const auto all = bodies();
-  const auto body =
-      std::find_if(all.begin(), all.end(), [](const Body& b) { return b.name == getenv("VMEM_TEST_BODY"); });
-  ASSERT_NE(body, all.end());
+  const auto all = backends();
+  const auto backend =
+      std::find_if(all.begin(), all.end(), [](const Backend& b) { return b.name == getenv("VMEM_TEST_BODY"); });
+  ASSERT_NE(backend, all.end());
   std::unique_ptr<Trap> trap;
-  if (!body->make(&trap).ok() || trap->caps().install) _exit(77);  // the module has calls of its own
+  if (!backend->make(&trap).ok() || trap->caps().install) _exit(77);  // the module has calls of its own
   constexpr unsigned long kBoth[] = {UFFDIO_WAKE, UFFDIO_WRITEPROTECT};
   end_waits(trap.get(), std::span(kBoth, getenv("VMEM_TEST_BOTH") != nullptr ? 2 : 1));
 }
@@ -200,12 +200,12 @@ TEST_P(TrapWithout, AllThatWakesTheFirstTransferOfAllWakesItsThreads) {
 uint64_t* stored_at = nullptr;
 
 TEST(TrapForbiddenChild, DISABLED_FirstTransferWakes) {
-  const auto all = bodies();
-  const auto body =
-      std::find_if(all.begin(), all.end(), [](const Body& b) { return b.name == getenv("VMEM_TEST_BODY"); });
-  ASSERT_NE(body, all.end());
+  const auto all = backends();
+  const auto backend =
+      std::find_if(all.begin(), all.end(), [](const Backend& b) { return b.name == getenv("VMEM_TEST_BODY"); });
+  ASSERT_NE(backend, all.end());
   std::unique_ptr<Trap> trap;
-  if (!body->make(&trap).ok() || trap->caps().install) _exit(77);
+  if (!backend->make(&trap).ok() || trap->caps().install) _exit(77);
   const std::string_view how = getenv("VMEM_TEST_HOW");
   const bool moves = how == "move";
   if (moves && !trap->caps().move) return;

@@ -18,7 +18,7 @@
 
 #include "core/step.h"
 #include "trap/kmod_trap.h"
-#include "trap_bodies.h"
+#include "trap_backends.h"
 #include "vmem/vmem_uapi.h"
 
 namespace vmem::trap::testing {

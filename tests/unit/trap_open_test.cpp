@@ -22,7 +22,7 @@
 #include "trap/probe.h"
 #include "trap/transfer.h"
 #include "trap/trap.h"
-#include "trap_bodies.h"
+#include "trap_backends.h"
 
 namespace vmem::trap {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "core/types.h"
 #include "trap/trap.h"
-#include "trap_bodies.h"
+#include "trap_backends.h"
 
 namespace vmem::trap::testing {
 namespace {
@@ -43,7 +43,7 @@ class Pin {
     GTEST_SKIP() << "this body has no UFFDIO_MOVE"; \
   }
 
-class TrapPinned : public ::testing::TestWithParam<Body> {
+class TrapPinned : public ::testing::TestWithParam<Backend> {
  protected:
   void SetUp() override {
     const Status s = GetParam().make(&trap_);
@@ -82,8 +82,8 @@ class TrapPinned : public ::testing::TestWithParam<Body> {
   void *region_ = nullptr, *frame_ = nullptr, *slot_ = nullptr;
 };
 
-INSTANTIATE_TEST_SUITE_P(Bodies, TrapPinned, ::testing::ValuesIn(bodies()),
-                         [](const auto& body) { return body.param.name; });
+INSTANTIATE_TEST_SUITE_P(Backends, TrapPinned, ::testing::ValuesIn(backends()),
+                         [](const auto& backend) { return backend.param.name; });
 
 TEST_P(TrapPinned, TakeRefusesAPinnedPageAndPutsEverythingBack) {
   NEEDS_MOVE();

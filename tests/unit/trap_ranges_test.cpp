@@ -1,4 +1,4 @@
-// The promises of trap/trap.h about ranges and waiting, on every body.
+// The promises of trap/trap.h about ranges and waiting, on every backend.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -34,8 +34,8 @@ class TrapRanges : public TrapContract {
   }
 };
 
-INSTANTIATE_TEST_SUITE_P(Bodies, TrapRanges, ::testing::ValuesIn(bodies()),
-                         [](const auto& body) { return body.param.name; });
+INSTANTIATE_TEST_SUITE_P(Backends, TrapRanges, ::testing::ValuesIn(backends()),
+                         [](const auto& backend) { return backend.param.name; });
 
 TEST_P(TrapRanges, AFailedBlockRaisesSigbusUntilItIsUnfailed) {
   for (const Kind kind : kinds()) {

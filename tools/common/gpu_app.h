@@ -1,5 +1,5 @@
 // The application's side of a device, for the example and the benchmark: streams, plain device memory, copies, times.
-// Two bodies: CUDA, and the simulated device of libvmem (lib/device/sim/sim_device.h), on which a program runs end to
+// Two backends: CUDA, and the simulated device of libvmem (lib/device/sim/sim_device.h), on which a program runs end to
 // end without a GPU; its figures mean nothing. Failures are exceptions with words.
 //
 // The simulated device lives between vmem_init() and vmem_shutdown(): so must everything made here.

@@ -225,7 +225,7 @@ void Doctor::ssd() {
   add("SSD", State::ok, one + space);
 }
 
-// What auto takes here, and whether the other bodies could be had.
+// What auto takes here, and whether the other backends could be had.
 void Doctor::device_tier() {
   using vmem::device::Kind;
   std::unique_ptr<vmem::device::Devices> devices;
@@ -241,14 +241,14 @@ void Doctor::device_tier() {
     add("device tier", State::degraded, "off: " + (s.ok() ? why : std::string(s.text())),
         "host memory and SSD work without it; what is needed is in the words");
   }
-  for (const char* body : {"handles", "managed"}) {
-    if (taken == body) continue;
+  for (const char* backend : {"handles", "managed"}) {
+    if (taken == backend) continue;
     devices.reset();  // one at a time
-    s = vmem::device::make_devices(vmem::device::kind_of(body), vmem::device::kUnit, &devices, &why);
+    s = vmem::device::make_devices(vmem::device::kind_of(backend), vmem::device::kUnit, &devices, &why);
     if (s.ok()) {
-      add(body, State::ok, "can be had, and is not what auto takes (docs/device-tier.md)");
+      add(backend, State::ok, "can be had, and is not what auto takes (docs/device-tier.md)");
     } else {
-      add(body, State::degraded, printable(s.text()), "nothing, while another device tier will do");
+      add(backend, State::degraded, printable(s.text()), "nothing, while another device tier will do");
     }
   }
 }

@@ -1,5 +1,5 @@
 // The thin layer over CUDA that cuda_device.cpp is written against: the driver's calls, found at run time, and its
-// errors as errno. Included by the CUDA body only, and only with VMEM_HAVE_CUDA.
+// errors as errno. Included by the CUDA backend only, and only with VMEM_HAVE_CUDA.
 //
 // - Nothing here links against CUDA: libcuda is opened when a device is first asked for, so a program that uses none
 //   loads nothing of it, and needs none of its thread-local storage.

@@ -1,6 +1,6 @@
 // Zeros for a device's memory by a kernel, at the rate of that memory (a link has a twentieth of it), which never waits
 // for kernels of the application: a part of it that has not begun when the caller's patience ends never clears
-// anything. Included by the CUDA body only.
+// anything. Included by the CUDA backend only.
 //
 // Each thread block has a word in pinned host memory. It stores that it has begun, then loads whether it may; the host
 // takes the permission back, then looks who has begun: of both at least one sees the other (Dekker's algorithm, with a

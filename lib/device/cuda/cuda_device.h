@@ -1,4 +1,4 @@
-// The CUDA bodies, on the stock driver: its unified memory, and physical handles. Only with the CUDA toolkit at build
+// The CUDA backends, on the stock driver: its unified memory, and physical handles. Only with the CUDA toolkit at build
 // time.
 #pragma once
 

@@ -1,4 +1,4 @@
-// Inside of the CUDA bodies: cuda_device.cpp (start, end, health), cuda_memory.cpp (managed ranges and their parts),
+// Inside of the CUDA backends: cuda_device.cpp (start, end, health), cuda_memory.cpp (managed ranges and their parts),
 // cuda_handles.cpp (physical handles in their place), cuda_clear.h (zeros for these), cuda_stream.cpp (copies, streams,
 // tickets).
 //
@@ -114,27 +114,27 @@ class CudaDevices final : public UnitDevices {
 
  private:
   friend class CudaPagingWords;
-  core::Status body_memory(int device, Memory* out) override;
-  core::Status body_reserve(Reservation& r) override;
-  void body_release(Reservation& r) override;
-  core::Status body_present(const Reservation& r) override;
-  core::Status body_map(const Span& span) override;
-  core::Status body_populate(const Span& span, int device) override;
-  core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
-  core::Status body_migrate(const Span& span, int to) override;
-  core::Status body_advise(Range range, Advice advice, int location, bool set) override;
-  core::Status body_back(const Span& span, int device) override;
-  void body_unback(const Span& span) override;
-  core::Status body_take(int device, size_t size, uint32_t* piece) override;
-  core::Status body_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) override;
-  void body_give(int device, size_t size, uint32_t piece) override;
-  core::Status body_zero(const Span& span) override;
-  core::Status body_show(const Span& span) override;
-  core::Status body_hide(const Span& span) override;
-  core::Status body_share(const Span& span, Export how, int* descriptor) override;
-  core::Status body_show_to(const Span& span, int device, bool set) override;
-  core::Status body_pin(void* frames, size_t size) override;
-  core::Status body_unpin(void* frames) override;
+  core::Status backend_memory(int device, Memory* out) override;
+  core::Status backend_reserve(Reservation& r) override;
+  void backend_release(Reservation& r) override;
+  core::Status backend_present(const Reservation& r) override;
+  core::Status backend_map(const Span& span) override;
+  core::Status backend_populate(const Span& span, int device) override;
+  core::Status backend_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
+  core::Status backend_migrate(const Span& span, int to) override;
+  core::Status backend_advise(Range range, Advice advice, int location, bool set) override;
+  core::Status backend_back(const Span& span, int device) override;
+  void backend_unback(const Span& span) override;
+  core::Status backend_take(int device, size_t size, uint32_t* piece) override;
+  core::Status backend_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) override;
+  void backend_give(int device, size_t size, uint32_t piece) override;
+  core::Status backend_zero(const Span& span) override;
+  core::Status backend_show(const Span& span) override;
+  core::Status backend_hide(const Span& span) override;
+  core::Status backend_share(const Span& span, Export how, int* descriptor) override;
+  core::Status backend_show_to(const Span& span, int device, bool set) override;
+  core::Status backend_pin(void* frames, size_t size) override;
+  core::Status backend_unpin(void* frames) override;
 
   Gpu& gpu(int device) { return *gpus_[static_cast<size_t>(device)]; }
   core::Status describe(int devices);

@@ -77,8 +77,8 @@ Status CudaDevices::reserve_addresses(Reservation& r) {
     return s;
   // The driver's mapping over them goes, and its reservation stays.
   r.base = at;
-  r.body = pointer(at);
-  r.body_size = r.size;
+  r.backend = pointer(at);
+  r.backend_size = r.size;
   place_hole(r.base, r.size);
   return {};
 }
@@ -198,23 +198,23 @@ Status CudaDevices::take_piece(Gpu& g, size_t size, uint32_t* out) {
       });
 }
 
-Status CudaDevices::body_back(const Span& span, int device) {
+Status CudaDevices::backend_back(const Span& span, int device) {
   Timeline timeline("prepare");
   Gpu& g = gpu(device);
   if (Status s = notice(g); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i) {
     uint32_t piece = 0;
     Status s = take_piece(g, span.unit_size(), &piece);
-    for (size_t k = 0; !s.ok() && k < i; ++k) body_give(device, span.unit_size(), span.unit(k).piece.load());
+    for (size_t k = 0; !s.ok() && k < i; ++k) backend_give(device, span.unit_size(), span.unit(k).piece.load());
     if (!s.ok()) return s;
     span.unit(i).piece.store(piece);
   }
   return {};
 }
 
-void CudaDevices::body_unback(const Span& span) {
+void CudaDevices::backend_unback(const Span& span) {
   for (size_t i = 0; i < span.count; ++i)
-    body_give(span.unit(i).device.load(), span.unit_size(), span.unit(i).piece.load());
+    backend_give(span.unit(i).device.load(), span.unit_size(), span.unit(i).piece.load());
 }
 
 Status CudaDevices::make_zeros(Gpu& g) {
@@ -307,7 +307,7 @@ CUresult CudaDevices::clear(Gpu& g, std::span<const cuda::Clearing::Part> parts,
   return e;
 }
 
-Status CudaDevices::body_zero(const Span& span) {
+Status CudaDevices::backend_zero(const Span& span) {
   for (size_t i = 0; i < span.count;) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
@@ -334,7 +334,7 @@ void CudaDevices::let_unmapping_go_first() {
 // Several in a row are given access by one call. Alone it takes as long as a call for each; what is won is won from
 // those who call the driver meanwhile, how is not profiled (both directions at once, H100 alone, blocks of 8 and 32
 // MiB, in turn, twice: 54 and 60 GB/s before, 64 and 65 with it; 68 and 66, 77 and 76).
-Status CudaDevices::body_show(const Span& span) {
+Status CudaDevices::backend_show(const Span& span) {
   Timeline timeline("map");
   if (Status s = notice(gpu(span.unit(0).device.load())); !s.ok()) return s;
   const size_t size = span.unit_size();
@@ -389,7 +389,7 @@ Status CudaDevices::body_show(const Span& span) {
   return {};
 }
 
-Status CudaDevices::body_show_to(const Span& span, int device, bool set) {
+Status CudaDevices::backend_show_to(const Span& span, int device, bool set) {
   Gpu& g = gpu(span.unit(0).device.load());
   Enter here(driver_, g.context);
   CUmemAccessDesc access = access_of(device);
@@ -398,7 +398,7 @@ Status CudaDevices::body_show_to(const Span& span, int device, bool set) {
                 set ? "giving another device access to a block" : "taking access to a block from another device");
 }
 
-Status CudaDevices::body_hide(const Span& span) {
+Status CudaDevices::backend_hide(const Span& span) {
   Timeline timeline("unmap");
   ++unmapping_;
   const core::ScopeGuard done([this] { --unmapping_; });
@@ -414,18 +414,18 @@ Status CudaDevices::body_hide(const Span& span) {
     Status s = result(g, driver_.mem_unmap(span.address() + i * size, size), "unmapping a block");
     if (s.ok() || g.lost.load()) continue;
     // It is mapped still, unless the call for several took it away and failed: then it can be mapped.
-    body_show({span.reservation, span.first + i, 1}).ignore();
+    backend_show({span.reservation, span.first + i, 1}).ignore();
     unhide({span.reservation, span.first, i});
     return s;
   }
   return {};
 }
 
-Status CudaDevices::body_take(int device, size_t size, uint32_t* piece) {
+Status CudaDevices::backend_take(int device, size_t size, uint32_t* piece) {
   return take_piece(gpu(device), size, piece);
 }
 
-void CudaDevices::body_give(int device, size_t size, uint32_t piece) {
+void CudaDevices::backend_give(int device, size_t size, uint32_t piece) {
   Gpu& g = gpu(device);
   g.pieces.of(size).give(piece, [&](const Piece& left) {
     if (g.lost.load()) return false;  // its handles went with the context
@@ -434,7 +434,7 @@ void CudaDevices::body_give(int device, size_t size, uint32_t piece) {
   });
 }
 
-Status CudaDevices::body_share(const Span& span, Export how, int* descriptor) {
+Status CudaDevices::backend_share(const Span& span, Export how, int* descriptor) {
   Gpu& g = gpu(span.unit(0).device.load());
   if (Status s = notice(g); !s.ok()) return s;
   const bool can = how == Export::handle ? g.exports && driver_.mem_export != nullptr && !g.plain.load()
@@ -469,7 +469,7 @@ bool CudaDevices::may_see(PiecePool& pool, uint32_t piece, int device, const Gpu
   return true;
 }
 
-Status CudaDevices::body_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) {
+Status CudaDevices::backend_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) {
   Timeline timeline("migrate");
   const Unit& unit = span.unit(0);
   Gpu& source = gpu(unit.device.load());

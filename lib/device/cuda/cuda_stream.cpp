@@ -59,7 +59,7 @@ Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits wa
   }
 }
 
-Status CudaDevices::body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) {
+Status CudaDevices::backend_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) {
   const bool in = direction == Direction::in;
   Timeline timeline(in ? "copy in" : "copy out");
   Gpu& g = gpu(device);

@@ -18,7 +18,7 @@ namespace vmem::device {
 using cuda::Enter;
 using cuda::Timeline;
 
-Status CudaDevices::body_memory(int device, Memory* out) {
+Status CudaDevices::backend_memory(int device, Memory* out) {
   Gpu& g = gpu(device);
   Enter here(driver_, g.context);
   size_t free_bytes = 0, total_bytes = 0;
@@ -29,7 +29,7 @@ Status CudaDevices::body_memory(int device, Memory* out) {
   return result(g, e, "asking for free memory");
 }
 
-Status CudaDevices::body_reserve(Reservation& r) {
+Status CudaDevices::backend_reserve(Reservation& r) {
   if (!unified()) return reserve_addresses(r);
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);
@@ -42,33 +42,33 @@ Status CudaDevices::body_reserve(Reservation& r) {
       return result(g, e, "reserving managed address space");
     r.base = core::round_up(start, r.unit);
     if (r.base + r.size <= start + r.size + more) {
-      r.body = pointer(start);
-      r.body_size = r.size + more;
+      r.backend = pointer(start);
+      r.backend_size = r.size + more;
       break;
     }
     driver_.mem_free(start);
   }
-  if (r.body == nullptr) return error(EIO, "managed memory of %zu bytes did not come aligned", r.size);
-  place_hole(reinterpret_cast<uintptr_t>(r.body), r.body_size);
+  if (r.backend == nullptr) return error(EIO, "managed memory of %zu bytes did not come aligned", r.size);
+  place_hole(reinterpret_cast<uintptr_t>(r.backend), r.backend_size);
   return {};
 }
 
-void CudaDevices::body_release(Reservation& r) {
+void CudaDevices::backend_release(Reservation& r) {
   if (!unified()) return release_addresses(r);
   Gpu& g = gpu(r.device);
   Timeline span("release");
   if (health(r.device).ok()) {
     Enter here(driver_, g.context);
-    Status s = result(g, driver_.mem_free(reinterpret_cast<CUdeviceptr>(r.body)), "freeing a managed range");
+    Status s = result(g, driver_.mem_free(reinterpret_cast<CUdeviceptr>(r.backend)), "freeing a managed range");
     if (s.ok()) return;
     core::log(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
   // CUDA believes that the range exists: destroy what is in it and keep the address space without access for ever,
   // since a later mapping there could be torn down by the driver at exit. After a reset it is not ours any more.
-  if (!g.reset.load()) place_hole(reinterpret_cast<uintptr_t>(r.body), r.body_size);
+  if (!g.reset.load()) place_hole(reinterpret_cast<uintptr_t>(r.backend), r.backend_size);
 }
 
-Status CudaDevices::body_present(const Reservation& r) {
+Status CudaDevices::backend_present(const Reservation& r) {
   if (health(r.device).ok() || !gpu(r.device).reset.load()) return {};
   const Status lost = lost_status(gpu(r.device));
   return error(EIO, "the managed range at %#zx ended with its context; whatever is there now is not libvmem's: %.*s",
@@ -109,7 +109,7 @@ int CudaDevices::find_uvm_file(uintptr_t address, size_t size) {
   return -err;
 }
 
-Status CudaDevices::body_map(const Span& span) {
+Status CudaDevices::backend_map(const Span& span) {
   const uintptr_t address = span.address();
   std::unique_lock lock(uvm_mutex_);
   if (uvm_file_ < 0) {
@@ -177,12 +177,12 @@ Status CudaDevices::prefetch_now(Gpu& g, uintptr_t address, size_t size, const c
   return status;
 }
 
-Status CudaDevices::body_populate(const Span& span, int device) {
+Status CudaDevices::backend_populate(const Span& span, int device) {
   Timeline timeline("prepare");
   return prefetch_now(gpu(device), span.address(), span.size(), "making a block");
 }
 
-Status CudaDevices::body_migrate(const Span& span, int to) {
+Status CudaDevices::backend_migrate(const Span& span, int to) {
   Timeline timeline("migrate");
   for (size_t i = 0; i < span.count; ++i) {
     const int from = span.unit(i).device.load();
@@ -195,7 +195,7 @@ Status CudaDevices::body_migrate(const Span& span, int to) {
   return prefetch_now(gpu(to), span.address(), span.size(), "moving a block to another device");
 }
 
-Status CudaDevices::body_advise(Range range, Advice advice, int location, bool set) {
+Status CudaDevices::backend_advise(Range range, Advice advice, int location, bool set) {
   Gpu* g = nullptr;
   if (Status s = any_gpu(&g); !s.ok()) return s;
   CUmem_advise kind = CU_MEM_ADVISE_SET_READ_MOSTLY;
@@ -219,14 +219,14 @@ Status CudaDevices::body_advise(Range range, Advice advice, int location, bool s
   return result(*g, driver_.mem_advise(range.address, range.size, kind, where), "giving advice");
 }
 
-Status CudaDevices::body_pin(void* frames, size_t size) {
+Status CudaDevices::backend_pin(void* frames, size_t size) {
   Gpu* g = nullptr;
   if (Status s = any_gpu(&g); !s.ok()) return s;
   Enter here(driver_, g->context);
   return result(*g, driver_.host_register(frames, size, CU_MEMHOSTREGISTER_PORTABLE), "pinning host memory");
 }
 
-Status CudaDevices::body_unpin(void* frames) {
+Status CudaDevices::backend_unpin(void* frames) {
   Gpu* g = nullptr;
   if (Status s = any_gpu(&g); !s.ok()) return s;
   Enter here(driver_, g->context);

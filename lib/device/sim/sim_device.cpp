@@ -150,7 +150,7 @@ void SimDevices::reset(std::string_view reason) {
   while (copying_.load() != 0) std::this_thread::yield();
 }
 
-Status SimDevices::body_present(const Reservation& r) {
+Status SimDevices::backend_present(const Reservation& r) {
   return reset_ ? error(EIO, "the addresses of the range at %#zx are nobody's since a reset", r.base) : Status();
 }
 
@@ -180,7 +180,7 @@ Status SimDevices::run_hook(SimOp op, int device, uintptr_t address, size_t size
 
 // --- memory ---------------------------------------------------------------------------------------------------------
 
-Status SimDevices::body_memory(int device, Memory* out) {
+Status SimDevices::backend_memory(int device, Memory* out) {
   out->total = options_.memory_bytes;
   const uint64_t taken = used(device) + devices_[static_cast<size_t>(device)]->others.load();
   out->free = options_.memory_bytes - std::min(options_.memory_bytes, taken);
@@ -189,11 +189,11 @@ Status SimDevices::body_memory(int device, Memory* out) {
 }
 
 std::byte* SimDevices::view(const Reservation& r, uintptr_t address) const {
-  return static_cast<std::byte*>(r.body) + (address - r.base);
+  return static_cast<std::byte*>(r.backend) + (address - r.base);
 }
 
 static off_t file_offset(const Reservation& r, uintptr_t address) {
-  return static_cast<off_t>(r.body_offset + (address - r.base));
+  return static_cast<off_t>(r.backend_offset + (address - r.base));
 }
 
 // Frees the bytes behind [address, address + size).
@@ -217,7 +217,7 @@ Status SimDevices::address_space(Reservation& r) {
   return {};
 }
 
-Status SimDevices::body_reserve(Reservation& r) {
+Status SimDevices::backend_reserve(Reservation& r) {
   if (Status s = run_hook(SimOp::reserve, r.device, 0, r.size); !s.ok()) return s;
   if (!unified()) return reserve_pages(r);
   uint64_t offset;
@@ -235,15 +235,15 @@ Status SimDevices::body_reserve(Reservation& r) {
     munmap(reinterpret_cast<void*>(r.base), r.size);
     return core::system_error(err, "no address space for the second view of %zu bytes", r.size);
   }
-  r.body = second;
-  r.body_size = r.size;
-  r.body_offset = offset;
+  r.backend = second;
+  r.backend_size = r.size;
+  r.backend_offset = offset;
   madvise(second, r.size, MADV_DONTFORK);
   place_hole(r.base, r.size);
   return {};
 }
 
-void SimDevices::body_release(Reservation& r) {
+void SimDevices::backend_release(Reservation& r) {
   for (size_t i = 0, made = r.made.load(); made != 0; ++i) {
     if (!is_made(r.units[i].state)) continue;
     if (r.units[i].moving.load() != 0)
@@ -256,12 +256,12 @@ void SimDevices::body_release(Reservation& r) {
   // nobody else will have.
   bool lost = false;
   for (int d = 0; d < count(); ++d) lost |= !health(d).ok();
-  if (!lost || core::map_over(reinterpret_cast<uintptr_t>(r.body), r.body_size, PROT_READ | PROT_WRITE,
+  if (!lost || core::map_over(reinterpret_cast<uintptr_t>(r.backend), r.backend_size, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0) != 0)
-    munmap(r.body, r.body_size);
+    munmap(r.backend, r.backend_size);
 }
 
-Status SimDevices::body_map(const Span& span) {
+Status SimDevices::backend_map(const Span& span) {
   if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
   // A kernel that outlived the last punch may have written into the hole: never show its bytes.
   discard(memfd_, *span.reservation, span.address(), span.size());
@@ -271,7 +271,7 @@ Status SimDevices::body_map(const Span& span) {
   return core::system_error(-rc, "mapping %zu bytes at %#zx (raise vm.max_map_count?)", span.size(), span.address());
 }
 
-void SimDevices::body_unmapped(const Span& span) {
+void SimDevices::backend_unmapped(const Span& span) {
   run_hook(SimOp::unmapped, -1, span.address(), span.size()).ignore();  // munmap of a made unit cannot fail
   discard(memfd_, *span.reservation, span.address(), span.size());
 }
@@ -289,7 +289,7 @@ Status SimDevices::oversubscribed(int device) {
                static_cast<size_t>(made));
 }
 
-Status SimDevices::body_populate(const Span& span, int device) {
+Status SimDevices::backend_populate(const Span& span, int device) {
   if (Status s = oversubscribed(device); !s.ok()) return s;
   if (Status s = run_hook(SimOp::populate, device, span.address(), span.size()); !s.ok()) return s;
   return health(device);
@@ -297,14 +297,14 @@ Status SimDevices::body_populate(const Span& span, int device) {
 
 Status SimDevices::reserve_pages(Reservation& r) {
   if (Status s = address_space(r); !s.ok()) return s;
-  r.body = mmap(nullptr, r.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (r.body == MAP_FAILED) {
+  r.backend = mmap(nullptr, r.size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (r.backend == MAP_FAILED) {
     const int err = errno;
     munmap(reinterpret_cast<void*>(r.base), r.size);
     return core::system_error(err, "no address space for the page table of %zu bytes", r.size);
   }
-  r.body_size = r.size;
-  madvise(r.body, r.size, MADV_DONTFORK);
+  r.backend_size = r.size;
+  madvise(r.backend, r.size, MADV_DONTFORK);
   place_hole(r.base, r.size);
   return {};
 }
@@ -329,11 +329,11 @@ void SimDevices::copy_bytes(const Reservation& r, const Copy& copy, bool in) {
   }
 }
 
-Status SimDevices::body_before_hold(const Span& span) {
+Status SimDevices::backend_before_hold(const Span& span) {
   return run_hook(SimOp::hold, -1, span.address(), span.size());
 }
 
-Status SimDevices::body_before_punch(const Span& span) {
+Status SimDevices::backend_before_punch(const Span& span) {
   if (Status s = run_hook(SimOp::punch, -1, span.address(), span.size()); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i)
     if (span.unit(i).moving.load() != 0) {
@@ -344,7 +344,7 @@ Status SimDevices::body_before_punch(const Span& span) {
   return {};
 }
 
-Status SimDevices::body_migrate(const Span& span, int to) {
+Status SimDevices::backend_migrate(const Span& span, int to) {
   if (Status s = run_hook(SimOp::migrate, to, span.address(), span.size()); !s.ok()) return s;
   for (size_t i = 0; i < span.count; ++i)
     if (span.unit(i).moving.load() != 0)
@@ -354,21 +354,21 @@ Status SimDevices::body_migrate(const Span& span, int to) {
   return probe(to);
 }
 
-Status SimDevices::body_advise(Range range, Advice, int location, bool) {
+Status SimDevices::backend_advise(Range range, Advice, int location, bool) {
   return run_hook(SimOp::advise, location, range.address, range.size);
 }
 
-Status SimDevices::body_pin(void* frames, size_t size) {
+Status SimDevices::backend_pin(void* frames, size_t size) {
   return run_hook(SimOp::pin, -1, reinterpret_cast<uintptr_t>(frames), size);
 }
 
-Status SimDevices::body_unpin(void* frames) {
+Status SimDevices::backend_unpin(void* frames) {
   return run_hook(SimOp::unpin, -1, reinterpret_cast<uintptr_t>(frames), 0);
 }
 
 // --- copies and kernels ---------------------------------------------------------------------------------------------
 
-Status SimDevices::body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) {
+Status SimDevices::backend_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) {
   const bool in = direction == Direction::in;
   if (Status s = probe(device); !s.ok()) return s;
   if (Status s = run_hook(in ? SimOp::issue_in : SimOp::issue_out, device, copies.front().block, copies.front().size);

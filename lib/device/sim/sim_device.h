@@ -1,5 +1,5 @@
-// The simulated body: devices whose memory is host memory, with the call semantics of CUDA's unified memory, on which
-// the whole device tier is tested without a GPU.
+// The simulated backend: devices whose memory is host memory, with the call semantics of CUDA's unified memory, on
+// which the whole device tier is tested without a GPU.
 //
 // With SimOptions::handles they have page tables of their own instead, as with physical handles: CpuView::split.
 //
@@ -164,30 +164,30 @@ class SimDevices final : public UnitDevices {
   std::vector<std::string> violations() const;
 
  protected:
-  core::Status body_memory(int device, Memory* out) override;
-  core::Status body_reserve(Reservation& r) override;
-  core::Status body_present(const Reservation& r) override;
-  void body_release(Reservation& r) override;
-  core::Status body_map(const Span& span) override;
-  void body_unmapped(const Span& span) override;
-  core::Status body_populate(const Span& span, int device) override;
-  core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
-  core::Status body_migrate(const Span& span, int to) override;
-  core::Status body_advise(Range range, Advice advice, int location, bool set) override;
-  core::Status body_pin(void* frames, size_t size) override;
-  core::Status body_unpin(void* frames) override;
-  core::Status body_back(const Span& span, int device) override;
-  void body_unback(const Span& span) override;
-  core::Status body_take(int device, size_t size, uint32_t* piece) override;
-  core::Status body_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) override;
-  void body_give(int device, size_t size, uint32_t piece) override;
-  core::Status body_zero(const Span& span) override;
-  core::Status body_show(const Span& span) override;
-  core::Status body_hide(const Span& span) override;
-  core::Status body_share(const Span& span, Export how, int* descriptor) override;
-  core::Status body_show_to(const Span& span, int device, bool set) override;
-  core::Status body_before_hold(const Span& span) override;
-  core::Status body_before_punch(const Span& span) override;
+  core::Status backend_memory(int device, Memory* out) override;
+  core::Status backend_reserve(Reservation& r) override;
+  core::Status backend_present(const Reservation& r) override;
+  void backend_release(Reservation& r) override;
+  core::Status backend_map(const Span& span) override;
+  void backend_unmapped(const Span& span) override;
+  core::Status backend_populate(const Span& span, int device) override;
+  core::Status backend_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
+  core::Status backend_migrate(const Span& span, int to) override;
+  core::Status backend_advise(Range range, Advice advice, int location, bool set) override;
+  core::Status backend_pin(void* frames, size_t size) override;
+  core::Status backend_unpin(void* frames) override;
+  core::Status backend_back(const Span& span, int device) override;
+  void backend_unback(const Span& span) override;
+  core::Status backend_take(int device, size_t size, uint32_t* piece) override;
+  core::Status backend_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) override;
+  void backend_give(int device, size_t size, uint32_t piece) override;
+  core::Status backend_zero(const Span& span) override;
+  core::Status backend_show(const Span& span) override;
+  core::Status backend_hide(const Span& span) override;
+  core::Status backend_share(const Span& span, Export how, int* descriptor) override;
+  core::Status backend_show_to(const Span& span, int device, bool set) override;
+  core::Status backend_before_hold(const Span& span) override;
+  core::Status backend_before_punch(const Span& span) override;
 
  private:
   friend class SimKernel;
@@ -267,7 +267,7 @@ class SimDevices final : public UnitDevices {
 };
 
 core::Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out);
-// One as setting device=sim, or sim-handles, has it. In a library without this body (no_sim.cpp) -ENODEV.
+// One as setting device=sim, or sim-handles, has it. In a library without this backend (no_sim.cpp) -ENODEV.
 core::Status make_sim_devices(bool handles, size_t unit, std::unique_ptr<Devices>* out);
 // The living SimDevices, or null: for tests that reach it through the C API. The last one made.
 SimDevices* current_sim();

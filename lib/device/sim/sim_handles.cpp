@@ -37,7 +37,7 @@ bool SimDevices::destroy_piece(size_t size, const Piece& piece) {
   return true;
 }
 
-Status SimDevices::body_back(const Span& span, int device) {
+Status SimDevices::backend_back(const Span& span, int device) {
   if (Status s = oversubscribed(device); !s.ok()) return s;
   if (Status s = run_hook(SimOp::populate, device, span.address(), span.size()); !s.ok()) return s;
   if (Status s = probe(device); !s.ok()) return s;
@@ -45,20 +45,20 @@ Status SimDevices::body_back(const Span& span, int device) {
   for (size_t i = 0; i < span.count; ++i) {
     uint32_t piece = 0;
     Status s = take_piece(device, span.unit_size(), &piece);
-    for (size_t k = 0; !s.ok() && k < i; ++k) body_give(device, pool.size(), span.unit(k).piece.load());
+    for (size_t k = 0; !s.ok() && k < i; ++k) backend_give(device, pool.size(), span.unit(k).piece.load());
     if (!s.ok()) return s;
     span.unit(i).piece.store(piece);
   }
   return {};
 }
 
-void SimDevices::body_unback(const Span& span) {
+void SimDevices::backend_unback(const Span& span) {
   run_hook(SimOp::unmapped, -1, span.address(), span.size()).ignore();
   for (size_t i = 0; i < span.count; ++i)
-    body_give(span.unit(i).device.load(), span.unit_size(), span.unit(i).piece.load());
+    backend_give(span.unit(i).device.load(), span.unit_size(), span.unit(i).piece.load());
 }
 
-Status SimDevices::body_take(int device, size_t size, uint32_t* piece) {
+Status SimDevices::backend_take(int device, size_t size, uint32_t* piece) {
   if (Status s = oversubscribed(device); !s.ok()) return s;
   if (Status s = health(device); !s.ok()) return s;
   return take_piece(device, size, piece);
@@ -68,14 +68,14 @@ std::byte* SimDevices::window(int device, size_t size, uint32_t piece) const {
   return reinterpret_cast<std::byte*>(devices_[static_cast<size_t>(device)]->pieces.of(size).window(piece));
 }
 
-void SimDevices::body_give(int device, size_t size, uint32_t piece) {
+void SimDevices::backend_give(int device, size_t size, uint32_t piece) {
   if (is_sent(window(device, size, piece)))
     violation(core::strprintf("piece %u of device %d given up while it is sent to another device", piece, device));
   devices_[static_cast<size_t>(device)]->pieces.of(size).give(
       piece, [&](const Piece& left) { return destroy_piece(size, left); });
 }
 
-Status SimDevices::body_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) try {
+Status SimDevices::backend_send_piece(const Span& span, int device, uint32_t piece, int by, Ticket* done) try {
   done->reset();
   if (Status s = run_hook(SimOp::migrate, device, span.address(), span.size()); !s.ok()) return s;
   if (span.unit(0).moving.load() != 0)
@@ -129,7 +129,7 @@ bool SimDevices::is_sent(const std::byte* piece) const {
   });
 }
 
-Status SimDevices::body_zero(const Span& span) {
+Status SimDevices::backend_zero(const Span& span) {
   for (uintptr_t at = span.address(); at < span.address() + span.size(); at += span.unit_size()) {
     size_t run = 0;
     std::byte* const bytes = window(*span.reservation, at, &run);
@@ -153,7 +153,7 @@ Status SimDevices::let_see(uintptr_t unit, int device, bool set) try {
   return error(ENOMEM, "no memory for a simulated mapping");
 }
 
-Status SimDevices::body_show_to(const Span& span, int device, bool set) {
+Status SimDevices::backend_show_to(const Span& span, int device, bool set) {
   bool mapped = true;
   for (size_t i = 0; i < span.count; ++i) {
     const std::lock_guard lock(mutex_);
@@ -166,8 +166,8 @@ Status SimDevices::body_show_to(const Span& span, int device, bool set) {
   return s;
 }
 
-Status SimDevices::body_show(const Span& span) {
-  // For whom is said here: advice that comes later is for body_show_to().
+Status SimDevices::backend_show(const Span& span) {
+  // For whom is said here: advice that comes later is for backend_show_to().
   for (size_t i = 0; i < span.count; ++i) {
     const uint64_t devices = seers(span.unit(i));
     for (int d = 0; devices >> d != 0; ++d) {
@@ -194,7 +194,7 @@ Status SimDevices::body_show(const Span& span) {
   return {};
 }
 
-Status SimDevices::body_hide(const Span& span) {
+Status SimDevices::backend_hide(const Span& span) {
   if (Status s = run_hook(SimOp::hold, -1, span.address(), span.size()); !s.ok()) return s;
   const size_t unit = span.unit_size();
   Status status;
@@ -219,7 +219,7 @@ Status SimDevices::body_hide(const Span& span) {
 }
 
 // The descriptor is of all the simulated devices' memory, and its offset where the units' begins: it is a simulation.
-Status SimDevices::body_share(const Span& span, Export, int* descriptor) {
+Status SimDevices::backend_share(const Span& span, Export, int* descriptor) {
   PiecePool& pool = devices_[span.unit(0).device.load()]->pieces.of(span.unit_size());
   const uint64_t first = pool.handle(span.unit(0).piece.load());
   for (size_t i = 0; i < span.count; ++i) {

@@ -1,4 +1,4 @@
-// Streams and events of simulated devices, and what both parts of that body need to put work on a stream.
+// Streams and events of simulated devices, and what both parts of that backend need to put work on a stream.
 #pragma once
 
 #include <deque>

@@ -59,7 +59,7 @@ Status UnitDevices::copy_in(int device, std::span<const Copy> copies, Ticket* do
   const unsigned allowed = unified() ? bit(UnitState::shut) : kMade;
   if (Status s = check_copies("copying to a device", device, copies, allowed, !unified(), &keep); !s.ok()) return s;
   core::step("device.copy_in");
-  if (unified()) return body_copy(device, Direction::in, copies, done);
+  if (unified()) return backend_copy(device, Direction::in, copies, done);
   enum class Fills : uint8_t { not_all, next_part, all };
   const auto each_unit = [&](auto&& visit) {
     for (const Copy& copy : copies) {
@@ -80,7 +80,7 @@ Status UnitDevices::copy_in(int device, std::span<const Copy> copies, Ticket* do
     if (fills == Fills::all) mark(unit, UnitState::shut);
     return Status();
   });
-  if (status.ok()) status = body_copy(device, Direction::in, copies, done);
+  if (status.ok()) status = backend_copy(device, Direction::in, copies, done);
   if (!status.ok()) {
     each_unit([&](const Span& unit, Fills fills, size_t) {
       if (fills == Fills::all && unit.unit(0).state.load() == UnitState::shut) mark(unit, UnitState::fresh);
@@ -104,7 +104,7 @@ Status UnitDevices::copy_out(int device, std::span<const Copy> copies, Ticket* d
       !s.ok())
     return s;
   core::step("device.copy_out");
-  return body_copy(device, Direction::out, copies, done);
+  return backend_copy(device, Direction::out, copies, done);
 }
 
 }  // namespace vmem::device

@@ -30,21 +30,21 @@ Status UnitDevices::begin_passage(Passage& p, int to, int by) {
   used_[to].fetch_add(size, std::memory_order_relaxed);
   // First what is refused most often, while nothing has changed.
   uint32_t piece = 0;
-  Status s = body_take(to, size, &piece);
+  Status s = backend_take(to, size, &piece);
   const bool taken = s.ok();
-  if (s.ok() && p.mapped) s = body_hide(p.unit);
+  if (s.ok() && p.mapped) s = backend_hide(p.unit);
   if (s.ok()) {
-    s = body_send_piece(p.unit, to, piece, by, &p.copied);
+    s = backend_send_piece(p.unit, to, piece, by, &p.copied);
     if (!s.ok() && p.mapped) unhide(p.unit);
   }
   if (!s.ok()) {
-    if (taken) body_give(to, size, piece);
+    if (taken) backend_give(to, size, piece);
     used_[to].fetch_sub(size, std::memory_order_relaxed);
     return s;
   }
   p.left = unit.piece.exchange(piece);
   unit.device.store(static_cast<uint8_t>(to));
-  p.shown = p.mapped ? body_show(p.unit) : Status();
+  p.shown = p.mapped ? backend_show(p.unit) : Status();
   return {};
 }
 
@@ -65,14 +65,14 @@ Status UnitDevices::end_passage(Passage& p, int to, int by) {
   // Who copies to another device is not told that this one is lost; what was to go there is here still.
   if (status.ok() && by != to) status = probe(to);
   if (status.ok()) {
-    body_give(p.from, size, p.left);
+    backend_give(p.from, size, p.left);
     used_[p.from].fetch_sub(size, std::memory_order_relaxed);
     return {};
   }
   if (p.mapped && p.shown.ok()) hide_insistently(p.unit);
   const uint32_t piece = unit.piece.exchange(p.left);
   unit.device.store(static_cast<uint8_t>(p.from));
-  body_give(to, size, piece);
+  backend_give(to, size, piece);
   used_[to].fetch_sub(size, std::memory_order_relaxed);
   if (p.mapped) unhide(p.unit);
   return status;
@@ -170,7 +170,7 @@ Status UnitDevices::migrate(std::span<const Range> ranges, int to, int by, std::
     const Span span{r.get(), r->index(ranges[i].address), ranges[i].size / r->unit};
     used_[to].fetch_add(span.size(), std::memory_order_relaxed);
     core::step("device.migrate");
-    each[i] = body_migrate(span, to);
+    each[i] = backend_migrate(span, to);
     if (!each[i].ok()) used_[to].fetch_sub(span.size(), std::memory_order_relaxed);
     for (size_t k = 0; k < span.count && each[i].ok(); ++k)
       used_[span.unit(k).device.exchange(static_cast<uint8_t>(to))].fetch_sub(span.unit_size(),

@@ -28,7 +28,7 @@ Status UnitDevices::pin(void* frames, size_t size) {
       return error(ENOMEM, "no memory to know %#zx bytes of pinned memory by", size);
     }
   }
-  Status status = body_pin(frames, size);
+  Status status = backend_pin(frames, size);
   if (!status.ok()) {
     std::lock_guard lock(pin_mutex_);
     pins_.erase(base);
@@ -43,7 +43,7 @@ Status UnitDevices::unpin(void* frames) {
     std::lock_guard lock(pin_mutex_);
     if (!pins_.contains(base)) return error(EINVAL, "unpinning %p: it is not the start of pinned memory", frames);
   }
-  Status status = body_unpin(frames);
+  Status status = backend_unpin(frames);
   if (status.ok()) {
     std::lock_guard lock(pin_mutex_);
     pins_.erase(base);

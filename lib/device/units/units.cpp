@@ -68,7 +68,7 @@ ReservationPtr UnitDevices::find(uintptr_t address) const {
 Status UnitDevices::memory(int device, Memory* out) {
   core::must_be_outside("Devices::memory");
   if (Status s = usable(device); !s.ok()) return s;
-  if (Status s = body_memory(device, out); !s.ok()) return s;
+  if (Status s = backend_memory(device, out); !s.ok()) return s;
   out->used = used_[device].load(std::memory_order_relaxed);
   return {};
 }
@@ -101,10 +101,10 @@ Status UnitDevices::make_range(size_t size, size_t unit, int device, void** base
   r->size = size;
   r->unit = unit;
   r->device = device;
-  if (Status s = body_reserve(*r); !s.ok()) return s;
+  if (Status s = backend_reserve(*r); !s.ok()) return s;
   void* const at = reinterpret_cast<void*>(r->base);
   if (Status s = unified() ? park::add(at, size) : Status(); !s.ok()) {
-    body_release(*r);
+    backend_release(*r);
     return s;
   }
   node.key() = r->base;
@@ -141,7 +141,7 @@ Status UnitDevices::release(void* base) {
               static_cast<unsigned long long>(patience.given_up >> 20), static_cast<unsigned long long>(all >> 20),
               static_cast<int>(patience.why.text().size()), patience.why.text().data());
   }
-  body_release(*r);
+  backend_release(*r);
   size_t made = r->made.load();
   for (size_t i = 0; made != 0; ++i) {
     if (!is_made(r->units[i].state)) continue;
@@ -196,7 +196,7 @@ Status UnitDevices::resolve(const char* what, std::span<const Range> ranges, uns
 Status UnitDevices::present(const Spans& spans) {
   if (!unified()) return {};
   for (const ReservationPtr& r : spans.keep)
-    if (Status s = body_present(*r); !s.ok()) return s;
+    if (Status s = backend_present(*r); !s.ok()) return s;
   return {};
 }
 
@@ -208,7 +208,7 @@ Status UnitDevices::make(const Span& span, int device) {
   const uintptr_t address = span.address();
   park::set(address, span.size(), park::Gate::shut);
   core::step("device.map");
-  if (Status s = body_map(span); !s.ok()) return s;
+  if (Status s = backend_map(span); !s.ok()) return s;
   core::step("device.mapped");
   if (Status s = protect(address, span.size(), PROT_NONE); !s.ok()) return s;
   core::step("device.shut");
@@ -229,14 +229,14 @@ Status UnitDevices::make(const Span& span, int device) {
   span.reservation->made.fetch_add(span.count, std::memory_order_relaxed);
   if (Status s = apply_advice(span); !s.ok()) return s;
   core::step("device.populate");
-  return body_populate(span, device);
+  return backend_populate(span, device);
 }
 
 void UnitDevices::unmake(const Span& span) {
   park::set(span.address(), span.size(), park::Gate::shut);
   core::step("device.punch");
   place_hole(span.address(), span.size());
-  body_unmapped(span);
+  backend_unmapped(span);
   for (size_t i = 0; i < span.count; ++i) {
     Unit& unit = span.unit(i);
     if (!is_made(unit.state.exchange(UnitState::punched))) continue;
@@ -271,7 +271,7 @@ Status UnitDevices::prepare(std::span<const Range> ranges, int device, bool* tor
 Status UnitDevices::back(const Span& span, int device) {
   used_[device].fetch_add(span.size(), std::memory_order_relaxed);
   core::step("device.populate");
-  if (Status s = body_back(span, device); !s.ok()) {
+  if (Status s = backend_back(span, device); !s.ok()) {
     used_[device].fetch_sub(span.size(), std::memory_order_relaxed);
     return s;
   }
@@ -286,7 +286,7 @@ Status UnitDevices::back(const Span& span, int device) {
 
 void UnitDevices::unback(const Span& span) {
   core::step("device.punch");
-  body_unback(span);
+  backend_unback(span);
   forget(span);
 }
 
@@ -301,10 +301,10 @@ void UnitDevices::forget(const Span& span) {
 // False: it is mapped still. Whoever had its piece next would share it with whoever finds it there, so nobody has it.
 // Tried again as long as the whole range has patience, which is short: who frees it waits.
 bool UnitDevices::hide_at_last(const Span& unit, Patience* patience) {
-  Status s = body_hide(unit);
+  Status s = backend_hide(unit);
   for (; !s.ok() && patience->tries != 0; --patience->tries) {
     usleep(1000);
-    s = body_hide(unit);
+    s = backend_hide(unit);
   }
   if (s.ok()) return true;
   patience->given_up += unit.unit_size();
@@ -316,7 +316,7 @@ bool UnitDevices::hide_at_last(const Span& unit, Patience* patience) {
 void UnitDevices::hide_insistently(const Span& unit) {
   for (unsigned tries = 1;; ++tries) {
     const bool lost = !health(unit.unit(0).device.load()).ok();
-    const Status s = body_hide(unit);
+    const Status s = backend_hide(unit);
     if (s.ok() || lost) return;
     if (tries == kSayAfter) {
       VMEM_LOG_OFTEN(core::Level::error, "a block cannot be unmapped where it did not come to, which is tried on: %.*s",
@@ -330,7 +330,7 @@ void UnitDevices::hide_insistently(const Span& unit) {
 Status UnitDevices::zero_fresh(const Span& span) {
   return span.runs([](const Unit& unit) { return unit.state.load() == UnitState::fresh; },
                    [&](const Span& fresh) {
-                     Status s = body_zero(fresh);
+                     Status s = backend_zero(fresh);
                      if (s.ok()) mark(fresh, UnitState::shut);
                      return s;
                    });
@@ -338,7 +338,7 @@ Status UnitDevices::zero_fresh(const Span& span) {
 
 bool UnitDevices::show_again(const Span& span) {
   for (unsigned tries = 1;; ++tries) {
-    const Status s = body_show(span);
+    const Status s = backend_show(span);
     if (s.ok()) return true;
     for (size_t i = 0; i < span.count; ++i)
       if (!health(span.unit(i).device.load()).ok()) return false;
@@ -376,13 +376,13 @@ Status UnitDevices::map_units(std::span<const Range> ranges, bool zero_them) {
     }
     if (status.ok() && zero_them) status = zero_fresh(span);
     const uint64_t before = advised_.load();
-    if (status.ok()) status = body_show(span);
+    if (status.ok()) status = backend_show(span);
     if (!status.ok()) break;
     mark(span, UnitState::open);
     if (advised_.load() != before) show_to_seers(span);
   }
   for (size_t i = 0; !status.ok() && i < done; ++i) {
-    if (body_hide(spans.list[i]).ok()) mark(spans.list[i], UnitState::shut);
+    if (backend_hide(spans.list[i]).ok()) mark(spans.list[i], UnitState::shut);
   }
   return status;
 }
@@ -396,7 +396,7 @@ Status UnitDevices::unmap(std::span<const Range> ranges) {
     core::step("device.unmap");
     Status s = span.runs([](const Unit& unit) { return unit.state.load() == UnitState::open; },
                          [&](const Span& mapped) {
-                           Status hidden = body_hide(mapped);
+                           Status hidden = backend_hide(mapped);
                            if (hidden.ok()) mark(mapped, UnitState::shut);
                            return hidden;
                          });
@@ -420,7 +420,7 @@ Status UnitDevices::share(Range range, Export how, int* descriptor) {
                    span.address() + i * span.unit_size(), int{span.unit(i).device.load()}, device);
   }
   if (Status s = health(device); !s.ok()) return s;
-  return body_share(span, how, descriptor);
+  return backend_share(span, how, descriptor);
 }
 
 Status UnitDevices::open(std::span<const Range> ranges, Access access) {
@@ -448,7 +448,7 @@ Status UnitDevices::hold(std::span<const Range> ranges, Access still_allowed) {
   if (Status s = park::check(); !s.ok()) return s;
   const bool loads = still_allowed == Access::read;
   for (const Span& whole : spans.list) {
-    if (Status s = body_before_hold(whole); !s.ok()) return s;
+    if (Status s = backend_before_hold(whole); !s.ok()) return s;
     // Units that are shut stay shut when loads may go on: nobody can have begun to read them.
     for (size_t i = 0; i < whole.count;) {
       if (loads && whole.unit(i).state.load() == UnitState::shut) {
@@ -486,7 +486,7 @@ Status UnitDevices::punch(std::span<const Range> ranges) {
     return s;
   if (Status s = present(spans); !s.ok()) return s;
   for (const Span& span : spans.list)
-    if (Status s = body_before_punch(span); !s.ok()) return s;
+    if (Status s = backend_before_punch(span); !s.ok()) return s;
   for (const Span& span : spans.list) {
     if (!unified()) unback(span);
   }
@@ -541,7 +541,7 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
   if (!unified()) return advice == Advice::accessed_by ? show_to(span, location, set) : Status();
   return span.runs([](const Unit& unit) { return is_made(unit.state.load()); },
                    [&](const Span& made) {
-                     return body_advise({made.address(), made.size()}, advice, location, set);
+                     return backend_advise({made.address(), made.size()}, advice, location, set);
                    });
 }
 
@@ -564,7 +564,7 @@ Status UnitDevices::show_to(const Span& span, int device, bool set) {
     const int on = unit.device.load();
     if (unit.state.load() != UnitState::open || on == device) continue;
     if (infos_[static_cast<size_t>(on)].links[static_cast<size_t>(device)] == Link::none) continue;
-    if (Status s = body_show_to({span.reservation, span.first + i, 1}, device, set); !s.ok()) return s;
+    if (Status s = backend_show_to({span.reservation, span.first + i, 1}, device, set); !s.ok()) return s;
   }
   return {};
 }
@@ -575,7 +575,7 @@ void UnitDevices::show_to_seers(const Span& span) {
     const Unit& unit = span.unit(i);
     const uint64_t others = seers(unit) & ~(uint64_t{1} << unit.device.load());
     for (int d = 0; others >> d != 0; ++d) {
-      if ((others >> d & 1) != 0) (void)body_show_to({span.reservation, span.first + i, 1}, d, true);
+      if ((others >> d & 1) != 0) (void)backend_show_to({span.reservation, span.first + i, 1}, d, true);
     }
   }
 }
@@ -594,11 +594,11 @@ Status UnitDevices::apply_advice(const Span& span) {
       set = advice_table_[id];
     }
     Status s;
-    if (set.read_mostly) s = body_advise(range, Advice::read_mostly, 0, true);
+    if (set.read_mostly) s = backend_advise(range, Advice::read_mostly, 0, true);
     if (s.ok() && set.preferred != AdviceSet::kNowhere)
-      s = body_advise(range, Advice::preferred_location, set.preferred, true);
+      s = backend_advise(range, Advice::preferred_location, set.preferred, true);
     for (int d = 0; d < count() && s.ok(); ++d)
-      if ((set.accessed_by >> d & 1) != 0) s = body_advise(range, Advice::accessed_by, d, true);
+      if ((set.accessed_by >> d & 1) != 0) s = backend_advise(range, Advice::accessed_by, d, true);
     if (!s.ok()) return s;
   }
   return {};

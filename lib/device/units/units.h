@@ -1,7 +1,7 @@
-// What all bodies of Devices share: reservations, the state of each unit, every refusal, the CPU's side of a move
-// (map, mprotect, pagemap, parking) and remembered advice. A body adds the calls that need a device.
+// What all backends of Devices share: reservations, the state of each unit, every refusal, the CPU's side of a move
+// (map, mprotect, pagemap, parking) and remembered advice. A backend adds the calls that need a device.
 //
-// Locks: registry_mutex_ (shared: lookups), advice_mutex_, pin_mutex_; leaves, none held while calling a body.
+// Locks: registry_mutex_ (shared: lookups), advice_mutex_, pin_mutex_; leaves, none held while calling a backend.
 #pragma once
 
 #include <atomic>
@@ -54,10 +54,10 @@ struct Reservation {
   size_t size = 0;        // bytes
   size_t unit = kUnit;    // bytes
   Unit* units = nullptr;  // size / unit, lazily allocated zero pages
-  // The body's own: what the driver gave (it may start before base), or the sim's second view of the bytes.
-  void* body = nullptr;
-  size_t body_size = 0;
-  uint64_t body_offset = 0;
+  // The backend's own: what the driver gave (it may start before base), or the sim's second view of the bytes.
+  void* backend = nullptr;
+  size_t backend_size = 0;
+  uint64_t backend_offset = 0;
   int device = 0;
   std::atomic<size_t> made{0};  // units
 
@@ -124,62 +124,62 @@ class UnitDevices : public Devices {
   // -ENODEV for a number that does not exist, else health().
   core::Status usable(int device);
 
-  // The body's part. Arguments have been checked.
-  virtual core::Status body_memory(int device, Memory* out) = 0;
-  // Fills base (aligned), body and body_size; nothing is resident and the whole body range is without access.
-  virtual core::Status body_reserve(Reservation& r) = 0;
-  virtual void body_release(Reservation& r) = 0;
+  // The backend's part. Arguments have been checked.
+  virtual core::Status backend_memory(int device, Memory* out) = 0;
+  // Fills base (aligned), backend and backend_size; nothing is resident and the whole backend range is without access.
+  virtual core::Status backend_reserve(Reservation& r) = 0;
+  virtual void backend_release(Reservation& r) = 0;
   // -EIO: the range's addresses are not ours any more, so nothing may be changed there.
-  virtual core::Status body_present(const Reservation&) { return {}; }
+  virtual core::Status backend_present(const Reservation&) { return {}; }
   // Maps the empty units at their own address, readable and writable. Only mmap: a thread may slip in until the caller
   // has shut them.
-  virtual core::Status body_map(const Span& span) = 0;
+  virtual core::Status backend_map(const Span& span) = 0;
   // The mapping is gone; its memory must be too when this returns.
-  virtual void body_unmapped(const Span&) {}
+  virtual void backend_unmapped(const Span&) {}
   // Gives the units memory on the device, zeroed. Blocks until it is there.
-  virtual core::Status body_populate(const Span& span, int device) = 0;
-  virtual core::Status body_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) = 0;
+  virtual core::Status backend_populate(const Span& span, int device) = 0;
+  virtual core::Status backend_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) = 0;
   // Unified.
-  virtual core::Status body_migrate(const Span& span, int to) = 0;
-  virtual core::Status body_advise(Range range, Advice advice, int location, bool set) = 0;
-  // Split only, in place of body_map, body_unmapped and body_populate. Memory on the device behind the units, whose
-  // `piece` names it, and nothing else; on error none of them has any.
-  virtual core::Status body_back(const Span&, int device) {
+  virtual core::Status backend_migrate(const Span& span, int to) = 0;
+  virtual core::Status backend_advise(Range range, Advice advice, int location, bool set) = 0;
+  // Split only, in place of backend_map, backend_unmapped and backend_populate. Memory on the device behind the units,
+  // whose `piece` names it, and nothing else; on error none of them has any.
+  virtual core::Status backend_back(const Span&, int device) {
     (void)device;
-    return core::error(EOPNOTSUPP, "this body has no pieces");
+    return core::error(EOPNOTSUPP, "this backend has no pieces");
   }
-  virtual void body_unback(const Span&) {}
+  virtual void backend_unback(const Span&) {}
   // A piece of the device for a unit of so many bytes; what one unit, which is not mapped, has is on its way to a piece
   // of another device, by copies of device `by`, one of the two; nobody has the piece any more.
-  virtual core::Status body_take(int device, size_t size, uint32_t* piece) {
+  virtual core::Status backend_take(int device, size_t size, uint32_t* piece) {
     (void)device, (void)size, (void)piece;
-    return core::error(EOPNOTSUPP, "this body has no pieces");
+    return core::error(EOPNOTSUPP, "this backend has no pieces");
   }
-  virtual core::Status body_send_piece(const Span&, int device, uint32_t piece, int by, Ticket* done) {
+  virtual core::Status backend_send_piece(const Span&, int device, uint32_t piece, int by, Ticket* done) {
     (void)device, (void)piece, (void)by, (void)done;
-    return core::error(EOPNOTSUPP, "this body has no pieces");
+    return core::error(EOPNOTSUPP, "this backend has no pieces");
   }
-  virtual void body_give(int device, size_t size, uint32_t piece) { (void)device, (void)size, (void)piece; }
+  virtual void backend_give(int device, size_t size, uint32_t piece) { (void)device, (void)size, (void)piece; }
   // Blocks until they are zeros.
-  virtual core::Status body_zero(const Span&) { return {}; }
+  virtual core::Status backend_zero(const Span&) { return {}; }
   // For their devices, and for others that are seers() of them as far as they can be, at their addresses; on error none
   // of them is there (show), all of them are (hide), but those that are marked shut, since their device is lost.
-  virtual core::Status body_show(const Span&) { return {}; }
-  virtual core::Status body_hide(const Span&) { return {}; }
+  virtual core::Status backend_show(const Span&) { return {}; }
+  virtual core::Status backend_hide(const Span&) { return {}; }
   // Mapped units of one device, one of them for a handle. Their pieces are marked whatever comes of it.
-  virtual core::Status body_share(const Span&, Export how, int* descriptor) {
+  virtual core::Status backend_share(const Span&, Export how, int* descriptor) {
     (void)how, (void)descriptor;
-    return core::error(EOPNOTSUPP, "memory of this body cannot be exported");
+    return core::error(EOPNOTSUPP, "memory of this backend cannot be exported");
   }
   // Of units that are there: for one more device, which is not theirs, or for that one no more.
-  virtual core::Status body_show_to(const Span&, int device, bool set) {
+  virtual core::Status backend_show_to(const Span&, int device, bool set) {
     (void)device, (void)set;
     return {};
   }
-  virtual core::Status body_pin(void* frames, size_t size) = 0;
-  virtual core::Status body_unpin(void* frames) = 0;
-  virtual core::Status body_before_hold(const Span&) { return {}; }
-  virtual core::Status body_before_punch(const Span&) { return {}; }
+  virtual core::Status backend_pin(void* frames, size_t size) = 0;
+  virtual core::Status backend_unpin(void* frames) = 0;
+  virtual core::Status backend_before_hold(const Span&) { return {}; }
+  virtual core::Status backend_before_punch(const Span&) { return {}; }
 
   // Bytes of made units, those being made included.
   uint64_t used(int device) const { return used_[device].load(std::memory_order_relaxed); }
@@ -198,7 +198,7 @@ class UnitDevices : public Devices {
 
   const CpuView view_;
   const size_t unit_;        // bytes; of ranges that are reserved without a word about it
-  std::vector<Info> infos_;  // filled by the body's constructor
+  std::vector<Info> infos_;  // filled by the backend's constructor
 
  private:
   struct AdviceSet {

@@ -30,7 +30,7 @@ struct Census {
   uint64_t regions_total = 0;
   std::vector<RegionCensus> regions;  // by address, at most as many as asked for
   std::vector<DeviceCensus> devices;
-  const char* device_tier = "";  // its body; "" without one
+  const char* device_tier = "";  // its backend; "" without one
 };
 
 }  // namespace vmem::pager

@@ -133,7 +133,7 @@ Status Queries::device_stats(int d, struct vmem_device_stats* out) {
   out->evictions = g.evictions;
   out->clean_drops = g.clean_drops;
   out->driver_host_bytes = 0;
-  out->body = gpus_.own_page_tables() ? VMEM_BODY_HANDLES : VMEM_BODY_MANAGED;
+  out->backend = gpus_.own_page_tables() ? VMEM_BACKEND_HANDLES : VMEM_BACKEND_MANAGED;
   out->guest_bytes = map_.spilled().bytes(static_cast<size_t>(d));
   out->to_peers = g.to_peers;
   out->from_peers = g.from_peers;

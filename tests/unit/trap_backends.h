@@ -1,5 +1,5 @@
-// What the trap's tests share: the bodies the contract suite runs over, a thread that serves faults, and a way to
-// survive SIGBUS and SIGSEGV. Another body joins by being added to bodies().
+// What the trap's tests share: the backends the contract suite runs over, a thread that serves faults, and a way to
+// survive SIGBUS and SIGSEGV. Another backend joins by being added to backends().
 #pragma once
 
 #include <setjmp.h>
@@ -19,15 +19,15 @@
 
 namespace vmem::trap::testing {
 
-struct Body {
+struct Backend {
   std::string name;
   std::function<core::Status(std::unique_ptr<Trap>*)> make;
 };
-inline std::ostream& operator<<(std::ostream& out, const Body& body) {
-  return out << body.name;
+inline std::ostream& operator<<(std::ostream& out, const Backend& backend) {
+  return out << backend.name;
 }
 
-std::vector<Body> bodies();
+std::vector<Backend> backends();
 
 // Reads faults on a thread of its own and hands each to `serve`, which runs on that thread. Stops when destroyed.
 class Server {

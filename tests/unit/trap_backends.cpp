@@ -1,4 +1,4 @@
-#include "trap_bodies.h"
+#include "trap_backends.h"
 
 #include <array>
 #include <fstream>
@@ -30,13 +30,13 @@ void install_handlers() {
   (void)done;
 }
 
-Body userfault(const char* name, UserfaultOptions options) {
+Backend userfault(const char* name, UserfaultOptions options) {
   return {name, [options](std::unique_ptr<Trap>* out) { return make_userfault_trap(options, out); }};
 }
 
 }  // namespace
 
-std::vector<Body> bodies() {
+std::vector<Backend> backends() {
   UserfaultOptions no_move, no_poison, user_mode, no_wp, no_reclaim, oldest;
   no_move.allow_move = false;
   no_poison.allow_poison = false;
