@@ -68,8 +68,9 @@ Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
   std::map<LeaseHandle*, Handle> known{{lease.get(), lease}}, working = known;
   Runtime::Use pager;
   if (Status s = runtime.use(&pager); !s.ok()) return s;
-  if (Status s = pager->asks().ask(lease->ranges, lease->location, lease->stream, &lease->ask); !s.ok()) return s;
-  core::ScopeGuard withdraw([&] { pager->asks().withdraw(lease->ranges, &lease->ask); });
+  if (Status s = pager->acquire_requests().ask(lease->ranges, lease->location, lease->stream, &lease->ask); !s.ok())
+    return s;
+  core::ScopeGuard withdraw([&] { pager->acquire_requests().withdraw(lease->ranges, &lease->ask); });
   {
     const core::MutexLock lock(mutex_);
     if (working_.size() >= kMost)
@@ -177,7 +178,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
       pending = lease->state == vmem_lease::State::pending;
     }
     if (pending) lease->ask.cancelled.store(true, std::memory_order_relaxed);
-    if (pending && pager) pager->asks().wake();
+    if (pending && pager) pager->acquire_requests().wake();
   }
   core::ScopeGuard stays([&] {
     const core::MutexLock lock(mutex_);
@@ -198,7 +199,8 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
   if (held && pager) {
     if (stream != lease->stream) {
       // On a device that is lost everything ends at once, whatever the stream.
-      if (Status s = pager->asks().check_stream(lease->location, stream); !s.ok() && s.code() != -EIO) return s;
+      if (Status s = pager->acquire_requests().check_stream(lease->location, stream); !s.ok() && s.code() != -EIO)
+        return s;
     }
     if (Status s = pager->release(lease->ranges, lease->stream, stream, true); !s.ok()) return s;
   }

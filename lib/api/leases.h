@@ -23,7 +23,7 @@
 
 #include "core/mutex.h"
 #include "core/status.h"
-#include "pager/lease/ask.h"
+#include "pager/lease/acquire_request.h"
 #include "vmem/vmem.h"
 
 struct vmem_lease {
@@ -37,7 +37,7 @@ struct vmem_lease {
   Ready on_ready = nullptr;
   void* user = nullptr;
 
-  vmem::pager::Ask ask;
+  vmem::pager::AcquireRequest ask;
 
   // Protected by Leases::mutex_.
   State state = State::pending;

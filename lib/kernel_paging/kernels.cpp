@@ -190,7 +190,7 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
       Runtime::Use pager;
       if (runtime.use_if_running(&pager).ok() && pager && kernel->service != nullptr) {
         kernel->service->cancel();
-        pager->asks().wake();
+        pager->acquire_requests().wake();
       }
     }
     const core::MutexLock lock(mutex_);
@@ -249,7 +249,7 @@ void Kernels::stop(pager::Pager& pager, uint64_t patience_ns) {
       for (const auto& [at, kernel] : working_)
         if (!kernel->over) kernel->service->cancel();
       mutex_.unlock();
-      pager.asks().wake();
+      pager.acquire_requests().wake();
       mutex_.lock();
       wait();
     }

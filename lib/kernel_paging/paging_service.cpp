@@ -253,7 +253,7 @@ Status PagingService::lease(pager::Pager& pager, const uint32_t* blocks, size_t 
   ranges_.clear();
   for (size_t i = 0; i < count; ++i) ranges_.push_back(bytes_of(blocks[i]));
   void* const stream = range_.words->arrivals();
-  if (Status s = pager.asks().ask(ranges_, range_.device, stream, &ask_); !s.ok()) return s;
+  if (Status s = pager.acquire_requests().ask(ranges_, range_.device, stream, &ask_); !s.ok()) return s;
   return pager.acquire(ranges_, range_.device, stream, &ask_);
 } catch (const std::bad_alloc&) {
   return core::error(ENOMEM, "no memory for bookkeeping");
@@ -324,7 +324,7 @@ void PagingService::lend(pager::Pager& pager) {
   core::step("asking.lending");
   // What is on the device is leased where there is a frame for it; else it need not take another one's.
   const uint64_t begun = pager::now_ns();
-  const size_t lent = pager.loans().lend(range_, std::span(asking_).first(count), homes_, free_.empty());
+  const size_t lent = pager.staging_loans().lend(range_, std::span(asking_).first(count), homes_, free_.empty());
   spent_.lending_ns += pager::now_ns() - begun;
   for (size_t i = 0; i < count; ++i) {
     const uint32_t b = asking_[i];
@@ -338,7 +338,7 @@ void PagingService::lend(pager::Pager& pager) {
     port_.keep(range_.words->set_home(b, reinterpret_cast<uintptr_t>(homes_[i])));
     if (port_.failure.ok()) states_.lend(b);  // else groups would load from where another loan was
   }
-  spent_.loans += lent;
+  spent_.staging_loans += lent;
 }
 
 // No new pins. What it is wanted for, if anything, is in urgency_.
@@ -360,7 +360,7 @@ void PagingService::look_after_loans(pager::Pager& pager, uint64_t now) {
     }
     // The first ones of what is wanted overwrite what has been looked at.
     const std::span<uint32_t> asked(asking_);
-    const size_t wanted = pager.loans().wanted(range_, asked.first(count), asked);
+    const size_t wanted = pager.staging_loans().wanted(range_, asked.first(count), asked);
     for (size_t i = 0; i < wanted; ++i) recall(loans_[loan_of_[asking_[i]]]);
   }
   if (now - promoted_ns_ >= std::max(kPromote, kLookShare * look_took_ns_)) promote(pager, now);
@@ -414,7 +414,7 @@ void PagingService::end_recalled(pager::Pager& pager) {
     }
     if (count == 0) return;
     recalled_ -= count;
-    pager.loans().end(range_, std::span(asking_).first(count));
+    pager.staging_loans().end(range_, std::span(asking_).first(count));
     for (size_t i = 0; i < count; ++i)
       if (urgency_[asking_[i]] != Urgency{}) queue_of(asking_[i]).push(asking_[i]);
   }
@@ -437,7 +437,7 @@ void PagingService::end_loans_of_broken(pager::Pager& pager) {
 void PagingService::end_all_loans(pager::Pager& pager) {
   for (size_t i = 0, n = 0; i < loans_.size(); i += n) {
     for (n = 0; n < asking_.size() && i + n < loans_.size(); ++n) asking_[n] = loans_[i + n].block;
-    pager.loans().end(range_, std::span(asking_).first(n));
+    pager.staging_loans().end(range_, std::span(asking_).first(n));
   }
   loans_.clear();
   recalled_ = 0;
@@ -624,7 +624,7 @@ void PagingService::say_what_it_took() {
       range_.device, static_cast<unsigned long long>(spent_.blocks), static_cast<unsigned long long>(spent_.leases),
       ms(spent_.serving_ns), ms(spent_.leasing_ns), ms(spent_.looking_ns),
       static_cast<unsigned long long>(spent_.looks), static_cast<unsigned long long>(spent_.passed),
-      ms(spent_.ending_ns), static_cast<unsigned long long>(spent_.loans), ms(spent_.lending_ns),
+      ms(spent_.ending_ns), static_cast<unsigned long long>(spent_.staging_loans), ms(spent_.lending_ns),
       static_cast<unsigned long long>(spent_.ahead), static_cast<unsigned long long>(spent_.wasted));
 }
 

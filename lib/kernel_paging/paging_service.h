@@ -25,7 +25,7 @@
 
 #include "core/status.h"
 #include "device/paging_server.h"
-#include "pager/lease/ask.h"
+#include "pager/lease/acquire_request.h"
 #include "pager/tier/open_range.h"
 #include "policy/readahead.h"
 #include "policy/recorded_order.h"
@@ -124,7 +124,7 @@ class PagingService {
   // Where the thread's time went, for the log.
   struct Spent {
     uint64_t leases = 0, blocks = 0, looks = 0, passed = 0;  // looks at pins; victims that somebody had
-    uint64_t loans = 0, ahead = 0, wasted = 0;               // blocks
+    uint64_t staging_loans = 0, ahead = 0, wasted = 0;       // blocks
     uint64_t serving_ns = 0, leasing_ns = 0, looking_ns = 0, ending_ns = 0, lending_ns = 0;
   };
 
@@ -183,7 +183,7 @@ class PagingService {
   uint64_t looked_ns_ = 0, promoted_ns_ = 0, settled_ns_ = 0, look_took_ns_ = 0;
   size_t hand_ = 0;
   uint64_t marks_ = 0, progress_ = 0;
-  pager::Ask ask_;
+  pager::AcquireRequest ask_;
   Spent spent_;
   bool broken_ = false;
 };

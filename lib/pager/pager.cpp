@@ -11,7 +11,7 @@
 #include "core/scope_guard.h"
 #include "core/thread.h"
 #include "pager/block/location.h"
-#include "pager/tier/insist.h"
+#include "pager/tier/retry.h"
 
 namespace vmem::pager {
 
@@ -36,7 +36,7 @@ Pager::Pager(Parts parts, Config config)
               staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
       grants_(shared_, gpus_),
       blocks_(shared_, gpus_, cpu_mappings_),
-      asks_(shared_, devices_.get(), gpus_),
+      acquire_requests_(shared_, devices_.get(), gpus_),
       open_ranges_(shared_, devices_.get(), gpus_, blocks_),
       pressure_(shared_),
       failed_(shared_, pressure_),
@@ -60,7 +60,7 @@ Pager::Pager(Parts parts, Config config)
       range_demoter_(shared_, devices_.get(), gpus_, page_in_, demoter_),
       range_writer_(shared_, isolator_, write_back_, releases_, range_demoter_),
       reclaim_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, reclaim_requests_, *this, *this),
-      loans_(shared_, queues_.promotion_requests, page_in_, reclaim_, supply_, demoter_, *this),
+      staging_loans_(shared_, queues_.promotion_requests, page_in_, reclaim_, supply_, demoter_, *this),
       cpu_mapper_(shared_, devices_.get(), gpus_, cpu_mappings_, blocks_, pressure_, waits_, page_in_, supply_,
                   releases_, demoter_, *this),
       device_reclaim_(shared_, devices_.get(), queues_.promotion_requests, gpus_, releases_, demoter_, migrator_),
@@ -83,7 +83,7 @@ Pager::Pager(Parts parts, Config config)
       region_charges_(shared_, sums_, speculation_, gpus_, pressure_, failed_, waits_),
       maker_(shared_, devices_.get(), sums_, gpus_, supply_, region_charges_),
       teardown_(shared_, devices_.get(), queues_, speculation_, reclaim_requests_, gpus_, cpu_mappings_, pressure_,
-                failed_, waits_, installer_, page_in_, writer_, grants_, releases_, loans_, promoter_, sync_,
+                failed_, waits_, installer_, page_in_, writer_, grants_, releases_, staging_loans_, promoter_, sync_,
                 region_charges_, *this),
       queries_(shared_, devices_.get(), gpus_, blocks_, failed_, releases_),
       workers_(shared_, devices_.get(), queues_.promotion_requests, gpus_, cpu_mappings_, blocks_, page_in_, supply_,
@@ -178,9 +178,9 @@ Status Pager::set_name(const void* ptr, const char* name) {
   return {};
 }
 
-Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
+Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* stream, AcquireRequest* ask) {
   const core::ScopeGuard asked([&] {
-    if (ask != nullptr) asks_.withdraw(ranges, ask);
+    if (ask != nullptr) acquire_requests_.withdraw(ranges, ask);
   });
   if (Status s = check_location(location, gpus_.size(), false); !s.ok()) return s;
   if (location >= 0) return device_acquires_.acquire(ranges, location, stream, ask);

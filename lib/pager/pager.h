@@ -42,7 +42,7 @@
 #include "pager/host/read_ahead.h"
 #include "pager/host/reclaim.h"
 #include "pager/host/shown_files.h"
-#include "pager/lease/asks.h"
+#include "pager/lease/acquire_requests.h"
 #include "pager/lease/lease_grants.h"
 #include "pager/lease/pending_releases.h"
 #include "pager/threads/device_workers.h"
@@ -50,11 +50,11 @@
 #include "pager/tier/cpu_mapper.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/loans.h"
 #include "pager/tier/migrator.h"
 #include "pager/tier/open_ranges.h"
 #include "pager/tier/pipelined_copy.h"
 #include "pager/tier/promoter.h"
+#include "pager/tier/staging_loans.h"
 #include "pager/tier/staging_supply.h"
 #include "vmem/vmem.h"
 
@@ -78,7 +78,7 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
     return advisor_.advise(ptr, size, advice, location);
   }
   // ask: of ask() with the same arguments. Released when `end` gets there; knows_access: the ranges have what is ended.
-  Status acquire(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask = nullptr);
+  Status acquire(std::span<const vmem_range> ranges, int location, void* stream, AcquireRequest* ask = nullptr);
   Status release(std::span<const vmem_range> ranges, void* stream) { return release(ranges, stream, stream); }
   Status release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access = false) {
     return releases_.release(ranges, stream, end, knows_access);
@@ -89,9 +89,9 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor) {
     return exports_.export_range(ptr, size, how, descriptor);
   }
-  Asks& asks() { return asks_; }
+  AcquireRequests& acquire_requests() { return acquire_requests_; }
   OpenRanges& open_ranges() { return open_ranges_; }
-  Loans& loans() { return loans_; }  // of blocks of open ranges to their kernels
+  StagingLoans& staging_loans() { return staging_loans_; }  // of blocks of open ranges to their kernels
   Queries& queries() { return queries_; }
   Tunables& tunables() { return tunables_; }
   // Setting debug, at exit: asks each device in use whether it is lost, and says so.
@@ -144,7 +144,7 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   const Shared shared_;
   LeaseGrants grants_;
   DeviceBlocks blocks_;
-  Asks asks_;
+  AcquireRequests acquire_requests_;
   OpenRanges open_ranges_;
   MemoryPressure pressure_;
   FailedBlocks failed_;
@@ -170,7 +170,7 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   RangeDemoter range_demoter_;
   RangeWriter range_writer_;
   Reclaim reclaim_;
-  Loans loans_;
+  StagingLoans staging_loans_;
   CpuMapper cpu_mapper_;
   DeviceReclaim device_reclaim_;
   Promoter promoter_;

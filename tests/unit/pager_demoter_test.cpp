@@ -11,10 +11,10 @@ namespace {
 using vmem::core::BigLock;
 using vmem::core::State;
 using vmem::core::Status;
-using vmem::pager::Job;
+using vmem::pager::Completion;
 using vmem::pager::Leave;
+using vmem::pager::RangeScan;
 using vmem::pager::Region;
-using vmem::pager::Sweep;
 using vmem::pager::Transition;
 using vmem::pager::test::FakeDevices;
 namespace core = vmem::core;
@@ -35,20 +35,20 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     return r;
   }
   Status leave(Region& r, Leave how) {
-    Job job{1, {}};
+    Completion completion{1, {}};
     {
       BigLock lock(map.mutex());
       if (how != Leave::sync) map.withdraw(r.table[0].aux);
       Transition* m = demoter.begin(r, 0, how);
       if (m == nullptr) return core::error(ENOMEM, "no frame");
       EXPECT_EQ(r.table[0].state, State::demoting);
-      m->job = &job;
+      m->completion = &completion;
       demoter.run(lock, {&m, 1});
     }
     engine.until_idle();
     BigLock lock(map.mutex());
-    EXPECT_EQ(job.outstanding, 0u);
-    return job.status;
+    EXPECT_EQ(completion.outstanding, 0u);
+    return completion.status;
   }
   uint64_t charged() {
     BigLock lock(map.mutex());
@@ -178,16 +178,16 @@ TEST_F(PagerRangeDemoter, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
   BigLock lock(map.mutex());
   for (const core::BlockIndex b : {1, 2}) place(r, b, 0);
   ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
-  Sweep sweep;
-  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &sweep).ok());
-  EXPECT_TRUE(sweep.skipped);
+  RangeScan scan;
+  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &scan).ok());
+  EXPECT_TRUE(scan.skipped);
   EXPECT_EQ(r.table[0].state, State::unpopulated);
   EXPECT_EQ(r.table[1].state, State::on_device);
   EXPECT_EQ(r.table[2].state, State::unpopulated);
-  sweep = {};
-  sweep.all = true;
-  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &sweep).ok());
-  EXPECT_FALSE(sweep.skipped);
+  scan = {};
+  scan.all = true;
+  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &scan).ok());
+  EXPECT_FALSE(scan.skipped);
   EXPECT_EQ(r.table[1].state, State::unpopulated);
   grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
 }
@@ -198,8 +198,8 @@ TEST_F(PagerRangeDemoter, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) 
   BigLock lock(map.mutex());
   place(r, 0, 0);
   r.table[0].flags |= core::kDirty;
-  Sweep sweep;
-  EXPECT_EQ(range_demoter.run(lock, r, 0, 0, Leave::host, &sweep).code(), -ENOMEM);
+  RangeScan scan;
+  EXPECT_EQ(range_demoter.run(lock, r, 0, 0, Leave::host, &scan).code(), -ENOMEM);
   EXPECT_EQ(r.table[0].state, State::on_device);
   r.table[0].flags = 0;
   remove(r, 0);

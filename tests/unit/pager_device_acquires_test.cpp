@@ -14,7 +14,7 @@ using vmem::core::BigLock;
 using vmem::core::BlockIndex;
 using vmem::core::State;
 using vmem::core::Status;
-using vmem::pager::Ask;
+using vmem::pager::AcquireRequest;
 using vmem::pager::Backing;
 using vmem::pager::Region;
 namespace core = vmem::core;
@@ -25,7 +25,7 @@ class PagerDeviceAcquires : public vmem::pager::test::PromotionParts {
     PromotionParts::SetUp();
     devices.streams = true;
   }
-  Status acquire(Region& r, BlockIndex first, BlockIndex last, unsigned access, const Ask* ask = nullptr) {
+  Status acquire(Region& r, BlockIndex first, BlockIndex last, unsigned access, const AcquireRequest* ask = nullptr) {
     const vmem_range range{r.address(first), (last - first + 1) * r.block_size, access, 0};
     return acquires.acquire({&range, 1}, 0, stream, ask);
   }
@@ -121,7 +121,7 @@ TEST_F(PagerDeviceAcquires, WhatIsLeasedForWritingCountsAsChangedUnlessThatIsTol
   ASSERT_TRUE(acquire(r, 0, 0, VMEM_WRITE).ok());
   EXPECT_NE(flags(r, 0, core::kDirty), 0);
   end(r, 0, 0, VMEM_WRITE);
-  Ask ask;
+  AcquireRequest ask;
   ask.regions = {r.id};
   ask.moves_blocks = ask.tells_stores = true;
   ASSERT_TRUE(acquire(r, 1, 1, VMEM_WRITE, &ask).ok());
@@ -235,7 +235,7 @@ TEST_F(PagerDeviceAcquires, OneThatMovesBlocksItselfMakesRoomForThem) {
     BigLock lock(map.mutex());
     for (const BlockIndex b : {0, 1, 2, 3}) place(r, b, 0);
   }
-  Ask ask;
+  AcquireRequest ask;
   ask.regions = {r.id};
   ask.moves_blocks = true;
   ASSERT_TRUE(acquire(r, 4, 4, VMEM_READ, &ask).ok());
@@ -249,7 +249,7 @@ TEST_F(PagerDeviceAcquires, OneThatMovesBlocksItselfMakesRoomForThem) {
 
 TEST_F(PagerDeviceAcquires, OneThatWasCancelledLeavesNothingBehind) {
   Region& r = device_region(1);
-  Ask ask;
+  AcquireRequest ask;
   ask.regions = {r.id};
   ask.cancelled = true;
   EXPECT_EQ(acquire(r, 0, 0, VMEM_READ, &ask).code(), -ECANCELED);

@@ -20,10 +20,10 @@
 #include "pager/tier/cpu_mapper.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/loans.h"
 #include "pager/tier/migrator.h"
 #include "pager/tier/pipelined_copy.h"
 #include "pager/tier/promoter.h"
+#include "pager/tier/staging_loans.h"
 #include "pager/tier/staging_supply.h"
 #include "pager_parts.h"
 

@@ -13,8 +13,8 @@ namespace {
 using vmem::core::BigLock;
 using vmem::core::State;
 using vmem::core::Status;
+using vmem::pager::Completion;
 using vmem::pager::DeferredWork;
-using vmem::pager::Job;
 using vmem::pager::Leave;
 using vmem::pager::Region;
 using vmem::pager::Transition;
@@ -37,13 +37,13 @@ class PagerDeviceWriteBack : public vmem::pager::test::DeviceParts {
   }
   // Its bytes are in a frame, all of them the same; or a status says why they are not.
   Status write(Region& r, int byte, const Status& copied = {}) {
-    Job job{1, {}};
+    Completion completion{1, {}};
     Transition* m = nullptr;
     {
       BigLock lock(map.mutex());
       m = demoter.begin(r, 0, Leave::sync);
       if (m == nullptr) return core::error(ENOMEM, "no frame");
-      m->job = &job;
+      m->completion = &completion;
     }
     if (!m->kept) memset(m->image, byte, r.block_size);
     if (!copied.ok()) m->status = Status(-copied.code(), copied.text());
@@ -53,8 +53,8 @@ class PagerDeviceWriteBack : public vmem::pager::test::DeviceParts {
     engine.until_idle();
     EXPECT_EQ(state(r, 0), State::on_device);
     BigLock lock(map.mutex());
-    EXPECT_EQ(job.outstanding, 0u);
-    return job.status;
+    EXPECT_EQ(completion.outstanding, 0u);
+    return completion.status;
   }
   size_t used_frames(const Region& r) {
     BigLock lock(map.mutex());

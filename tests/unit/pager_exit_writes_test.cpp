@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "pager/calls/exit_writes.h"
-#include "pager/tier/insist.h"
+#include "pager/tier/retry.h"
 #include "pager_device_parts.h"
 
 namespace {

@@ -14,7 +14,7 @@ using vmem::core::BigLock;
 using vmem::core::BlockIndex;
 using vmem::core::State;
 using vmem::core::Status;
-using vmem::pager::Ask;
+using vmem::pager::AcquireRequest;
 using vmem::pager::Backing;
 using vmem::pager::Region;
 using vmem::pager::Transition;
@@ -23,7 +23,7 @@ namespace core = vmem::core;
 
 class PagerHostLeases : public vmem::pager::test::DeviceParts {
  protected:
-  Status acquire(Region& r, BlockIndex first, BlockIndex last, unsigned access, const Ask* ask = nullptr) {
+  Status acquire(Region& r, BlockIndex first, BlockIndex last, unsigned access, const AcquireRequest* ask = nullptr) {
     const vmem_range range = bytes(r, first, last, access);
     return leases.acquire({&range, 1}, ask);
   }
@@ -172,7 +172,7 @@ TEST_F(PagerHostLeases, WithoutMemoryForTheTimeOutItIsGivenUpAndWaitsForNoneAnyM
 TEST_F(PagerHostLeases, OneThatWasCancelledLeavesNothingBehind) {
   Region& r = region(2);
   put_away(r, 0, 7);
-  Ask ask;
+  AcquireRequest ask;
   ask.regions = {r.id};
   engine.hold(Io::Op::read, true);
   Status result;
@@ -211,7 +211,7 @@ TEST_F(PagerHostLeases, OneWhoseRegionIsFreedMeanwhileFails) {
 
 TEST_F(PagerHostLeases, AnAskOfAnOlderRegionIsRefused) {
   Region& r = region(1);
-  Ask ask;
+  AcquireRequest ask;
   ask.regions = {r.id + 1};
   EXPECT_EQ(acquire(r, 0, 0, VMEM_READ, &ask).code(), -EINVAL);
   EXPECT_TRUE(nothing_is_leased(r));

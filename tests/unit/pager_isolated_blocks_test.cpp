@@ -124,12 +124,12 @@ TEST_F(PagerIsolatedBlocks, ContentsOfABlockWithAPinnedPageStay) {
 TEST_F(PagerIsolatedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForTheWrite) {
   Region& r = region(1);
   Transition* const m = take(r);
-  vmem::pager::Job job{.outstanding = 1, .status = {}};
+  vmem::pager::Completion completion{.outstanding = 1, .status = {}};
   BigLock lock(map.mutex());
   ASSERT_TRUE(frames.want_slots(kBlock));
   m->image = frames.get_slot(kBlock);
   ASSERT_NE(m->image, nullptr);
-  m->job = &job;
+  m->completion = &completion;
   m->status = error(ENOTRECOVERABLE, "half of it moved");
   isolated.lose_taken(m);
   EXPECT_EQ(r.table[0].state, State::poisoned);

@@ -12,8 +12,8 @@ using vmem::core::BlockIndex;
 using vmem::core::error;
 using vmem::core::State;
 using vmem::core::Urgency;
+using vmem::pager::Completion;
 using vmem::pager::DeferredWork;
-using vmem::pager::Job;
 using vmem::pager::now_ns;
 using vmem::pager::Region;
 using vmem::pager::SpanOf;
@@ -63,15 +63,15 @@ TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
   r.table.change(0, State::unpopulated, State::reading);
   Transition* m = map.new_transition(r, 0);
   EXPECT_EQ(r.in_flight, 1u);
-  Job job{1, {}};
-  m->job = &job;
+  Completion completion{1, {}};
+  m->completion = &completion;
   m->status = error(EIO, "as the test wants it");
   r.table.change(0, State::reading, State::unpopulated);
   map.free_entry(0, r);
   map.free_transition(m);
   EXPECT_EQ(r.in_flight, 0u);
-  EXPECT_EQ(job.outstanding, 0u);
-  EXPECT_EQ(job.status.code(), -EIO);
+  EXPECT_EQ(completion.outstanding, 0u);
+  EXPECT_EQ(completion.status.code(), -EIO);
   EXPECT_NE(r.table[0].aux, 0u) << "a block that has left memory has a stamp";
 }
 

@@ -10,7 +10,7 @@ namespace {
 
 using vmem::core::BigLock;
 using vmem::core::Status;
-using vmem::pager::Ask;
+using vmem::pager::AcquireRequest;
 using vmem::pager::Region;
 using vmem::pager::SpanOf;
 
@@ -31,7 +31,7 @@ class PagerPendingReleases : public vmem::pager::test::DeviceParts {
     const vmem_range range{r.address(first), (last - first + 1) * r.block_size, VMEM_READ, 0};
     return releases.release({&range, 1}, stream, stream, false);
   }
-  Status wait_for_turn(const SpanOf& span, int location, const Ask* ask = nullptr) {
+  Status wait_for_turn(const SpanOf& span, int location, const AcquireRequest* ask = nullptr) {
     BigLock lock(map.mutex());
     return releases.wait_for_turn(lock, {&span, 1}, {&span, 1}, location, ask);
   }
@@ -48,7 +48,7 @@ class PagerPendingReleases : public vmem::pager::test::DeviceParts {
     releases.reap(lock);
   }
   void* const a = &streams[0];
-  Ask impatient;
+  AcquireRequest impatient;
 
  private:
   int streams[2] = {};

@@ -15,8 +15,8 @@ using vmem::core::State;
 using vmem::core::Status;
 using vmem::pager::Backing;
 using vmem::pager::DeferredWork;
+using vmem::pager::RangeScan;
 using vmem::pager::Region;
-using vmem::pager::Sweep;
 using vmem::store::Io;
 namespace core = vmem::core;
 
@@ -31,17 +31,17 @@ class PagerRangeWriter : public vmem::pager::test::DeviceParts {
     bring(r, b);
     put(r, b, value);
   }
-  Status write(Region& r, bool keep, Sweep* sweep) {
+  Status write(Region& r, bool keep, RangeScan* scan) {
     BigLock lock(map.mutex());
     ++r.in_flight;
-    Status s = writer_of_ranges.write(lock, r, 0, r.blocks - 1, keep, sweep);
+    Status s = writer_of_ranges.write(lock, r, 0, r.blocks - 1, keep, scan);
     --r.in_flight;
     return s;
   }
   Status write(Region& r, bool keep) {
-    Sweep sweep;
-    Status s = write(r, keep, &sweep);
-    EXPECT_FALSE(sweep.skipped);
+    RangeScan scan;
+    Status s = write(r, keep, &scan);
+    EXPECT_FALSE(scan.skipped);
     return s;
   }
   vmem::pager::RangeWriter writer_of_ranges{shared, isolator, write_back, releases, range_demoter};
@@ -71,15 +71,15 @@ TEST_F(PagerRangeWriter, BlocksUnderALeaseForWritingAreSkippedUnlessLeasesDoNotM
   Region& r = changed(3);
   lease(r, 0, VMEM_WRITE);
   lease(r, 1, VMEM_READ);
-  Sweep sweep;
-  ASSERT_TRUE(write(r, true, &sweep).ok());
-  EXPECT_TRUE(sweep.skipped);
+  RangeScan scan;
+  ASSERT_TRUE(write(r, true, &scan).ok());
+  EXPECT_TRUE(scan.skipped);
   EXPECT_EQ(written(), 2u);
   EXPECT_EQ(flags(r, 0, core::kProtected), 0) << "who leases it goes on storing";
-  sweep = {};
-  sweep.all = true;
-  ASSERT_TRUE(write(r, true, &sweep).ok());
-  EXPECT_FALSE(sweep.skipped);
+  scan = {};
+  scan.all = true;
+  ASSERT_TRUE(write(r, true, &scan).ok());
+  EXPECT_FALSE(scan.skipped);
   EXPECT_EQ(written(), 3u);
   end_lease(r, 0, VMEM_WRITE);
   end_lease(r, 1, VMEM_READ);
@@ -88,9 +88,9 @@ TEST_F(PagerRangeWriter, BlocksUnderALeaseForWritingAreSkippedUnlessLeasesDoNotM
 TEST_F(PagerRangeWriter, WhatIsLeasedInWhateverWayDoesNotLeaveMemory) {
   Region& r = changed(2);
   lease(r, 0, VMEM_READ);
-  Sweep sweep;
-  ASSERT_TRUE(write(r, false, &sweep).ok());
-  EXPECT_TRUE(sweep.skipped);
+  RangeScan scan;
+  ASSERT_TRUE(write(r, false, &scan).ok());
+  EXPECT_TRUE(scan.skipped);
   EXPECT_EQ(state(r, 0), State::resident);
   EXPECT_EQ(state(r, 1), State::stored);
   end_lease(r, 0, VMEM_READ);
@@ -128,9 +128,9 @@ TEST_F(PagerRangeWriter, WhatADeviceHasChangedIsWrittenAndStaysThereUnlessOnlyTh
     place(r, 0, 0);
     r.table[0].flags |= core::kDirty;
   }
-  Sweep sweep;
-  sweep.all = sweep.host = true;
-  ASSERT_TRUE(write(r, true, &sweep).ok());
+  RangeScan scan;
+  scan.all = scan.host = true;
+  ASSERT_TRUE(write(r, true, &scan).ok());
   EXPECT_EQ(written(), 0u);
   ASSERT_TRUE(write(r, true).ok());
   EXPECT_EQ(written(), 1u);
@@ -153,11 +153,11 @@ TEST_F(PagerRangeWriter, WhoDoesNotWaitLeavesWhatIsUnderWayAndWritesTheRest) {
   }
   page_in.run(after);
   engine.until_held(1);
-  Sweep sweep;
-  sweep.wait = Sweep::Wait::never;
-  ASSERT_TRUE(write(r, true, &sweep).ok());
-  EXPECT_EQ(sweep.left, 1u);
-  EXPECT_EQ(sweep.first_left, 0u);
+  RangeScan scan;
+  scan.wait = RangeScan::Wait::never;
+  ASSERT_TRUE(write(r, true, &scan).ok());
+  EXPECT_EQ(scan.left, 1u);
+  EXPECT_EQ(scan.first_left, 0u);
   EXPECT_EQ(written(), 3u);
   engine.hold(Io::Op::read, false);
   engine.let_go();

@@ -55,14 +55,14 @@ class PagerRegionTeardown : public vmem::pager::test::PromotionParts, private Re
 
   vmem::pager::Sums sums;
   Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, evictions, *this, *this};
-  vmem::pager::Loans loans{shared, promotion_requests, page_in, reclaim, supply, demoter, *this};
+  vmem::pager::StagingLoans staging_loans{shared, promotion_requests, page_in, reclaim, supply, demoter, *this};
   vmem::pager::RangeWriter range_writer{shared, isolator, write_back, releases, range_demoter};
   vmem::pager::Sync sync{shared, queues.promotion_requests, sums, failed, releases, range_demoter, range_writer};
   vmem::pager::RegionCharges charges{shared, sums, speculation, gpus, pressure, failed, waits};
   vmem::pager::RegionMaker maker{shared, nullptr, sums, gpus, supply, charges};
-  vmem::pager::RegionTeardown teardown{shared,   &devices, queues,   speculation, evictions, gpus,   cpu_mappings,
-                                       pressure, failed,   waits,    installer,   page_in,   writer, grants,
-                                       releases, loans,    promoter, sync,        charges,   *this};
+  vmem::pager::RegionTeardown teardown{shared,   &devices,      queues,   speculation, evictions, gpus,   cpu_mappings,
+                                       pressure, failed,        waits,    installer,   page_in,   writer, grants,
+                                       releases, staging_loans, promoter, sync,        charges,   *this};
 };
 
 TEST_F(PagerRegionTeardown, AllThatARegionHadComesBack) {

@@ -244,9 +244,9 @@ void BlockMap::free_transition(Transition* m) {
   if (m->way != core::Way::none && moved && m->status.ok())
     counters_.move_ns[static_cast<size_t>(m->way)].add(now_ns() - m->begun_ns);
   if (m->device >= 0 && moved && m->status.ok()) progress_.made();
-  if (m->job != nullptr) {
-    --m->job->outstanding;
-    if (m->job->status.ok()) m->job->status = m->status;
+  if (m->completion != nullptr) {
+    --m->completion->outstanding;
+    if (m->completion->status.ok()) m->completion->status = m->status;
   }
   if (m->background) dirty_.write_ends(m->region->block_size, now_ns());
   transitions_.give(m);
@@ -258,26 +258,26 @@ void BlockMap::free_transition(Transition* m) {
   changed_.notify_all();
 }
 
-bool BlockMap::wait_stable(Lock& lock, Region& r, BlockIndex b, Sweep* sweep) {
+bool BlockMap::wait_stable(Lock& lock, Region& r, BlockIndex b, RangeScan* scan) {
   if (r.dying || !core::in_transition(r.table[b].state)) return !r.dying;
   for (BlockWaiter waiter(waiters_, r, b); !r.dying && core::in_transition(r.table[b].state);) {
-    if (wait_on(lock, sweep, waiter.changed)) continue;
-    sweep->leave(b);
+    if (wait_on(lock, scan, waiter.changed)) continue;
+    scan->leave(b);
     return true;
   }
-  if (sweep != nullptr) sweep->progress.made();
+  if (scan != nullptr) scan->progress.made();
   return !r.dying;
 }
 
-// Locked. A piece of a wait that the sweep is in. False: it is not to wait any longer.
-bool BlockMap::wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) {
-  if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
+// Locked. A piece of a wait that the scan is in. False: it is not to wait any longer.
+bool BlockMap::wait_on(Lock& lock, RangeScan* scan, std::condition_variable& what) {
+  if (scan == nullptr || scan->wait == RangeScan::Wait::always) {
     lock.sleep(what);
     return true;
   }
-  sweep->progress.look(now_ns(), false);
+  scan->progress.look(now_ns(), false);
   const uint64_t most = config_.fault_timeout_ms * uint64_t{1000000};
-  if (sweep->wait == Sweep::Wait::never || sweep->progress.over(0, most)) return false;
+  if (scan->wait == RangeScan::Wait::never || scan->progress.over(0, most)) return false;
   core::add(counters_.swept_blocks);  // it ends by itself
   lock.sleep_for(what, std::chrono::milliseconds(5));
   return true;

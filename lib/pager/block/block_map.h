@@ -111,9 +111,9 @@ class BlockMap {
   std::condition_variable& changed() { return changed_; }
   BlockWaiters& waiters() VMEM_LOCKED { return waiters_; }
   // Until no transition has the block. False: its region is being freed.
-  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, Sweep* sweep = nullptr) VMEM_LOCKED;
-  // A piece of a wait that the sweep is in. False: it is not to wait any longer.
-  bool wait_on(Lock& lock, Sweep* sweep, std::condition_variable& what) VMEM_LOCKED;
+  bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, RangeScan* scan = nullptr) VMEM_LOCKED;
+  // A piece of a wait that the scan is in. False: it is not to wait any longer.
+  bool wait_on(Lock& lock, RangeScan* scan, std::condition_variable& what) VMEM_LOCKED;
 
   // Tests: recounts what is kept here. What is wrong; empty: nothing.
   std::string check() VMEM_LOCKED;

@@ -64,7 +64,7 @@ struct Frame {
   device::Ticket ticket;
   bool unwritten = false;        // found to need a write while none could be made; no policy may know it until one can
   bool droppable = false;        // its file refused its changes for good, or twice: dont-need may drop them
-  bool lent = false;             // isolating: kernels load from its staging frame (Loans)
+  bool lent_to_kernels = false;  // isolating: kernels load from its staging frame (StagingLoans)
   bool proven = false;           // resident, kProtected: no pin from before that can store to its pages unseen
   bool pinned = false;           // it was to leave, and somebody pinned a page of it
   uint8_t pinned_tries = 0;      // .. so often in a row: others are tried first for a while, see found_pinned()

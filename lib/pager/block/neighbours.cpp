@@ -23,16 +23,16 @@ void protect_in_place(trap::Trap& trap, std::span<Transition* const> transitions
   }
 }
 
-void place_together(const TransitionList& reads, std::span<Together> groups) {
+void place_together(const TransitionList& reads, std::span<ReadGroup> groups) {
   const auto one_read = [](const Transition& m, const Transition& next) {
     return goes_on(m, next) && next.coded == nullptr && next.io.file == m.io.file &&
            next.io.offset == m.io.offset + m.io.size;
   };
-  const auto group = std::find_if(groups.begin(), groups.end(), [](const Together& t) { return t.left == 0; });
+  const auto group = std::find_if(groups.begin(), groups.end(), [](const ReadGroup& t) { return t.left == 0; });
   if (group == groups.end()) return;
   for (Transition *m = reads.head, *last = nullptr; m != nullptr && (last == nullptr || one_read(*last, *m));
        m = m->next) {
-    m->together = &*group;
+    m->read_group = &*group;
     ++group->left;
     last = m;
   }
@@ -42,7 +42,7 @@ Batch take_run(TransitionList& transitions) {
   Batch run;
   run.push_back(transitions.pop());
   const auto stays_as_it_is = [](const Transition& m) {
-    return m.together != nullptr && (m.protect || !m.region->writable());
+    return m.read_group != nullptr && (m.protect || !m.region->writable());
   };
   while (!transitions.empty() && !run.full() && stays_as_it_is(*run.back()) && stays_as_it_is(*transitions.head) &&
          goes_on(*run.back(), *transitions.head))

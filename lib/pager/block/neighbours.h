@@ -34,7 +34,7 @@ void protect_in_place(trap::Trap& trap, std::span<Transition* const> transitions
 
 // Reads that are begun, in the order of lies_before(): those at the head that are one transfer into one run of memory
 // are put in place together.
-void place_together(const TransitionList& reads, std::span<Together> groups);
+void place_together(const TransitionList& reads, std::span<ReadGroup> groups);
 
 // Takes the first of `moves`, and those after it that the same call of the trap can put in place. Of what stores may
 // change meanwhile none: half of them could not be taken back.

@@ -29,7 +29,7 @@ namespace vmem::pager {
 struct Census;
 class StoreReader;
 struct Transition;
-struct Together;
+struct ReadGroup;
 
 // Of a block that stands in a region: what the kernel's write protection keeps from changing meanwhile. 0, or -EFAULT:
 // the program may not read it, nor anybody.
@@ -44,12 +44,12 @@ inline constexpr uint64_t kBatchBytes = uint64_t{32} << 20, kPeerBatchBytes = ui
 // A worker's turn at what comes from other devices: 3 ms over NVLink, after which it looks what else there is to do.
 inline constexpr uint64_t kPeerTurnBytes = uint64_t{1} << 30;
 // Someone who waits for several transitions; lives on the waiter's stack.
-struct Job {
+struct Completion {
   uint64_t outstanding = 0;
   core::Status status;  // the first failure
 };
 // How a call goes through the blocks of a range, and what it found.
-struct Sweep {
+struct RangeScan {
   // Of blocks that move, and of those under leases that wait for their streams: waits for them; leaves them; waits
   // until nothing has gone on for the time-out, and then does what can be done.
   enum class Wait : uint8_t { always, never, while_it_goes_on };
@@ -164,8 +164,8 @@ struct Transition : core::OwnNew {
   uint64_t mark = 0;             // fill, install: of the wait, as MemoryWaiter has it
   uint64_t begun_ns = 0;         // when the block was claimed; 0: it is over
   core::Way way = core::Way::none;
-  Job* job = nullptr;
-  Together* together = nullptr;  // fill: with whom it is put in place
+  Completion* completion = nullptr;
+  ReadGroup* read_group = nullptr;  // fill: with whom it is put in place
   core::Status status;
 };
 inline void IoEnd::ended(store::Io& io) {
@@ -228,7 +228,7 @@ struct TransitionList {  // first in, first out; a transition is in one at most.
   }
 };
 // Neighbours that are read by one transfer, and wait for each other to be put in place by one call.
-struct Together {
+struct ReadGroup {
   TransitionList ready;  // state mapping
   uint32_t left = 0;     // that are being read; 0: nobody's, and nothing is ready
 };

@@ -227,10 +227,10 @@ Status Advisor::drop_contents(const void* ptr, size_t size) {
   ++r.in_flight;
   releases_.wait_for_region(lock, r);
   Status result;
-  Sweep sweep;
-  bool& skipped = sweep.skipped;
+  RangeScan scan;
+  bool& skipped = scan.skipped;
   if (r.backing == Backing::file_shared) {
-    if (first < end) result = range_writer_.write(lock, r, first, end - 1, false, &sweep);
+    if (first < end) result = range_writer_.write(lock, r, first, end - 1, false, &scan);
     if (!result.ok()) result = drop_refused(lock, r, first, end, std::move(result));
     BlockIndex b = r.table.next_populated(first);
     for (; b < end && result.ok() && r.table.count(State::poisoned) != 0; b = r.table.next_populated(b + 1)) {
@@ -287,12 +287,12 @@ Status Advisor::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       if (Status s = isolated_.drop_contents(lock, r, b, after); !s.ok()) return s;
       break;
     case State::on_device: {
-      Job job{1, {}};
+      Completion completion{1, {}};
       Transition* m = demoter_.begin(r, b, Leave::drop);
       if (m == nullptr) return no_memory();
-      m->job = &job;
+      m->completion = &completion;
       demoter_.run(lock, {&m, 1});
-      if (!job.status.ok()) return job.status;
+      if (!completion.status.ok()) return completion.status;
       break;
     }
     case State::stored:

@@ -85,7 +85,7 @@ void DeviceAcquires::hold_leased(Lock& lock, std::span<const SpanOf> spans, int 
 
 // Locked on entry and on return, and not meanwhile. On device d for what is missing of the spans, as far as blocks can
 // leave.
-void DeviceAcquires::make_room(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) {
+void DeviceAcquires::make_room(Lock& lock, std::span<const SpanOf> spans, int d, const AcquireRequest* ask) {
   uint64_t missing = 0;
   for (const SpanOf& s : spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
@@ -95,7 +95,7 @@ void DeviceAcquires::make_room(Lock& lock, std::span<const SpanOf> spans, int d,
   }
   Gpu& g = gpus_[static_cast<size_t>(d)];
   const uint64_t failures = g.failures;  // of a driver that refuses: who waits for room then is told in time
-  for (bool left = true; left && Ask::check(ask).ok() && g.failures == failures;) {
+  for (bool left = true; left && AcquireRequest::check(ask).ok() && g.failures == failures;) {
     g.budget.want(missing);  // others say what they want, too
     left = g.budget.missing() != 0 && device_reclaim_.make(lock, d);
   }
@@ -124,7 +124,7 @@ Status DeviceAcquires::revive_failed(Lock& lock, Region& r, BlockIndex first, Bl
 
 // Locked on entry and on return. Everything that is not on device d is asked for, before anything is waited for, in the
 // name of the spans; what failed before is tried again.
-Status DeviceAcquires::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) {
+Status DeviceAcquires::ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const AcquireRequest* ask) {
   bool missing = false;
   for (const SpanOf& s : spans) {
     Region& r = *s.region;
@@ -180,7 +180,7 @@ void DeviceAcquires::mark_changed(std::span<const SpanOf> spans, std::span<const
   }
 }
 
-Status DeviceAcquires::acquire(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) {
+Status DeviceAcquires::acquire(std::span<const vmem_range> ranges, int d, void* stream, const AcquireRequest* ask) {
   // An ask's stream was looked at where "the default stream" meant the asker's.
   if (Status s = ask == nullptr ? gpus_.check_stream(d, stream) : gpus_.use(d); !s.ok()) return s;
   // Before the lock, so that tickets end after it, and nothing has to grow under it.
@@ -322,7 +322,7 @@ Status DeviceAcquires::ask_again(Lock& lock, Region& r, BlockIndex b, int d, con
 
 // Locked on entry and on return. Something happens with blocks of the span, or might have: begins with those that are
 // ready, where it may.
-Status DeviceAcquires::wait_for_some(Lock& lock, const SpanOf& span, int d, const Ask* ask) {
+Status DeviceAcquires::wait_for_some(Lock& lock, const SpanOf& span, int d, const AcquireRequest* ask) {
   Gpu& g = gpus_[static_cast<size_t>(d)];
   const bool begins = ask == nullptr && gpus_.own_page_tables();  // an ask may be withdrawn any time
   const Batch mine = begins ? copy_in_.take_ready({&span, 1}, d) : Batch();
@@ -348,14 +348,14 @@ Status DeviceAcquires::wait_for_some(Lock& lock, const SpanOf& span, int d, cons
 
 // Waits until the copy of every block of the span is issued, or it is there; collects the ends of copies under way.
 Status DeviceAcquires::bring(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
-                             std::vector<device::Ticket>* tickets, const Ask* ask) {
+                             std::vector<device::Ticket>* tickets, const AcquireRequest* ask) {
   Region& r = *span.region;
   Coming coming{.failures = gpus_[static_cast<size_t>(d)].failures};
   BlockIndex tried = UINT64_MAX;
   const uint64_t begun = now_ns();
   for (BlockIndex b = span.first; b <= span.last;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
-    if (Status s = Ask::check(ask); !s.ok()) return s;
+    if (Status s = AcquireRequest::check(ask); !s.ok()) return s;
     Block& block = r.table[b];
     if (block.state == State::on_device && map_.frame_table()[block.aux].cpu_mapped &&
         !map_.frame_table()[block.aux].device_stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
@@ -373,7 +373,7 @@ Status DeviceAcquires::bring(Lock& lock, const SpanOf& span, unsigned access, in
     }
     if (Status s = failure_of(r, b, &tried); !s.ok()) return s;
     // Lent to kernels of another range, whose thread may be waiting for what this one has lent.
-    if (ask != nullptr && block.state == State::isolating && map_.frame_table()[block.aux].lent &&
+    if (ask != nullptr && block.state == State::isolating && map_.frame_table()[block.aux].lent_to_kernels &&
         now_ns() - begun > ask->patience_ns)
       return error(EALREADY, "a block is lent to kernels of another range");
     if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);

@@ -40,22 +40,23 @@ class DeviceAcquires : private Shared {
         promoter_(promoter),
         copy_in_(copy_in) {}
 
-  // ask: of Asks::ask() with the same arguments; null: the caller waits.
-  core::Status acquire(std::span<const vmem_range> ranges, int d, void* stream, const Ask* ask) VMEM_UNLOCKED;
+  // ask: of AcquireRequests::ask() with the same arguments; null: the caller waits.
+  core::Status acquire(std::span<const vmem_range> ranges, int d, void* stream,
+                       const AcquireRequest* ask) VMEM_UNLOCKED;
 
  private:
   struct Coming;  // how a wait for blocks goes
   core::Status check_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) VMEM_LOCKED;
   void hold_leased(Lock& lock, std::span<const SpanOf> spans, int d) VMEM_LOCKED;
-  void make_room(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
+  void make_room(Lock& lock, std::span<const SpanOf> spans, int d, const AcquireRequest* ask) VMEM_LOCKED;
   core::Status revive_failed(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last) VMEM_LOCKED;
-  core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const Ask* ask) VMEM_LOCKED;
+  core::Status ask_for_missing(Lock& lock, std::span<const SpanOf> spans, int d, const AcquireRequest* ask) VMEM_LOCKED;
   core::Status bring(Lock& lock, const SpanOf& span, unsigned access, int d, const void* owner,
-                     std::vector<device::Ticket>* tickets, const Ask* ask) VMEM_LOCKED;
+                     std::vector<device::Ticket>* tickets, const AcquireRequest* ask) VMEM_LOCKED;
   core::Status failure_of(Region& r, core::BlockIndex b, core::BlockIndex* tried) VMEM_LOCKED;
   core::Status ask_again(Lock& lock, Region& r, core::BlockIndex b, int d, const void* owner,
                          Coming* coming) VMEM_LOCKED;
-  core::Status wait_for_some(Lock& lock, const SpanOf& span, int d, const Ask* ask) VMEM_LOCKED;
+  core::Status wait_for_some(Lock& lock, const SpanOf& span, int d, const AcquireRequest* ask) VMEM_LOCKED;
   void note_come(Region& r, core::BlockIndex b, std::vector<device::Ticket>* tickets) VMEM_LOCKED;
   core::Status cannot_come(const Region& r, int d) VMEM_LOCKED;
   bool stores_may_begin(std::span<const SpanOf> spans, std::span<const vmem_range> ranges,

@@ -14,7 +14,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
-#include "pager/tier/insist.h"
+#include "pager/tier/retry.h"
 
 namespace vmem::pager {
 
@@ -30,16 +30,16 @@ struct ExitWrites::LiveDevice {
 Status ExitWrites::flush_host() {
   Lock lock(map_.mutex());
   RangeWriter::Writes writes;
-  Sweep sweep;
-  sweep.all = sweep.host = true;
-  sweep.wait = Sweep::Wait::never;
+  RangeScan scan;
+  scan.all = scan.host = true;
+  scan.wait = RangeScan::Wait::never;
   uintptr_t at = 0;
   for (auto it = map_.regions().begin(); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     if (r.backing != Backing::file_shared || r.dying) continue;
     ++r.in_flight;
-    range_writer_.begin(lock, {&r, 0, r.blocks - 1}, true, &sweep, &writes);
+    range_writer_.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
     --r.in_flight;
     map_.notify();
   }
@@ -57,13 +57,13 @@ Status ExitWrites::flush_shared() {
     lock.lock();
     if (first.ok()) first = s;
   };
-  Sweep sweep;
-  sweep.all = true;
-  for (const auto wait : {Sweep::Wait::never, Sweep::Wait::while_it_goes_on}) {
-    const bool again = wait != Sweep::Wait::never;
-    sweep.wait = wait;
-    sweep.progress = {};
-    sweep.progress.look(now_ns(), true);
+  RangeScan scan;
+  scan.all = true;
+  for (const auto wait : {RangeScan::Wait::never, RangeScan::Wait::while_it_goes_on}) {
+    const bool again = wait != RangeScan::Wait::never;
+    scan.wait = wait;
+    scan.progress = {};
+    scan.progress.look(now_ns(), true);
     // Regions may be freed while we write: each step looks up the next by address.
     uintptr_t at = 0;
     for (auto it = map_.regions().lower_bound(at); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
@@ -71,7 +71,7 @@ Status ExitWrites::flush_shared() {
       Region& r = *it->second;
       if (r.backing != Backing::file_shared || r.dying || (again && !r.unfinished)) continue;
       ++r.in_flight;
-      if (Status s = write_region(lock, r, &sweep, again); !s.ok()) tell(s);
+      if (Status s = write_region(lock, r, &scan, again); !s.ok()) tell(s);
       --r.in_flight;
       map_.notify();
     }
@@ -81,16 +81,16 @@ Status ExitWrites::flush_shared() {
   return first;
 }
 
-Status ExitWrites::write_region(Lock& lock, Region& r, Sweep* sweep, bool again) {
-  sweep->left = 0;
-  Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, sweep);
-  r.unfinished = sweep->left != 0;
+Status ExitWrites::write_region(Lock& lock, Region& r, RangeScan* scan, bool again) {
+  scan->left = 0;
+  Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, scan);
+  r.unfinished = scan->left != 0;
   if (s.ok() && again && r.unfinished) {
     s = error(ETIMEDOUT,
               "%llu blocks did not come to rest for %u ms: a stream has not come to their release, or they are on "
               "their way; what they may still become is lost. The first: %s",
-              static_cast<unsigned long long>(sweep->left), config_.fault_timeout_ms,
-              map_.where(r, sweep->first_left).c_str());
+              static_cast<unsigned long long>(scan->left), config_.fault_timeout_ms,
+              map_.where(r, scan->first_left).c_str());
   }
   if (s.ok() && !r.unfinished) s = failed_.tell_lost(r, 0, r.blocks - 1, false);
   return s;
@@ -164,30 +164,30 @@ Status ExitWrites::write_under_leases(Lock& lock) {
   for (LiveDevice& d : live) drain_aside(&d);
   wait_for_ends(live.all(), timeout_ms);
   lock.lock();
-  Sweep sweep;
-  sweep.all = true;
-  sweep.wait = Sweep::Wait::while_it_goes_on;
-  sweep.progress.look(now_ns(), true);
+  RangeScan scan;
+  scan.all = true;
+  scan.wait = RangeScan::Wait::while_it_goes_on;
+  scan.progress.look(now_ns(), true);
   Status result;
   uintptr_t at = 0;
   for (auto it = map_.regions().lower_bound(at); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     if (!concerns(r)) continue;
-    Status s = write_leased(lock, r, live.all(), &sweep);
+    Status s = write_leased(lock, r, live.all(), &scan);
     if (result.ok()) result = std::move(s);
   }
   return result;
 }
 
 // known: the devices that were waited for.
-Status ExitWrites::write_leased(Lock& lock, Region& r, std::span<const LiveDevice> known, Sweep* sweep) {
+Status ExitWrites::write_leased(Lock& lock, Region& r, std::span<const LiveDevice> known, RangeScan* scan) {
   core::InplaceVector<LiveDevice, device::kMaxDevices> live;
   BlockIndex first = UINT64_MAX;
   find_live(r, &live, &first);
   if (live.empty()) return {};
   ++r.in_flight;
-  Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, sweep);
+  Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, scan);
   const auto left = std::find_if(live.begin(), live.end(), [&](const LiveDevice& of) {
     lock.hold();
     const auto reached = [&](const LiveDevice& d) { return d.device == of.device && d.over; };

@@ -28,9 +28,9 @@ class ExitWrites : private Shared {
 
  private:
   struct LiveDevice;
-  core::Status write_region(Lock& lock, Region& r, Sweep* sweep, bool again) VMEM_LOCKED;
+  core::Status write_region(Lock& lock, Region& r, RangeScan* scan, bool again) VMEM_LOCKED;
   core::Status write_under_leases(Lock& lock) VMEM_LOCKED;
-  core::Status write_leased(Lock& lock, Region& r, std::span<const LiveDevice> known, Sweep* sweep) VMEM_LOCKED;
+  core::Status write_leased(Lock& lock, Region& r, std::span<const LiveDevice> known, RangeScan* scan) VMEM_LOCKED;
   static bool concerns(const Region& r);
   static void find_live(const Region& r, core::InplaceVector<LiveDevice, device::kMaxDevices>* live,
                         core::BlockIndex* first);

@@ -26,7 +26,7 @@ struct HostLeases::Coming {
   uint64_t starving = Progress::kNone;
 };
 
-Status HostLeases::acquire(std::span<const vmem_range> ranges, const Ask* ask) {
+Status HostLeases::acquire(std::span<const vmem_range> ranges, const AcquireRequest* ask) {
   std::vector<SpanOf> spans(ranges.size());
   Lock lock(map_.mutex());
   if (Status s = check_ranges(ranges, spans); !s.ok()) return s;
@@ -73,7 +73,8 @@ Status HostLeases::check_ranges(std::span<const vmem_range> ranges, std::span<Sp
 }
 
 // Locked, and not while others give memory back: one of the spans.
-Status HostLeases::grant(Lock& lock, std::span<const SpanOf> spans, size_t which, unsigned access, const Ask* ask) {
+Status HostLeases::grant(Lock& lock, std::span<const SpanOf> spans, size_t which, unsigned access,
+                         const AcquireRequest* ask) {
   Status s = grants_.grant(spans[which], access, VMEM_HOST, nullptr);
   while (s.code() == -ENOMEM && supply_.give_back(lock)) {
     // Without the lock meanwhile: a stream may have leased and released them, and kernels still have them.
@@ -97,12 +98,12 @@ void HostLeases::hold(Lock& lock, const SpanOf& span) {
 }
 
 // All that memory allows, before anybody waits for the first.
-Status HostLeases::start_reads(Lock& lock, std::span<const SpanOf> spans, const Ask* ask) {
+Status HostLeases::start_reads(Lock& lock, std::span<const SpanOf> spans, const AcquireRequest* ask) {
   bool room = true;
   for (size_t i = 0; i < spans.size() && room; ++i) {
     Region& r = *spans[i].region;
     for (BlockIndex next = spans[i].first; next <= spans[i].last && room && !r.dying;) {
-      if (Status s = Ask::check(ask); !s.ok()) return s;
+      if (Status s = AcquireRequest::check(ask); !s.ok()) return s;
       DeferredWork after;
       room = start_fills(r, &next, spans[i].last, after);
       if (after.empty()) {
@@ -134,11 +135,11 @@ bool HostLeases::start_fills(Region& r, BlockIndex* next, BlockIndex last, Defer
 }
 
 // Waits until leased block b is in place; the lease keeps it there.
-Status HostLeases::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const Ask* ask) {
+Status HostLeases::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const AcquireRequest* ask) {
   Coming coming;
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
-    if (Status s = Ask::check(ask); !s.ok()) {
+    if (Status s = AcquireRequest::check(ask); !s.ok()) {
       if (coming.starving != Progress::kNone) waits_.queue().give_up_acquire(r, b);
       return s;
     }
@@ -222,7 +223,7 @@ std::optional<Status> HostLeases::met_failed(Lock& lock, Region& r, BlockIndex b
 }
 
 std::optional<Status> HostLeases::met_on_device(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
-  Job job{1, {}};
+  Completion completion{1, {}};
   Transition* m = demoter_.begin(r, b, Leave::host);
   if (m == nullptr) {  // no staging frame: one comes free when a staged block has been written
     if (coming->starving == Progress::kNone) coming->starving = clock_.look(now_ns());
@@ -231,10 +232,10 @@ std::optional<Status> HostLeases::met_on_device(Lock& lock, Region& r, BlockInde
     return std::nullopt;
   }
   coming->starving = Progress::kNone;
-  m->job = &job;
+  m->completion = &completion;
   demoter_.run(lock, {&m, 1});
-  if (job.status.ok()) return std::nullopt;
-  return Status(job.status.code() == -ENOMEM ? ENOMEM : EIO, job.status.text());
+  if (completion.status.ok()) return std::nullopt;
+  return Status(completion.status.code() == -ENOMEM ? ENOMEM : EIO, completion.status.text());
 }
 
 // The kernel had no memory to read it.

@@ -32,18 +32,18 @@ class HostLeases : private Shared {
         demoter_(demoter),
         range_demoter_(range_demoter) {}
 
-  // ask: of Asks::ask() with the same arguments; null: the caller waits.
-  core::Status acquire(std::span<const vmem_range> ranges, const Ask* ask) VMEM_UNLOCKED;
+  // ask: of AcquireRequests::ask() with the same arguments; null: the caller waits.
+  core::Status acquire(std::span<const vmem_range> ranges, const AcquireRequest* ask) VMEM_UNLOCKED;
 
  private:
   struct Coming;  // how a wait for a block goes
   core::Status check_ranges(std::span<const vmem_range> ranges, std::span<SpanOf> out) VMEM_LOCKED;
   core::Status grant(Lock& lock, std::span<const SpanOf> spans, size_t which, unsigned access,
-                     const Ask* ask) VMEM_LOCKED;
+                     const AcquireRequest* ask) VMEM_LOCKED;
   void hold(Lock& lock, const SpanOf& span) VMEM_LOCKED;
-  core::Status start_reads(Lock& lock, std::span<const SpanOf> spans, const Ask* ask) VMEM_LOCKED;
+  core::Status start_reads(Lock& lock, std::span<const SpanOf> spans, const AcquireRequest* ask) VMEM_LOCKED;
   bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, DeferredWork& after) VMEM_LOCKED;
-  core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const Ask* ask) VMEM_LOCKED;
+  core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const AcquireRequest* ask) VMEM_LOCKED;
   core::Status let_write(Region& r, core::BlockIndex b, unsigned access) VMEM_LOCKED;
   // Whether the block's wait is over, and how; none: it is to be looked at again.
   std::optional<core::Status> met_failed(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;

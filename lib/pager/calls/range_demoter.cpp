@@ -8,7 +8,7 @@
 #include "core/at_exit.h"
 #include "core/clock.h"
 #include "core/thread.h"
-#include "pager/tier/insist.h"
+#include "pager/tier/retry.h"
 
 namespace vmem::pager {
 
@@ -99,20 +99,20 @@ bool RangeDemoter::went_with_its_context(const Region& r, BlockIndex b) {
   return core::exiting() && gpus_[r.table[b].device].lost && !frame.cpu_mapped && frame.saved;
 }
 
-// At rest. Nothing is to be done about it, or nothing can be, which the sweep is told.
-bool RangeDemoter::passes_over(const Region& r, BlockIndex b, Leave how, Sweep* sweep) {
+// At rest. Nothing is to be done about it, or nothing can be, which the scan is told.
+bool RangeDemoter::passes_over(const Region& r, BlockIndex b, Leave how, RangeScan* scan) {
   const State state = r.table[b].state;
   const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
-  if (how == Leave::sync && state == State::on_device && sweep->nobody_asks() && went_with_its_context(r, b))
+  if (how == Leave::sync && state == State::on_device && scan->nobody_asks() && went_with_its_context(r, b))
     return true;
-  if (state != State::on_device || (busy && !sweep->all) ||
+  if (state != State::on_device || (busy && !scan->all) ||
       (how == Leave::sync && (proven_clean(r.table[b]) || !r.writable()))) {
-    if (state == State::on_device && busy && !sweep->all) sweep->skipped = true;
+    if (state == State::on_device && busy && !scan->all) scan->skipped = true;
     return true;
   }
-  if (sweep->wait != Sweep::Wait::always && awaits_writes(r, b)) {
-    sweep->leave(b);
-    if (sweep->wait == Sweep::Wait::never) return true;
+  if (scan->wait != RangeScan::Wait::always && awaits_writes(r, b)) {
+    scan->leave(b);
+    if (scan->wait == RangeScan::Wait::never) return true;
   }
   return false;
 }
@@ -125,8 +125,8 @@ Leave RangeDemoter::goes_how(const Region& r, BlockIndex b, Leave how) {
   return goes ? Leave::evict : how;
 }
 
-Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, Sweep* sweep) {
-  Job job;
+Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, RangeScan* scan) {
+  Completion completion;
   UnderWay under_way(*this, gpus_.own_page_tables() && how != Leave::sync, staging_.of(r).frames.batch());
   if (how == Leave::sync) look_for_loss(lock);
   uint64_t mark = Progress::kNone;
@@ -134,12 +134,12 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
   for (BlockIndex b = r.table.next_populated(first); b <= last && b < r.blocks;) {
     if (r.table[b].state == State::demoting || comes_to_device(map_.frame_table(), r.table[b])) {
       under_way.flush(lock);
-      if (!map_.wait_stable(lock, r, b, sweep)) break;
+      if (!map_.wait_stable(lock, r, b, scan)) break;
       if (core::in_transition(r.table[b].state)) b = r.table.next_populated(b + 1);
       continue;
     }
     core::add(counters_.swept_blocks);
-    if (passes_over(r, b, how, sweep)) {
+    if (passes_over(r, b, how, scan)) {
       b = r.table.next_populated(b + 1);
       continue;
     }
@@ -159,14 +159,14 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
       continue;
     }
     mark = Progress::kNone;
-    m->job = &job;
-    ++job.outstanding;
+    m->completion = &completion;
+    ++completion.outstanding;
     b = r.table.next_populated(b + 1);
     under_way.add(lock, m);
   }
   under_way.flush(lock);
-  while (job.outstanding != 0) lock.sleep(map_.changed());
-  return job.status.ok() ? starved : job.status;
+  while (completion.outstanding != 0) lock.sleep(map_.changed());
+  return completion.status.ok() ? starved : completion.status;
 }
 
 Status RangeDemoter::cannot_leave(const Region& r, BlockIndex b) {

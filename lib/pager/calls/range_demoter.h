@@ -2,7 +2,7 @@
 // dirty there: vmem_evict, vmem_sync, vmem_free.
 //
 //   no transition of a block is this thread's own while it waits for another one's
-//   leased blocks (to be written: those under WRITE) are skipped, unless the sweep says `all`
+//   leased blocks (to be written: those under WRITE) are skipped, unless the scan says `all`
 //
 // Locked on entry and on return, and not meanwhile.
 #pragma once
@@ -17,7 +17,7 @@ class RangeDemoter : private Shared {
       : Shared(shared), devices_(devices), gpus_(gpus), page_in_(page_in), demoter_(demoter) {}
 
   core::Status run(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
-                   Sweep* sweep) VMEM_LOCKED;
+                   RangeScan* scan) VMEM_LOCKED;
   // Why a block cannot leave its device: nothing went on for the whole time-out.
   core::Status cannot_leave(const Region& r, core::BlockIndex b) VMEM_LOCKED;
 
@@ -25,7 +25,7 @@ class RangeDemoter : private Shared {
   class UnderWay;
   void look_for_loss(Lock& lock) VMEM_LOCKED;
   bool went_with_its_context(const Region& r, core::BlockIndex b) VMEM_LOCKED;
-  bool passes_over(const Region& r, core::BlockIndex b, Leave how, Sweep* sweep) VMEM_LOCKED;
+  bool passes_over(const Region& r, core::BlockIndex b, Leave how, RangeScan* scan) VMEM_LOCKED;
   Leave goes_how(const Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
 
   device::Devices* const devices_;

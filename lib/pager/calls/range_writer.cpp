@@ -39,22 +39,22 @@ void RangeWriter::write_batch(Lock& lock, Batch* batch) {
   batch->clear();
 }
 
-Status RangeWriter::write(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, Sweep* sweep) {
+Status RangeWriter::write(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, RangeScan* scan) {
   Writes writes;
-  begin(lock, {&r, first, last}, keep, sweep, &writes);
+  begin(lock, {&r, first, last}, keep, scan, &writes);
   return end(lock, &writes);
 }
 
-void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep, Writes* writes) {
+void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, RangeScan* scan, Writes* writes) {
   Region& r = *span.region;
   Batch& batch = writes->batch;
-  Job& job = writes->job;
+  Completion& completion = writes->completion;
   const Late late{r.arrived, keep ? Leave::sync : Leave::evict};
   if (!batch.empty() && (r.gpu || (*batch.begin())->region->block_size != r.block_size)) write_batch(lock, &batch);
-  if (r.gpu && !sweep->host) {
-    releases_.wait_for_region(lock, r, sweep);
-    const Status from_device = range_demoter_.run(lock, r, span.first, span.last, late.how, sweep);
-    if (job.status.ok()) job.status = from_device;  // and the rest is written all the same
+  if (r.gpu && !scan->host) {
+    releases_.wait_for_region(lock, r, scan);
+    const Status from_device = range_demoter_.run(lock, r, span.first, span.last, late.how, scan);
+    if (completion.status.ok()) completion.status = from_device;  // and the rest is written all the same
   }
   const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
@@ -64,59 +64,61 @@ void RangeWriter::begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep,
     again = false;
     if (b % kTurn == 0) lock.give_way();
     const bool lent =
-        sweep->all && keep && r.table[b].state == State::isolating && map_.frame_table()[r.table[b].aux].lent;
+        scan->all && keep && r.table[b].state == State::isolating && map_.frame_table()[r.table[b].aux].lent_to_kernels;
     if (!lent && core::in_transition(r.table[b].state)) {
       write_batch(lock, &batch);  // never wait while holding transitions of our own
-      if (!map_.wait_stable(lock, r, b, sweep)) break;
+      if (!map_.wait_stable(lock, r, b, scan)) break;
     }
-    if (!sweep->host) write_late(lock, r, b, late, sweep, &batch, &job.status);
+    if (!scan->host) write_late(lock, r, b, late, scan, &batch, &completion.status);
     if (r.dying) break;
     core::add(counters_.swept_blocks);
     const core::Block& block = r.table[b];
     if (block.state != State::resident && block.state != State::staged && !lent) continue;
-    if (!sweep->all && leased_against(r, b, keep)) {
-      sweep->skipped = true;
+    if (!scan->all && leased_against(r, b, keep)) {
+      scan->skipped = true;
       continue;
     }
-    if ((keep || sweep->frees) &&
+    if ((keep || scan->frees) &&
         (!r.writable() || stood_protected(trap_.caps().pins, block, map_.frame_table()[block.aux])))
       continue;
     if (!keep) map_.withdraw(block.aux);
     Transition* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {
       if (!lent) map_.admit(r, b, map_.nonresident_age().shadow());
-      again = job.outstanding != 0;  // what these have is free when they have ended
+      again = completion.outstanding != 0;  // what these have is free when they have ended
       if (again) {
         write_batch(lock, &batch);
-        for (const uint64_t all = job.outstanding; job.outstanding == all && all != 0;) lock.sleep(map_.changed());
+        for (const uint64_t all = completion.outstanding; completion.outstanding == all && all != 0;)
+          lock.sleep(map_.changed());
         continue;
       }
-      if (job.status.ok()) job.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
+      if (completion.status.ok())
+        completion.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
       break;
     }
-    m->job = &job;
-    ++job.outstanding;
+    m->completion = &completion;
+    ++completion.outstanding;
     batch.push_back(m);
     if (batch.size() >= most) write_batch(lock, &batch);
-    while (job.outstanding > outstanding && batch.empty()) lock.sleep(map_.changed());
+    while (completion.outstanding > outstanding && batch.empty()) lock.sleep(map_.changed());
   }
 }
 
 Status RangeWriter::end(Lock& lock, Writes* writes) {
   write_batch(lock, &writes->batch);
-  while (writes->job.outstanding != 0) lock.sleep(map_.changed());
-  return writes->job.status;
+  while (writes->completion.outstanding != 0) lock.sleep(map_.changed());
+  return writes->completion.status;
 }
 
 // What such a block brought is not written.
-void RangeWriter::write_late(Lock& lock, Region& r, BlockIndex b, const Late& late, Sweep* sweep, Batch* batch,
+void RangeWriter::write_late(Lock& lock, Region& r, BlockIndex b, const Late& late, RangeScan* scan, Batch* batch,
                              Status* result) {
   for (uint64_t seen = late.arrived; r.table[b].state == State::on_device && seen != r.arrived;) {
     seen = r.arrived;
     write_batch(lock, batch);
-    const Status s = range_demoter_.run(lock, r, b, b, late.how, sweep);
+    const Status s = range_demoter_.run(lock, r, b, b, late.how, scan);
     if (result->ok()) *result = s;
-    if (!s.ok() || !map_.wait_stable(lock, r, b, sweep)) break;
+    if (!s.ok() || !map_.wait_stable(lock, r, b, scan)) break;
   }
 }
 

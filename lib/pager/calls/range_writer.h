@@ -2,7 +2,7 @@
 // leave memory. What a device has changed is RangeDemoter's.
 //
 //   no transition of a block is this thread's own while it waits for another one's
-//   leased blocks (to stay: those under WRITE) are skipped and said, unless the sweep says `all`
+//   leased blocks (to stay: those under WRITE) are skipped and said, unless the scan says `all`
 //   all that was begun has ended when it returns, and the first failure is told
 //   a call over many ranges begins to write one while others are being written
 //
@@ -27,17 +27,17 @@ class RangeWriter : private Shared {
 
   // What a call over several ranges has begun.
   struct Writes {
-    Job job;
+    Completion completion;
     Batch batch;  // of one size of blocks; not begun yet
   };
 
   // keep: the blocks stay where they are, else they leave memory. Under `all` what is lent to kernels is written, too,
   // and not waited for.
   core::Status write(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep,
-                     Sweep* sweep) VMEM_LOCKED;
+                     RangeScan* scan) VMEM_LOCKED;
   // The same in two steps: begin() for each range, and end() once, which waits, and tells the first failure of all.
   // Between them a region stays for as long as blocks of it are written.
-  void begin(Lock& lock, const SpanOf& span, bool keep, Sweep* sweep, Writes* writes) VMEM_LOCKED;
+  void begin(Lock& lock, const SpanOf& span, bool keep, RangeScan* scan, Writes* writes) VMEM_LOCKED;
   core::Status end(Lock& lock, Writes* writes) VMEM_LOCKED;
   // What the region's file was written is durable.
   core::Status flush_file(Lock& lock, Region& r) VMEM_LOCKED;
@@ -45,7 +45,7 @@ class RangeWriter : private Shared {
  private:
   struct Late;
   void write_batch(Lock& lock, Batch* batch) VMEM_LOCKED;
-  void write_late(Lock& lock, Region& r, core::BlockIndex b, const Late& late, Sweep* sweep, Batch* batch,
+  void write_late(Lock& lock, Region& r, core::BlockIndex b, const Late& late, RangeScan* scan, Batch* batch,
                   core::Status* result) VMEM_LOCKED;
 
   Isolator& isolator_;

@@ -179,7 +179,7 @@ Status RegionTeardown::end_uses(Lock& lock, Region& r, bool force) {
   finish_kernels(lock, r);
   if (r.dying) return freed_meanwhile(r);
   ++r.in_flight;
-  loans_.take_back(lock, r);
+  staging_loans_.take_back(lock, r);
   --r.in_flight;
   map_.notify();
   return r.dying ? freed_meanwhile(r) : Status();
@@ -276,7 +276,7 @@ void RegionTeardown::give_memory_back(Region& r, BlockIndex b, OnDevices* on_dev
     return;
   }
   if (!core::in_memory(block.state)) return;
-  staging_.of(r).lent -= map_.frame_table()[block.aux].lent ? 1 : 0;  // its kernels have ended
+  staging_.of(r).lent -= map_.frame_table()[block.aux].lent_to_kernels ? 1 : 0;  // its kernels have ended
   std::byte* bytes = map_.frame_table()[block.aux].bytes;
   if (bytes != nullptr) {
     installer_.give_frame(r, bytes);

@@ -12,8 +12,8 @@
 
 #include "pager/calls/region_charges.h"
 #include "pager/calls/sync.h"
-#include "pager/tier/loans.h"
 #include "pager/tier/promoter.h"
+#include "pager/tier/staging_loans.h"
 
 namespace vmem::pager {
 
@@ -23,8 +23,8 @@ class RegionTeardown : private Shared {
   RegionTeardown(const Shared& shared, device::Devices* devices, Queues& queues, Speculation& speculation,
                  ReclaimRequests& reclaim_requests, Gpus& gpus, CpuMappings& cpu_mappings, MemoryPressure& pressure,
                  FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in, StoreWriter& writer,
-                 LeaseGrants& grants, PendingReleases& releases, Loans& loans, Promoter& promoter, Sync& sync,
-                 RegionCharges& charges, MemoryFreed& freed)
+                 LeaseGrants& grants, PendingReleases& releases, StagingLoans& staging_loans, Promoter& promoter,
+                 Sync& sync, RegionCharges& charges, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         queues_(queues),
@@ -40,7 +40,7 @@ class RegionTeardown : private Shared {
         writer_(writer),
         grants_(grants),
         releases_(releases),
-        loans_(loans),
+        staging_loans_(staging_loans),
         promoter_(promoter),
         sync_(sync),
         charges_(charges),
@@ -87,7 +87,7 @@ class RegionTeardown : private Shared {
   StoreWriter& writer_;
   LeaseGrants& grants_;
   PendingReleases& releases_;
-  Loans& loans_;
+  StagingLoans& staging_loans_;
   Promoter& promoter_;
   Sync& sync_;
   RegionCharges& charges_;

@@ -15,8 +15,8 @@ namespace vmem::pager {
 Status Sync::sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) {
   Region& r = *span.region;
   ++r.in_flight;
-  Sweep sweep;
-  Status result = range_writer_.write(lock, r, span.first, span.last, true, &sweep);
+  RangeScan scan;
+  Status result = range_writer_.write(lock, r, span.first, span.last, true, &scan);
   if (r.backing == Backing::file_shared &&
       !core::broken("file_flush")) {  // durable, what was written, though a block failed
     const Status flushed = range_writer_.flush_file(lock, r);
@@ -25,7 +25,7 @@ Status Sync::sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) {
   if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
   --r.in_flight;
   map_.notify();
-  *skipped |= sweep.skipped;
+  *skipped |= scan.skipped;
   return result;
 }
 
@@ -99,10 +99,10 @@ Status Sync::flush_files(Lock& lock) {
 
 Status Sync::sync_all() {
   Lock lock(map_.mutex());
-  Sweep sweep;
+  RangeScan scan;
   RangeWriter::Writes writes;
   const bool any = for_each_region([&](Region& r) VMEM_LOCKED {
-    range_writer_.begin(lock, {&r, 0, r.blocks - 1}, true, &sweep, &writes);
+    range_writer_.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
   });
   Status first = range_writer_.end(lock, &writes);
   const Status flushed = flush_files(lock);  // durable, what was written, though a block failed
@@ -115,7 +115,7 @@ Status Sync::sync_all() {
   for_each_region([&](Region& r) VMEM_LOCKED {
     if (first.ok() && earlier.ok()) earlier = take_error(r);
   });
-  return synced(std::move(first), std::move(earlier), sweep.skipped);
+  return synced(std::move(first), std::move(earlier), scan.skipped);
 }
 
 Status Sync::evict(const void* ptr, size_t size, int location) {
@@ -129,13 +129,13 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
   if (location == VMEM_HOST && !r.gpu) return failed_.tell_lost(r, span.first, span.last, true);
   forget_hints(requests_, span);
   ++r.in_flight;
-  Sweep sweep;
+  RangeScan scan;
   Status result;
   if (location == VMEM_HOST) {
     releases_.wait_for_region(lock, r);
-    result = range_demoter_.run(lock, r, span.first, span.last, Leave::host, &sweep);
+    result = range_demoter_.run(lock, r, span.first, span.last, Leave::host, &scan);
   } else {
-    result = range_writer_.write(lock, r, span.first, span.last, false, &sweep);
+    result = range_writer_.write(lock, r, span.first, span.last, false, &scan);
   }
   if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
   --r.in_flight;
@@ -150,9 +150,9 @@ Status Sync::take_for_free(Lock& lock, Region& r) {
   constexpr uint64_t kMoment = 1000000000;  // ns
   const uint64_t until = now_ns() + std::min(kMoment, clock_.limit_ns());
   for (;;) {
-    Sweep sweep;
-    sweep.frees = sweep.host = true;
-    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, false, &sweep);
+    RangeScan scan;
+    scan.frees = scan.host = true;
+    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, false, &scan);
     if (s.code() != -EBUSY || r.dying) return s;
     if (now_ns() >= until) {
       return error(EBUSY,
@@ -170,10 +170,10 @@ Status Sync::take_for_free(Lock& lock, Region& r) {
 Status Sync::write_for_free(Lock& lock, Region& r, bool force) {
   for (int round = 0;; ++round) {
     const uint64_t granted = r.granted;
-    Sweep sweep;
-    sweep.all = force;
-    sweep.frees = true;
-    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, &sweep);
+    RangeScan scan;
+    scan.all = force;
+    scan.frees = true;
+    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, &scan);
     if (s.ok() && !force && trap_.caps().pins == trap::Pins::taken_away) s = take_for_free(lock, r);
     if (!s.ok()) return s;
     if (force || r.dying || granted == r.granted || core::broken("free_again"))

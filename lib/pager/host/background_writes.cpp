@@ -31,7 +31,7 @@ uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
 bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const {
   const State state = r.table[b].state;
   return !r.dying && !r.lost && !file_refuses(r, now_ns) && (state == State::resident || state == State::staged) &&
-         !map_.frame_table()[r.table[b].aux].lent && !lent_for_writing(r, b);
+         !map_.frame_table()[r.table[b].aux].lent_to_kernels && !lent_for_writing(r, b);
 }
 
 bool BackgroundWrites::take(Region& r, BlockIndex b, Batch* batch) {

@@ -23,7 +23,7 @@ inline bool drop_pages(trap::Trap& trap, std::span<const trap::Range> ranges) {
 
 // Unlocked. There is no way back: until whoever pins a page lets go, accesses wait. Not on threads of the host side:
 // who pins it may wait for a fault that they serve, or for memory that they make room for.
-inline void insist_on_drop(trap::Trap& trap, std::span<const trap::Range> ranges) {
+inline void drop_until_unpinned(trap::Trap& trap, std::span<const trap::Range> ranges) {
   core::may_wait_for_a_fault("the end of a pin is waited for");
   while (!drop_pages(trap, ranges)) usleep(1000);
 }

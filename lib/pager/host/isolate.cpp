@@ -21,7 +21,7 @@ namespace vmem::pager {
 Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
-  const bool held = block.state == State::staged || frame.lent;
+  const bool held = block.state == State::staged || frame.lent_to_kernels;
   // What stays in place a device may store to that has pinned it before, whatever protects it. So what is to go is
   // taken away first, where the trap sees pins then.
   const bool takes = !keep && trap_.caps().pins == trap::Pins::taken_away && !core::broken("pins");
@@ -36,7 +36,7 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
     if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
     return nullptr;
   }
-  r.table.change(b, block.state, frame.lent ? State::writing_back : State::isolating);
+  r.table.change(b, block.state, frame.lent_to_kernels ? State::writing_back : State::isolating);
   Transition* m = map_.new_transition(r, b);
   m->image = image;
   m->way = core::Way::host_to_ssd;
@@ -192,7 +192,7 @@ void Isolator::take_to_slots(std::span<Transition* const> batch) {
     std::sort(slots.begin(), slots.end());
     for (size_t k = 0; k < n; ++k) transitions[k]->image = slots[k];
     const auto take = [&](const Transition& first, size_t blocks) {
-      const trap::PinWait wait = any_pinned && first.job == nullptr ? trap::PinWait::none : trap::PinWait::brief;
+      const trap::PinWait wait = any_pinned && first.completion == nullptr ? trap::PinWait::none : trap::PinWait::brief;
       Status s = trap_.take(r.address(first.block), blocks * r.block_size, first.image, Transfer::copy, wait);
       any_pinned |= s.code() == -EBUSY;
       return s;

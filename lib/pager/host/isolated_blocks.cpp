@@ -118,7 +118,7 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
     return;
   }
   frame.bytes = m->image;
-  if (frame.lent) {
+  if (frame.lent_to_kernels) {
     r.table.change(m->block, from, State::staged);
     r.table.change(m->block, State::staged, State::isolating);
     map_.free_transition(m);
@@ -152,7 +152,7 @@ void IsolatedBlocks::lose_taken(Transition* m) {
   map_.free_entry(m->block, r);
   failed_.mark_lost(r, m->block, State::isolating, m->status);
   m->status = r.reason(m->block);
-  if (m->job != nullptr && m->job->status.ok()) r.table[m->block].flags |= core::kTold;
+  if (m->completion != nullptr && m->completion->status.ok()) r.table[m->block].flags |= core::kTold;
   map_.free_transition(m);
 }
 

@@ -221,7 +221,7 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
 void PageIn::settle_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
-  Together* const together = m->together;
+  ReadGroup* const together = m->read_group;
   map_.progress().made();
   failed_.clear_unread(r, m->block);
   const bool wanted = (block.flags & core::kFaultPending) != 0 || leased(r, m->block);
@@ -278,7 +278,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   core::step("fill.read");
   if (!zero) reader_.verify_read(m);
   Lock lock(map_.mutex());
-  Together* const together = m->together;
+  ReadGroup* const together = m->read_group;
   core::ScopeGuard was_read([&] {
     if (together != nullptr && --together->left == 0) after.install.append(together->ready);
   });
@@ -417,7 +417,7 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
 }
 
 std::string PageIn::check() const {
-  for (const Together& t : together_)
+  for (const ReadGroup& t : together_)
     if (t.left != 0 || !t.ready.empty()) return "blocks wait to be put in place together, and none is being read";
   return "";
 }

@@ -2,7 +2,7 @@
 // with less urgency for read-ahead and prefetch. And the sole place where deferred work is done.
 //
 //   state reading: the block's transition is in DeferredWork, or at the engine, or on the thread that verifies it
-//   blocks of one Together are put in place when the last of them has been read
+//   blocks of one ReadGroup are put in place when the last of them has been read
 //
 // Called under the pager's lock, but for what says otherwise.
 #pragma once
@@ -38,7 +38,7 @@ class PageIn final : private Shared, private IoEnd {
   // Memory came free: whoever waits for it is served, and what that defers is done; the lock is dropped meanwhile.
   void serve_waiting(Lock& lock) VMEM_LOCKED;
 
-  std::span<Together> together() VMEM_LOCKED { return together_; }
+  std::span<ReadGroup> together() VMEM_LOCKED { return together_; }
   // Tests: nothing is in flight. What is wrong; empty: nothing.
   std::string check() const VMEM_LOCKED;
 
@@ -62,7 +62,7 @@ class PageIn final : private Shared, private IoEnd {
   StoreReader& reader_;
   Speculation& speculation_;
   MemoryFreed& freed_;
-  std::array<Together, 16> together_
+  std::array<ReadGroup, 16> together_
       VMEM_GUARDED_BY(core::big_lock);  // neighbours without one are put in place one by one
 };
 

@@ -124,7 +124,7 @@ void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
   m->then = &end;
   const auto prepare = [&](store::Io& io, store::FileId file, uint64_t offset, std::byte* buffer, size_t size) {
     io.op = store::Io::Op::write;
-    io.urgency = m->job != nullptr ? Urgency::acquire : Urgency::writeback;
+    io.urgency = m->completion != nullptr ? Urgency::acquire : Urgency::writeback;
     io.file = file;
     io.offset = offset;
     io.buffer = buffer;
@@ -191,7 +191,7 @@ void StoreWriter::note_write_failure(Transition* m) {
     m->status =
         core::system_error(code, "writing failed, the block stays in memory, %s", map_.where(r, m->block).c_str());
   }
-  const bool heard = m->job != nullptr || core::broken("write_report");
+  const bool heard = m->completion != nullptr || core::broken("write_report");
   const bool say =
       shared ? writes_.file_failed(r, m->status, heard, now_ns()) : writes_.failed(m->status, heard, now_ns());
   if (!say) return;

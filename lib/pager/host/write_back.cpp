@@ -61,7 +61,7 @@ void WriteBack::settle_taken(Transition* m, DeferredWork& after) {
       writer_.note_write_failure(m);
     } else {
       map_.frame_table()[r.table[m->block].aux].unwritten |= m->only_clean;  // not to be tried again and again
-      if (m->status.code() == -EBUSY && m->job != nullptr) {
+      if (m->status.code() == -EBUSY && m->completion != nullptr) {
         m->status =
             core::error(EBUSY, "%s stays in memory: I/O in flight or a registered buffer has pinned a page of it",
                         map_.where(r, m->block).c_str());
@@ -165,7 +165,7 @@ void WriteBack::pass_spare(DeferredWork& after) {
     {
       Lock lock(map_.mutex());
       wanted = spare_.give_up([](const Transition& m) VMEM_LOCKED {
-        return m.job == nullptr && (m.region->table[m.block].flags & core::kFaultPending) != 0;
+        return m.completion == nullptr && (m.region->table[m.block].flags & core::kFaultPending) != 0;
       });
     }
     while (!wanted.empty()) settle_write(wanted.pop(), after);
@@ -222,7 +222,7 @@ void WriteBack::settle_write(Transition* m, DeferredWork& after) {
     return;
   }
   if (!m->status.ok()) {
-    if (m->status.code() == -EFAULT && m->in_place && m->job == nullptr) {  // no room for the copy: later
+    if (m->status.code() == -EFAULT && m->in_place && m->completion == nullptr) {  // no room for the copy: later
       failed_.mark_unknown(r, m->block);
       if (m->reclaims) writes_.pinned(now_ns());
     } else {
@@ -296,7 +296,7 @@ void WriteBack::drop_cut_off(Transition* m) {
     Lock lock(map_.mutex());
     const FrameId id = r.table[m->block].aux;
     Frame& frame = map_.frame_table()[id];
-    if (frame.holed || (m->keep && (leased(r, m->block) || frame.lent))) {
+    if (frame.holed || (m->keep && (leased(r, m->block) || frame.lent_to_kernels))) {
       stays_cut_off(m);
       return;
     }

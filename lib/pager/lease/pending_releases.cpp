@@ -171,13 +171,13 @@ Status PendingReleases::check_room(std::span<const SpanOf> spans, int d, bool* w
 }
 
 Status PendingReleases::wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart,
-                                      int location, const Ask* ask) {
+                                      int location, const AcquireRequest* ask) {
   Patience patience;
   const uint64_t begun = now_ns();
   for (;;) {
     reap(lock);
     bool wait = false, room = false;
-    if (Status s = Ask::check(ask); !s.ok()) return s;
+    if (Status s = AcquireRequest::check(ask); !s.ok()) return s;
     if (Status s = check_pending(spans, location, &wait); !s.ok()) return s;
     if (Status s = check_device_stale(spans, &wait); !s.ok()) return s;
     if (!wait && location >= 0) {
@@ -191,18 +191,18 @@ Status PendingReleases::wait_for_turn(Lock& lock, std::span<const SpanOf> spans,
   }
 }
 
-void PendingReleases::wait_for_region(Lock& lock, Region& r, Sweep* sweep) {
+void PendingReleases::wait_for_region(Lock& lock, Region& r, RangeScan* scan) {
   if (!r.gpu) return;
   Patience patience;
   size_t before = 0;
   for (reap(lock); pending_.any(r) && !r.dying; reap(lock)) {
-    if (sweep == nullptr || sweep->wait == Sweep::Wait::always) {
+    if (scan == nullptr || scan->wait == RangeScan::Wait::always) {
       patience.wait(lock, map_.changed());
       continue;
     }
-    if (pending_.size() < before) sweep->progress.made();
+    if (pending_.size() < before) scan->progress.made();
     before = pending_.size();
-    if (!map_.wait_on(lock, sweep, map_.changed())) return;
+    if (!map_.wait_on(lock, scan, map_.changed())) return;
   }
 }
 

@@ -16,7 +16,7 @@
 #include "device/device.h"
 #include "pager/account/cpu_mappings.h"
 #include "pager/account/queues.h"
-#include "pager/lease/ask.h"
+#include "pager/lease/acquire_request.h"
 #include "pager/lease/lease_grants.h"
 #include "pager/lease/stream_leases.h"
 #include "pager/tier/staging_supply.h"
@@ -51,9 +51,9 @@ class PendingReleases : private Shared {
   // block once). Both are found under one hold of the lock, in which the caller takes the lease: what was found before
   // it was dropped is worth nothing.
   core::Status wait_for_turn(Lock& lock, std::span<const SpanOf> spans, std::span<const SpanOf> apart, int location,
-                             const Ask* ask) VMEM_LOCKED;
+                             const AcquireRequest* ask) VMEM_LOCKED;
   // Until no release of the region's leases is under way; does not wait for live ones.
-  void wait_for_region(Lock& lock, Region& r, Sweep* sweep = nullptr) VMEM_LOCKED;
+  void wait_for_region(Lock& lock, Region& r, RangeScan* scan = nullptr) VMEM_LOCKED;
   // *wait: blocks of the spans are stale at their device, and are about to leave it. -EBUSY: live leases keep one.
   core::Status check_device_stale(std::span<const SpanOf> spans, bool* wait) VMEM_LOCKED;
 

@@ -12,7 +12,7 @@
 #include "core/unwatched_reads.h"
 #include "pager/block/neighbours.h"
 #include "pager/host/drop.h"
-#include "pager/tier/insist.h"
+#include "pager/tier/retry.h"
 
 namespace vmem::pager {
 
@@ -282,11 +282,12 @@ void CopyIn::open(InBatch& in) {
     }
   }
   if (!s.ok() && in.made) {
-    const Status hidden = insist(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
+    const Status hidden = retry_until_done(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
     const auto give_up = [&] { return holes_.punch(ranges); };
     // What stays made could not be made again. Where the trap has gone for it, its addresses are lost then.
     if (hidden.ok())
-      in.torn = (gpus_.own_page_tables() ? insist(*devices_, d, "giving a block up", give_up) : give_up()).ok();
+      in.torn =
+          (gpus_.own_page_tables() ? retry_until_done(*devices_, d, "giving a block up", give_up) : give_up()).ok();
   }
   if (in.torn) holes_.restore_trap(ranges);
 }

@@ -11,7 +11,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/host/drop.h"
-#include "pager/tier/insist.h"
+#include "pager/tier/retry.h"
 
 namespace vmem::pager {
 
@@ -95,7 +95,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   const Status health = m->status.ok() ? Status() : devices_->health(m->device);
   if (!m->status.ok() && placed) {  // what stays of it would be seen when it is old
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-    insist_on_drop(trap_, {&range, 1});
+    drop_until_unpinned(trap_, {&range, 1});
   }
   core::step("device.shown");
   DeferredWork after;

@@ -10,7 +10,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/host/drop.h"
-#include "pager/tier/insist.h"
+#include "pager/tier/retry.h"
 
 namespace vmem::pager {
 
@@ -141,7 +141,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
     if (s.ok() && m->cpu_mapped && m->leave == Leave::drop)
       dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   }
-  if (!dropped.empty()) insist_on_drop(trap_, dropped.all());
+  if (!dropped.empty()) drop_until_unpinned(trap_, dropped.all());
   const bool refused = !s.ok() && !gone.empty() && well;
   if (refused) {
     devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
@@ -177,7 +177,9 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
 void Demoter::keep_mapped(Batch& unmapped, DeferredWork& after) {
   for (Transition* m : unmapped) {
     const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
-    insist(*devices_, m->device, "mapping a block that stays", [&] { return devices_->map({&range, 1}); }).ignore();
+    retry_until_done(*devices_, m->device, "mapping a block that stays", [&] {
+      return devices_->map({&range, 1});
+    }).ignore();
     Lock lock(map_.mutex());
     undo_leaving(m, Status(m->status));
     freed_.memory_freed(after);
@@ -263,7 +265,7 @@ void Demoter::lose_left(Transition* m, const Status& why) {
   failed_.mark_lost(r, b, State::demoting, why);
   m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
                     map_.where(r, b).c_str());
-  if (m->job != nullptr && m->job->status.ok()) r.table[b].flags |= core::kTold;
+  if (m->completion != nullptr && m->completion->status.ok()) r.table[b].flags |= core::kTold;
 }
 
 // What was in place, or is in a frame, is the block now; else the store has it, or nobody wants it.

@@ -1,7 +1,7 @@
 #include "pager/tier/pipelined_copy.h"
 
 #include "core/step.h"
-#include "pager/tier/insist.h"
+#include "pager/tier/retry.h"
 
 namespace vmem::pager {
 
@@ -102,7 +102,7 @@ void PipelinedCopy::give_back(Transition* m) {
   const device::Range range = range_of(*m);
   if (parts.ticket != nullptr) wait_for_copy(*devices_, m->device, parts.ticket).ignore();  // or the device is lost
   parts.ticket.reset();
-  insist(*devices_, m->device, "giving a block up", [&] { return holes_.punch({&range, 1}); }).ignore();
+  retry_until_done(*devices_, m->device, "giving a block up", [&] { return holes_.punch({&range, 1}); }).ignore();
   parts.made = false;
   parts.copied = 0;
   const Lock lock(map_.mutex());

@@ -17,7 +17,7 @@ using vmem::pager::Reclaim;
 using vmem::pager::Region;
 namespace core = vmem::core;
 
-class PagerLoans : public vmem::pager::test::DeviceParts, private Reclaim::Above {
+class PagerStagingLoans : public vmem::pager::test::DeviceParts, private Reclaim::Above {
  protected:
   void SetUp() override {
     devices.transitions = true;
@@ -58,12 +58,12 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Reclaim::Above
   size_t lend(const OpenRange& range, std::initializer_list<uint32_t> blocks_asked, bool leave = false) {
     asked.assign(blocks_asked);
     homes.assign(asked.size(), nullptr);
-    return loans.lend(range, asked, homes, leave);
+    return staging_loans.lend(range, asked, homes, leave);
   }
   size_t wanted(const OpenRange& range, std::initializer_list<uint32_t> blocks_lent) {
     const std::vector<uint32_t> all(blocks_lent);
     std::array<uint32_t, 4> out{};
-    return loans.wanted(range, all, out);
+    return staging_loans.wanted(range, all, out);
   }
 
   std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
@@ -75,10 +75,10 @@ class PagerLoans : public vmem::pager::test::DeviceParts, private Reclaim::Above
   vmem::pager::ReclaimRequests requests;
   Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
   vmem::pager::PooledList<PromotionRequest> promotion_requests;
-  vmem::pager::Loans loans{shared, promotion_requests, page_in, reclaim, supply, demoter, *this};
+  vmem::pager::StagingLoans staging_loans{shared, promotion_requests, page_in, reclaim, supply, demoter, *this};
 };
 
-TEST_F(PagerLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) {
+TEST_F(PagerStagingLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) {
   Region& r = device_region(4);
   supply_frames(r);
   hold(r, 2);
@@ -89,14 +89,14 @@ TEST_F(PagerLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) {
   EXPECT_EQ(state(r, 2), State::isolating);
   EXPECT_EQ(lend(range, {2}), 0u) << "it is lent already";
   const std::array<uint32_t, 1> two{2};
-  loans.end(range, two);
+  staging_loans.end(range, two);
   EXPECT_EQ(state(r, 2), State::staged);
-  loans.end(range, two);
+  staging_loans.end(range, two);
   EXPECT_EQ(staging.of(r).lent, 0u);
   drop(r, 2);
 }
 
-TEST_F(PagerLoans, ABlockOnTheDeviceWithAHostCopyLeavesItToBeLentUnlessItIsLeased) {
+TEST_F(PagerStagingLoans, ABlockOnTheDeviceWithAHostCopyLeavesItToBeLentUnlessItIsLeased) {
   Region& r = device_region(2);
   supply_frames(r);
   {
@@ -114,14 +114,14 @@ TEST_F(PagerLoans, ABlockOnTheDeviceWithAHostCopyLeavesItToBeLentUnlessItIsLease
   EXPECT_EQ(state(r, 1), State::on_device);
   EXPECT_EQ(devices.copied, 0u);
   const std::array<uint32_t, 1> zero{0};
-  loans.end(range, zero);
+  staging_loans.end(range, zero);
   drop(r, 0);
   BigLock lock(map.mutex());
   grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
   remove(r, 1);
 }
 
-TEST_F(PagerLoans, WhoWaitsForALoanIsSeen) {
+TEST_F(PagerStagingLoans, WhoWaitsForALoanIsSeen) {
   Region& r = device_region(3);
   supply_frames(r);
   for (const BlockIndex b : {0, 1, 2}) hold(r, b);
@@ -137,13 +137,13 @@ TEST_F(PagerLoans, WhoWaitsForALoanIsSeen) {
   BigLock lock(map.mutex());
   r.table[0].flags = 0;
   promotion_requests.pop_front();
-  loans.take_back(lock, r);
+  staging_loans.take_back(lock, r);
   EXPECT_EQ(staging.of(r).lent, 0u);
   lock.unlock();
   for (const BlockIndex b : {0, 1, 2}) drop(r, b);
 }
 
-TEST_F(PagerLoans, SomeFramesOfEachSizeAreLeftForMoves) {
+TEST_F(PagerStagingLoans, SomeFramesOfEachSizeAreLeftForMoves) {
   Region& r = device_region(32);
   supply_frames(r);
   size_t frames_there = 0;
@@ -157,13 +157,13 @@ TEST_F(PagerLoans, SomeFramesOfEachSizeAreLeftForMoves) {
   for (uint32_t b = 0; b < frames_there; ++b) asked[b] = b;
   homes.assign(frames_there, nullptr);
   const OpenRange range = open(r);
-  const size_t lent = loans.lend(range, asked, homes, false);
+  const size_t lent = staging_loans.lend(range, asked, homes, false);
   EXPECT_LE(lent, frames_there - vmem::memory::Staging::kLeast);
-  loans.end(range, std::span(asked).first(lent));
+  staging_loans.end(range, std::span(asked).first(lent));
   for (BlockIndex b = 0; b < frames_there; ++b) drop(r, b);
 }
 
-TEST_F(PagerLoans, ARangeWhoseRegionIsFreedLendsNothing) {
+TEST_F(PagerStagingLoans, ARangeWhoseRegionIsFreedLendsNothing) {
   Region& r = device_region(1);
   OpenRange range = open(r);
   ++range.region;

@@ -1,6 +1,6 @@
-// Loans: staging frames that kernels load from where they are, for as long as the service of an open range says. A
-// block that is lent is in state isolating, without a transition: to everybody else it is on its way, and who wants it
-// waits, as for any other. So nothing changes its bytes, and its frame is nobody else's.
+// Staging loans: staging frames that kernels load from where they are, for as long as the service of an open range
+// says. A block that is lent is in state isolating, without a transition: to everybody else it is on its way, and who
+// wants it waits, as for any other. So nothing changes its bytes, and its frame is nobody else's.
 //
 //   staged ──lend──> isolating, lent ──end──> staged
 //   on_device, with a host copy, nobody leases it ──leaves──> staged
@@ -20,11 +20,11 @@
 
 namespace vmem::pager {
 
-class Loans : private Shared {
+class StagingLoans : private Shared {
  public:
   // requests: for promotion; under the lock.
-  Loans(const Shared& shared, const PooledList<PromotionRequest>& requests, PageIn& page_in, Reclaim& reclaim,
-        StagingSupply& supply, Demoter& demoter, MemoryFreed& freed)
+  StagingLoans(const Shared& shared, const PooledList<PromotionRequest>& requests, PageIn& page_in, Reclaim& reclaim,
+               StagingSupply& supply, Demoter& demoter, MemoryFreed& freed)
       : Shared(shared),
         requests_(requests),
         page_in_(page_in),

@@ -1,4 +1,4 @@
-#include "pager/lease/asks.h"
+#include "pager/lease/acquire_requests.h"
 
 #include <cerrno>
 
@@ -6,12 +6,12 @@
 
 namespace vmem::pager {
 
-Status Asks::check_stream(int location, void* stream) {
+Status AcquireRequests::check_stream(int location, void* stream) {
   if (Status s = check_location(location, gpus_.size(), false); !s.ok() || location < 0) return s;
   return gpus_.check_stream(location, stream);
 }
 
-Status Asks::ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) {
+Status AcquireRequests::ask(std::span<const vmem_range> ranges, int location, void* stream, AcquireRequest* ask) {
   if (Status s = check_stream(location, stream); !s.ok()) return s;
   if (location >= 0 && devices_->of_thread(stream)) {
     return error(EINVAL,
@@ -33,7 +33,7 @@ Status Asks::ask(std::span<const vmem_range> ranges, int location, void* stream,
   return {};
 }
 
-void Asks::withdraw(std::span<const vmem_range> ranges, Ask* ask) {
+void AcquireRequests::withdraw(std::span<const vmem_range> ranges, AcquireRequest* ask) {
   Lock lock(map_.mutex());
   for (size_t i = 0; i < ask->regions.size(); ++i) {
     Region* const r = map_.find(reinterpret_cast<uintptr_t>(ranges[i].ptr));
@@ -43,17 +43,17 @@ void Asks::withdraw(std::span<const vmem_range> ranges, Ask* ask) {
   map_.notify();
 }
 
-void Asks::wake() {
+void AcquireRequests::wake() {
   Lock lock(map_.mutex());
   map_.notify();
 }
 
-Status check_asked(std::span<const SpanOf> spans, const Ask* ask) {
+Status check_asked(std::span<const SpanOf> spans, const AcquireRequest* ask) {
   if (ask == nullptr) return {};
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].region->id != ask->regions[i]) return error(EINVAL, "the region of range %zu was freed meanwhile", i);
   }
-  return Ask::check(ask);
+  return AcquireRequest::check(ask);
 }
 
 }  // namespace vmem::pager

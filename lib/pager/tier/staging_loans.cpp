@@ -1,4 +1,4 @@
-#include "pager/tier/loans.h"
+#include "pager/tier/staging_loans.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,20 +13,20 @@ constexpr uint16_t kSomebodyWants = core::kFaultPending | core::kStorePending;
 }  // namespace
 
 // Locked. nullptr: it was freed, by shutdown.
-Region* Loans::region_of(const OpenRange& range) {
+Region* StagingLoans::region_of(const OpenRange& range) {
   Region* const r = map_.find(range.first);
   return r != nullptr && r->id == range.region ? r : nullptr;
 }
 
 // Of so many that are asked for.
-size_t Loans::most(const StagingPool& pool, size_t asked) const {
+size_t StagingLoans::most(const StagingPool& pool, size_t asked) const {
   const size_t total = pool.frames.total(), kept = std::max(total / kForMoves, Staging::kLeast);
   const size_t can = total - std::min(total, kept);
   return std::min(asked, can - std::min(can, pool.lent));
 }
 
 // The lock is gone meanwhile; the region is in flight.
-void Loans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std::span<const uint32_t> blocks) {
+void StagingLoans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std::span<const uint32_t> blocks) {
   const StagingPool& pool = staging_.of(r);
   Batch batch;
   for (size_t i = 0; i < blocks.size() && !batch.full() && batch.size() < most(pool, blocks.size()); ++i) {
@@ -43,7 +43,8 @@ void Loans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std
   map_.notify();
 }
 
-size_t Loans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames, bool leave) {
+size_t StagingLoans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames,
+                          bool leave) {
   Lock lock(map_.mutex());
   Region* const r = region_of(range);
   if (r == nullptr || r->dying) return 0;
@@ -67,7 +68,7 @@ size_t Loans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
     if (!in_staging(frame.pool) || frame.bytes == nullptr || frame.leaves) continue;
     if (frame.admitted) map_.policy(block.aux).remove(block.aux);
     frame.admitted = false;
-    frame.lent = true;
+    frame.lent_to_kernels = true;
     ++pool.lent;
     r->table.change(b, State::staged, State::isolating);
     frames[lent] = frame.bytes;
@@ -77,11 +78,12 @@ size_t Loans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span
 }
 
 // Locked. Nothing where it is not lent any more.
-void Loans::end(Region& r, BlockIndex b, DeferredWork& after) {
+void StagingLoans::end(Region& r, BlockIndex b, DeferredWork& after) {
   const Block& block = r.table[b];
-  if ((block.state != State::isolating && block.state != State::writing_back) || !map_.frame_table()[block.aux].lent)
+  if ((block.state != State::isolating && block.state != State::writing_back) ||
+      !map_.frame_table()[block.aux].lent_to_kernels)
     return;
-  map_.frame_table()[block.aux].lent = false;
+  map_.frame_table()[block.aux].lent_to_kernels = false;
   --staging_.of(r).lent;
   if (block.state == State::writing_back) return;  // put_back() does the rest
   r.table.change(b, State::isolating, State::staged);
@@ -90,7 +92,7 @@ void Loans::end(Region& r, BlockIndex b, DeferredWork& after) {
   if (!r.dying) page_in_.settle(r, b, after);
 }
 
-void Loans::take_back(Lock& lock, Region& r) {
+void StagingLoans::take_back(Lock& lock, Region& r) {
   if (!r.gpu || staging_.of(r).lent == 0) return;
   DeferredWork after;
   for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1)) end(r, b, after);
@@ -99,7 +101,7 @@ void Loans::take_back(Lock& lock, Region& r) {
   page_in_.run(lock, after);
 }
 
-void Loans::end(const OpenRange& range, std::span<const uint32_t> blocks) {
+void StagingLoans::end(const OpenRange& range, std::span<const uint32_t> blocks) {
   DeferredWork after;
   Lock lock(map_.mutex());
   Region* const r = region_of(range);
@@ -114,7 +116,7 @@ void Loans::end(const OpenRange& range, std::span<const uint32_t> blocks) {
   page_in_.run(after);
 }
 
-size_t Loans::wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) {
+size_t StagingLoans::wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) {
   Lock lock(map_.mutex());
   Region* const r = region_of(range);
   if (r == nullptr) return 0;

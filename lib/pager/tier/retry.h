@@ -22,7 +22,7 @@ inline std::atomic<unsigned> drains{0};
 // Unlocked. Takes the step again, however often it is refused, until it is done or the device is lost; and once more
 // then, since a device that is lost refuses no step that is to end what it had.
 template <typename Step>
-core::Status insist(device::Devices& devices, int d, const char* what, Step step) {
+core::Status retry_until_done(device::Devices& devices, int d, const char* what, Step step) {
   constexpr unsigned kSayAfter = 1000;  // ms
   for (unsigned tries = 1;; ++tries) {
     core::Status s = step();
@@ -40,7 +40,7 @@ core::Status insist(device::Devices& devices, int d, const char* what, Step step
 inline core::Status wait_for_copy(device::Devices& devices, int d, const device::Ticket& ticket) {
   constexpr unsigned kDrainAfter = 100;  // ms
   unsigned tries = 0;
-  return insist(devices, d, "waiting for a copy", [&] {
+  return retry_until_done(devices, d, "waiting for a copy", [&] {
     core::Status s = devices.wait(ticket);
     if (!s.ok() && ++tries % kDrainAfter == 0 && devices.drain(d).ok()) return core::Status();
     return s;

@@ -7,22 +7,22 @@
 
 #include "pager/account/gpus.h"
 #include "pager/account/shared.h"
-#include "pager/lease/ask.h"
+#include "pager/lease/acquire_request.h"
 
 namespace vmem::pager {
 
-class Asks : private Shared {
+class AcquireRequests : private Shared {
  public:
   // devices: null: there is no device tier.
-  Asks(const Shared& shared, const device::Devices* devices, Gpus& gpus)
+  AcquireRequests(const Shared& shared, const device::Devices* devices, Gpus& gpus)
       : Shared(shared), devices_(devices), gpus_(gpus) {}
 
   // May work of the device be ordered with the stream? There is none at the host.
   Status check_stream(int location, void* stream) VMEM_UNLOCKED;
   // On the thread that names the stream: what "the default stream" is may depend on it.
-  Status ask(std::span<const vmem_range> ranges, int location, void* stream, Ask* ask) VMEM_UNLOCKED;
+  Status ask(std::span<const vmem_range> ranges, int location, void* stream, AcquireRequest* ask) VMEM_UNLOCKED;
   // Of ask() with the same ranges. The regions may be freed, and so they may have been by shutdown.
-  void withdraw(std::span<const vmem_range> ranges, Ask* ask) VMEM_UNLOCKED;
+  void withdraw(std::span<const vmem_range> ranges, AcquireRequest* ask) VMEM_UNLOCKED;
   // Whoever waits looks whether it was cancelled.
   void wake() VMEM_UNLOCKED;
 

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "pager/calls/exports.h"
-#include "pager/lease/asks.h"
+#include "pager/lease/acquire_requests.h"
 #include "pager/tier/open_ranges.h"
 #include "pager_device_parts.h"
 
@@ -17,7 +17,7 @@ using vmem::core::BlockIndex;
 using vmem::core::error;
 using vmem::core::State;
 using vmem::core::Status;
-using vmem::pager::Ask;
+using vmem::pager::AcquireRequest;
 using vmem::pager::OpenRange;
 using vmem::pager::Region;
 using vmem::pager::SpanOf;
@@ -54,67 +54,68 @@ class RangeParts : public vmem::pager::test::PromotionParts {
   RangeDevices others;
 };
 
-class PagerAsks : public RangeParts {
+class PagerAcquireRequests : public RangeParts {
  protected:
   uint32_t asked(const Region& r) {
     BigLock lock(map.mutex());
     return r.asked;
   }
-  Status check(Region& r, const Ask& ask) {
+  Status check(Region& r, const AcquireRequest& ask) {
     BigLock lock(map.mutex());
     const SpanOf span{&r, 0, 0};
     return vmem::pager::check_asked({&span, 1}, &ask);
   }
-  vmem::pager::Asks asks{shared, &others, gpus};
+  vmem::pager::AcquireRequests acquire_requests{shared, &others, gpus};
 };
 
-TEST_F(PagerAsks, RegionsAreAskedForUntilTheAskIsWithdrawn) {
+TEST_F(PagerAcquireRequests, RegionsAreAskedForUntilTheAskIsWithdrawn) {
   Region& r = region(4);
   Region& s = region(1);
   const std::array ranges = {range_of(r, 0, 0), range_of(s, 0, 0), range_of(r, 2, 3)};
-  Ask ask;
-  ASSERT_TRUE(asks.ask(ranges, VMEM_HOST, nullptr, &ask).ok());
+  AcquireRequest ask;
+  ASSERT_TRUE(acquire_requests.ask(ranges, VMEM_HOST, nullptr, &ask).ok());
   EXPECT_EQ(asked(r), 2u);
   EXPECT_EQ(asked(s), 1u);
   EXPECT_TRUE(check(r, ask).ok());
-  asks.withdraw(ranges, &ask);
+  acquire_requests.withdraw(ranges, &ask);
   EXPECT_EQ(asked(r), 0u);
   EXPECT_EQ(asked(s), 0u);
-  asks.withdraw(ranges, &ask);
+  acquire_requests.withdraw(ranges, &ask);
   EXPECT_EQ(asked(r), 0u) << "once";
 }
 
-TEST_F(PagerAsks, OneThatIsRefusedAsksForNothing) {
+TEST_F(PagerAcquireRequests, OneThatIsRefusedAsksForNothing) {
   Region& r = region(2);
   const std::array ranges = {range_of(r, 0, 0), vmem_range{r.address(1), 2 * kBlock, VMEM_READ, 0}};
-  Ask ask;
-  EXPECT_EQ(asks.ask(ranges, VMEM_HOST, nullptr, &ask).code(), -EINVAL);
-  EXPECT_EQ(asks.ask({ranges.data(), 1}, 9, nullptr, &ask).code(), -ENODEV);
-  EXPECT_EQ(asks.ask({ranges.data(), 1}, 0, nullptr, &ask).code(), -EINVAL) << "another stream on each thread";
+  AcquireRequest ask;
+  EXPECT_EQ(acquire_requests.ask(ranges, VMEM_HOST, nullptr, &ask).code(), -EINVAL);
+  EXPECT_EQ(acquire_requests.ask({ranges.data(), 1}, 9, nullptr, &ask).code(), -ENODEV);
+  EXPECT_EQ(acquire_requests.ask({ranges.data(), 1}, 0, nullptr, &ask).code(), -EINVAL)
+      << "another stream on each thread";
   EXPECT_EQ(asked(r), 0u);
 }
 
-TEST_F(PagerAsks, AnotherRegionInItsPlaceIsNotTheOneThatWasAskedFor) {
+TEST_F(PagerAcquireRequests, AnotherRegionInItsPlaceIsNotTheOneThatWasAskedFor) {
   Region& r = region(1);
   const vmem_range range = range_of(r, 0, 0);
-  Ask ask;
-  ASSERT_TRUE(asks.ask({&range, 1}, VMEM_HOST, nullptr, &ask).ok());
+  AcquireRequest ask;
+  ASSERT_TRUE(acquire_requests.ask({&range, 1}, VMEM_HOST, nullptr, &ask).ok());
   const uint64_t id = std::exchange(r.id, 99);
   EXPECT_EQ(check(r, ask).code(), -EINVAL);
-  asks.withdraw({&range, 1}, &ask);
+  acquire_requests.withdraw({&range, 1}, &ask);
   EXPECT_EQ(asked(r), 1u) << "nobody asked for this one";
   r.id = id;
   r.asked = 0;
 }
 
-TEST_F(PagerAsks, OneThatIsCancelledSaysSo) {
+TEST_F(PagerAcquireRequests, OneThatIsCancelledSaysSo) {
   Region& r = region(1);
   const vmem_range range = range_of(r, 0, 0);
-  Ask ask;
-  ASSERT_TRUE(asks.ask({&range, 1}, VMEM_HOST, nullptr, &ask).ok());
+  AcquireRequest ask;
+  ASSERT_TRUE(acquire_requests.ask({&range, 1}, VMEM_HOST, nullptr, &ask).ok());
   ask.cancelled = true;
   EXPECT_EQ(check(r, ask).code(), -ECANCELED);
-  asks.withdraw({&range, 1}, &ask);
+  acquire_requests.withdraw({&range, 1}, &ask);
 }
 
 class PagerOpenRanges : public RangeParts {

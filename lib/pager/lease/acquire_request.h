@@ -14,9 +14,9 @@ namespace vmem::pager {
 struct OpenRange;  // pager/tier/open_range.h
 struct SpanOf;
 
-// From Asks::ask() until the acquire with it returns, or Asks::withdraw(), its regions cannot be freed but by
-// shutdown. Any thread may look at `cancelled`; the rest is the asker's, and then the acquire's.
-struct Ask {
+// From AcquireRequests::ask() until the acquire with it returns, or AcquireRequests::withdraw(), its regions cannot be
+// freed but by shutdown. Any thread may look at `cancelled`; the rest is the asker's, and then the acquire's.
+struct AcquireRequest {
   std::atomic<bool> cancelled{false};
   std::vector<uint64_t> regions;  // ids, of each range
   // How long for releases whose streams have not got there. Then -EAGAIN: they have the room; -EALREADY: the blocks.
@@ -28,13 +28,13 @@ struct Ask {
   bool tells_stores = false;
 
   // Where an acquire waits.
-  static core::Status check(const Ask* ask) {
+  static core::Status check(const AcquireRequest* ask) {
     if (ask == nullptr || !ask->cancelled.load(std::memory_order_relaxed)) return {};
     return core::error(ECANCELED, "the lease was cancelled before it was ready");
   }
 };
 
 // Under the pager's lock. The ranges are in the regions that they were in when they were asked for. null: nobody asked.
-core::Status check_asked(std::span<const SpanOf> spans, const Ask* ask);
+core::Status check_asked(std::span<const SpanOf> spans, const AcquireRequest* ask);
 
 }  // namespace vmem::pager
