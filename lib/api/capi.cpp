@@ -140,7 +140,7 @@ int answer(T* out, size_t words, const char* name, const F& fill) {
 
 constexpr unsigned kMapKinds = VMEM_MAP_READ | VMEM_MAP_SHARED | VMEM_MAP_PRIVATE;
 
-Status set_codec(const char* name, vmem::pager::NewRegion* what) {
+Status set_codec(const char* name, vmem::pager::RegionSpec* what) {
   const std::string codec = name != nullptr ? name : Runtime::get().options().text(vmem::core::Option::compression);
   if (codec != "none" && codec != "lz4" && codec != "zstd")
     return error(EINVAL, "codec \"%s\" is not known; give none, lz4 or zstd", codec.c_str());
@@ -150,7 +150,7 @@ Status set_codec(const char* name, vmem::pager::NewRegion* what) {
   return {};
 }
 
-Status set_file(const vmem_region_attr& attr, vmem::pager::NewRegion* what) {
+Status set_file(const vmem_region_attr& attr, vmem::pager::RegionSpec* what) {
   const unsigned kind = attr.flags & kMapKinds;
   const unsigned accepted = kMapKinds | VMEM_HOST_ONLY | VMEM_FIXED | (kind != 0 ? VMEM_NO_LOCK : 0);
   if ((attr.flags & ~accepted) != 0 || (kind & (kind - 1)) != 0) {
@@ -181,7 +181,7 @@ Status set_file(const vmem_region_attr& attr, vmem::pager::NewRegion* what) {
   return {};
 }
 
-Status set_block_size(size_t bytes, vmem::pager::NewRegion* what) {
+Status set_block_size(size_t bytes, vmem::pager::RegionSpec* what) {
   what->block_size = bytes;
   what->fixed_block_size = bytes != 0;
   if (bytes == 0) what->block_size = Runtime::get().options().number(vmem::core::Option::block_size);
@@ -214,7 +214,7 @@ Status check_advice(int advice) {
 
 // All or nothing: a region whose advice is refused is not made.
 Status create(size_t size, const vmem_region_attr& attr, void** base) {
-  vmem::pager::NewRegion what;
+  vmem::pager::RegionSpec what;
   what.size = size;
   what.host_only = (attr.flags & VMEM_HOST_ONLY) != 0;
   const std::string name = attr.name != nullptr ? attr.name : "";

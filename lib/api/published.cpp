@@ -1,7 +1,7 @@
 #include "api/published.h"
 
 #include "api/runtime.h"
-#include "pager/calls/census.h"
+#include "pager/calls/snapshot.h"
 #include "pager/pager.h"
 
 namespace vmem::api {
@@ -90,7 +90,7 @@ publish::Device device(const pager::DeviceCensus& c, size_t ordinal) {
 }
 
 // With no pager (between vmem_shutdown and the next use) everything is zero.
-void take(Runtime& runtime, pager::Census& census, publish::Snapshot* out) {
+void take(Runtime& runtime, pager::Snapshot& census, publish::Snapshot* out) {
   publish::Header& h = out->header;
   h.stats = {};
   h.fault = {};
@@ -115,7 +115,7 @@ void take(Runtime& runtime, pager::Census& census, publish::Snapshot* out) {
 
 Status start_publisher(Runtime& runtime, std::unique_ptr<publish::Publisher>* out) {
   publish::Source source;
-  auto census = std::make_shared<pager::Census>();
+  auto census = std::make_shared<pager::Snapshot>();
   source.take = [&runtime, census](publish::Snapshot* s) { take(runtime, *census, s); };
   source.set = [&runtime](const std::atomic<bool>& stop, const std::string& name, const std::string& value) {
     return runtime.set_from_outside(stop, name, value);

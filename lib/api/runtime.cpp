@@ -27,7 +27,7 @@
 #include "core/mutex.h"
 #include "core/scheduling.h"
 #include "core/valgrind.h"
-#include "pager/block/progress.h"
+#include "pager/block/stall_clock.h"
 #include "pager/pager.h"
 #include "store/cipher_engine.h"
 #include "trap/trap.h"
@@ -438,7 +438,7 @@ void Runtime::finish() {
   if (started.ok()) writer.detach();
   const core::MutexLock lock(finishing->mutex);
   const uint64_t patience = inside || gave_up_ ? kExitPatienceInside : kExitPatience;
-  pager::Progress progress;
+  pager::StallClock progress;
   progress.look(pager::now_ns(), true);
   uint64_t seen = 0;
   while (started.ok() && !finishing->done) {

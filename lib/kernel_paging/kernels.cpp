@@ -21,7 +21,7 @@
 #include "core/scope_guard.h"
 #include "core/step.h"
 #include "core/thread.h"
-#include "pager/block/progress.h"
+#include "pager/block/stall_clock.h"
 #include "pager/pager.h"
 #include "vmem/detail/paging_view.h"
 
@@ -40,7 +40,7 @@ constexpr auto kLook = std::chrono::milliseconds(1);      // whether the last ke
 constexpr uint64_t kEndPatience = 500000000;  // ns until it has, where exit or shutdown has stopped the range
 constexpr unsigned kGiveBackTries = 100;      // .. while there is no memory for it, a millisecond each
 
-vmem_kernel_view view_of(const pager::OpenRange& open, const vmem_range& range) {
+vmem_kernel_view view_of(const pager::KernelRange& open, const vmem_range& range) {
   using View = paging::View<paging::HostAtomics>;
   const View view{open.words->table(),
                   open.first,
@@ -62,11 +62,11 @@ Status Kernels::begin(Runtime& runtime, const vmem_range& range, int device, siz
   std::map<struct vmem_kernel*, Handle> known{{kernel.get(), kernel}}, working = known;
   Runtime::Use pager;
   if (Status s = runtime.use(&pager); !s.ok()) return s;
-  pager::OpenRange open;
-  if (Status s = pager->open_ranges().open(range, device, budget, &open); !s.ok()) return s;
+  pager::KernelRange open;
+  if (Status s = pager->kernel_ranges().open(range, device, budget, &open); !s.ok()) return s;
   *view = view_of(open, range);
   core::ScopeGuard close(
-      [&] { pager->open_ranges().close(kernel->service != nullptr ? &kernel->service->range() : &open); });
+      [&] { pager->kernel_ranges().close(kernel->service != nullptr ? &kernel->service->range() : &open); });
   kernel->service = std::make_unique<PagingService>(std::move(open), range.access);
   core::step("kernels.opening");
   {
@@ -210,7 +210,7 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
       if (kernel->service->give_leases_back(*pager.operator->())) break;
       usleep(1000);
     }
-    pager->open_ranges().close(&kernel->service->range());
+    pager->kernel_ranges().close(&kernel->service->range());
     kernel->service.reset();
   }
   const core::MutexLock lock(mutex_);
@@ -237,7 +237,7 @@ void Kernels::stop(pager::Pager& pager, uint64_t patience_ns) {
     for (const auto& [at, kernel] : working_)
       if (!kernel->over) kernel->stopped = true;
     const auto works = [](const auto& w) { return w.second->stopped && !w.second->over && !w.second->late; };
-    pager::Progress progress;
+    pager::StallClock progress;
     progress.look(pager::now_ns(), true);
     for (int64_t left = 0, were = -1; (left = std::count_if(working_.begin(), working_.end(), works)) != 0;) {
       if (std::exchange(were, left) != left) progress.made();

@@ -69,7 +69,7 @@ Answer answer_for(const Status& why) {
 
 }  // namespace
 
-PagingService::PagingService(pager::OpenRange range, unsigned access)
+PagingService::PagingService(pager::KernelRange range, unsigned access)
     : range_(std::move(range)),
       access_(access),
       port_{range_.words.get()},
@@ -79,7 +79,7 @@ PagingService::PagingService(pager::OpenRange range, unsigned access)
       first_(range_.blocks),
       needed_(range_.blocks),
       rows_(range_.blocks),
-      hints_(range_.blocks),
+      prefetch_(range_.blocks),
       failed_(range_.blocks),
       failed_ns_(range_.blocks),
       urgency_(range_.blocks),
@@ -136,7 +136,7 @@ bool PagingService::round(pager::Pager& pager) {
   lend(pager);
   serve(pager, first_, kFirstTogether);
   serve(pager, needed_, kTogether);
-  if (needed_.empty()) serve(pager, hints_, kHintsTogether);
+  if (needed_.empty()) serve(pager, prefetch_, kHintsTogether);
   end_leases(pager);
   done |= port_.progressed;
   tell();
@@ -148,7 +148,7 @@ bool PagingService::round(pager::Pager& pager) {
 PagingService::BlockQueue& PagingService::queue_of(uint32_t block) {
   switch (urgency_[block]) {
     case Urgency::prefetch:
-      return hints_;
+      return prefetch_;
     case Urgency::first:
       return first_;
     case Urgency::rows:
@@ -199,7 +199,7 @@ bool PagingService::hint(uint64_t block, Ahead why) {
   const auto b = static_cast<uint32_t>(block);
   if (urgency_[b] != Urgency{}) return false;
   ahead_[b] = why;
-  hints_.push(b);
+  prefetch_.push(b);
   return true;
 }
 
@@ -537,7 +537,7 @@ void PagingService::end_leases(pager::Pager& pager) try {
   if (over_.empty()) return;
   const Timed timed(&spent_.ending_ns);
   core::step("asking.releasing");
-  if (!unwritten_.empty()) pager.open_ranges().not_changed(unwritten_, range_.device);
+  if (!unwritten_.empty()) pager.kernel_ranges().not_changed(unwritten_, range_.device);
   unwritten_.clear();
   const Status s = pager.release(over_, range_.words->arrivals(), range_.words->departures(), true);
   if (s.ok() || s.code() == -EINVAL) over_.clear();

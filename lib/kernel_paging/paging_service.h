@@ -26,7 +26,7 @@
 #include "core/status.h"
 #include "device/paging_server.h"
 #include "pager/lease/acquire_request.h"
-#include "pager/tier/open_range.h"
+#include "pager/tier/kernel_range.h"
 #include "policy/readahead.h"
 #include "policy/recorded_order.h"
 #include "vmem/vmem.h"
@@ -40,9 +40,9 @@ namespace vmem::api {
 class PagingService {
  public:
   // Has all the memory that it needs from here on, but for what leases need.
-  PagingService(pager::OpenRange range, unsigned access);
+  PagingService(pager::KernelRange range, unsigned access);
 
-  pager::OpenRange& range() { return range_; }
+  pager::KernelRange& range() { return range_; }
   // Serves what was requested meanwhile. False: there was nothing to do.
   bool round(pager::Pager& pager);
   // Every acquire ends, whatever kernels do from here on.
@@ -159,13 +159,13 @@ class PagingService {
   bool broken();
   vmem_range bytes_of(uint32_t block) const;
 
-  pager::OpenRange range_;
+  pager::KernelRange range_;
   const unsigned access_;
   Port port_;
   std::vector<States::Known> known_;
   States states_;
   paging::RequestQueue<paging::HostAtomics> requests_;
-  BlockQueue first_, needed_, rows_, hints_, failed_;
+  BlockQueue first_, needed_, rows_, prefetch_, failed_;
   std::vector<uint64_t> failed_ns_;       // by block, of those that are failed
   std::vector<paging::Urgency> urgency_;  // by block, of those that are requested
   std::vector<Frame> frames_;

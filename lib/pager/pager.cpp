@@ -26,73 +26,75 @@ Pager::Pager(Parts parts, Config config)
       staging_(budget_, config_.staging_share, devices_ != nullptr ? devices_->largest_unit() : device::kUnit),
       map_(*trap_, *space_, staging_, counters_, config_,
            devices_ != nullptr ? static_cast<size_t>(devices_->count()) : 0, *this),
-      gpus_(devices_.get(), map_, config_),
-      progress_clock_(map_, writes_, config_),
-      cpu_mappings_(*trap_, map_.frame_table(), progress_clock_, counters_,
-                    devices_ != nullptr && gpus_.own_page_tables()),
+      device_set_(devices_.get(), map_, config_),
+      fault_deadline_(map_, writes_, config_),
+      cpu_mappings_(*trap_, map_.frame_table(), fault_deadline_, counters_,
+                    devices_ != nullptr && device_set_.own_page_tables()),
       reserve_(budget_, frames_, cpu_mappings_),
       tables_(budget_, reserve_, map_.frame_table(), map_.transitions(), *trap_),
       shared_{*trap_,   *engine_, *space_, config_,         counters_, budget_, frames_,
-              staging_, map_,     writes_, progress_clock_, reserve_,  tables_},
-      grants_(shared_, gpus_),
-      blocks_(shared_, gpus_, cpu_mappings_),
-      acquire_requests_(shared_, devices_.get(), gpus_),
-      open_ranges_(shared_, devices_.get(), gpus_, blocks_),
+              staging_, map_,     writes_, fault_deadline_, reserve_,  tables_},
+      grants_(shared_, device_set_),
+      blocks_(shared_, device_set_, cpu_mappings_),
+      acquire_requests_(shared_, devices_.get(), device_set_),
+      kernel_ranges_(shared_, devices_.get(), device_set_, blocks_),
       pressure_(shared_),
       failed_(shared_, pressure_),
       waits_(shared_, pressure_, failed_),
       reader_(shared_),
       installer_(shared_, pressure_, failed_, waits_, *this),
-      page_in_(shared_, pressure_, failed_, waits_, installer_, reader_, speculation_, *this),
-      read_ahead_(shared_, waits_, page_in_, speculation_, reclaim_requests_, pressure_),
+      page_in_(shared_, pressure_, failed_, waits_, installer_, reader_, readahead_queue_, *this),
+      read_ahead_(shared_, waits_, page_in_, readahead_queue_, reclaim_requests_, pressure_),
       isolator_(shared_),
       writer_(shared_, pressure_, failed_),
       isolated_(shared_, failed_, installer_, page_in_),
-      write_back_(shared_, failed_, installer_, page_in_, isolated_, isolator_, writer_, *this),
-      supply_(shared_, devices_.get(), gpus_, pressure_, isolated_),
-      releases_(shared_, devices_.get(), queues_, cpu_mappings_, gpus_, grants_, pressure_, waits_, supply_),
-      holes_(shared_, devices_.get(), gpus_),
-      exports_(shared_, devices_.get(), gpus_, blocks_, page_in_, releases_),
-      migrator_(shared_, devices_.get(), gpus_, blocks_, page_in_, *this),
-      device_write_back_(shared_, devices_.get(), blocks_, failed_, page_in_, writer_, *this),
-      demoter_(shared_, devices_.get(), gpus_, cpu_mappings_, blocks_, holes_, failed_, page_in_, device_write_back_,
-               supply_, *this),
-      range_demoter_(shared_, devices_.get(), gpus_, page_in_, demoter_),
-      range_writer_(shared_, isolator_, write_back_, releases_, range_demoter_),
-      reclaim_(shared_, pressure_, failed_, waits_, page_in_, isolator_, write_back_, reclaim_requests_, *this, *this),
+      writeback_(shared_, failed_, installer_, page_in_, isolated_, isolator_, writer_, *this),
+      supply_(shared_, devices_.get(), device_set_, pressure_, isolated_),
+      releases_(shared_, devices_.get(), queues_, cpu_mappings_, device_set_, grants_, pressure_, waits_, supply_),
+      managed_holes_(shared_, devices_.get(), device_set_),
+      exports_(shared_, devices_.get(), device_set_, blocks_, page_in_, releases_),
+      peer_migrator_(shared_, devices_.get(), device_set_, blocks_, page_in_, *this),
+      device_writeback_(shared_, devices_.get(), blocks_, failed_, page_in_, writer_, *this),
+      demoter_(shared_, devices_.get(), device_set_, cpu_mappings_, blocks_, managed_holes_, failed_, page_in_,
+               device_writeback_, supply_, *this),
+      range_demoter_(shared_, devices_.get(), device_set_, page_in_, demoter_),
+      range_flush_(shared_, isolator_, writeback_, releases_, range_demoter_),
+      reclaim_(shared_, pressure_, failed_, waits_, page_in_, isolator_, writeback_, reclaim_requests_, *this, *this),
       staging_loans_(shared_, queues_.promotion_requests, page_in_, reclaim_, supply_, demoter_, *this),
-      cpu_mapper_(shared_, devices_.get(), gpus_, cpu_mappings_, blocks_, pressure_, waits_, page_in_, supply_,
+      cpu_mapper_(shared_, devices_.get(), device_set_, cpu_mappings_, blocks_, pressure_, waits_, page_in_, supply_,
                   releases_, demoter_, *this),
-      device_reclaim_(shared_, devices_.get(), queues_.promotion_requests, gpus_, releases_, demoter_, migrator_),
-      promoter_(shared_, queues_.promotion_requests, gpus_, blocks_, failed_, page_in_, read_ahead_, reader_, supply_,
-                pipelined_copy_, migrator_, *this),
-      pipelined_copy_(shared_, devices_.get(), gpus_, holes_, page_in_, promoter_),
-      copy_in_(shared_, devices_.get(), queues_.demotion_requests, gpus_, blocks_, holes_, failed_, page_in_, supply_,
-               pipelined_copy_, *this),
-      shown_files_(shared_, gpus_, page_in_, *this),
-      device_acquires_(shared_, devices_.get(), queues_.promotion_requests, gpus_, blocks_, failed_, shown_files_,
-                       page_in_, grants_, releases_, cpu_mapper_, device_reclaim_, promoter_, copy_in_),
-      host_leases_(shared_, failed_, waits_, installer_, page_in_, grants_, supply_, releases_, shown_files_, demoter_,
-                   range_demoter_),
-      sync_(shared_, queues_.promotion_requests, sums_, failed_, releases_, range_demoter_, range_writer_),
-      exit_writes_(shared_, devices_.get(), gpus_, failed_, range_writer_),
-      hints_(shared_, devices_.get(), queues_, reclaim_requests_, gpus_, pressure_, page_in_, read_ahead_, releases_,
-             demoter_, promoter_),
-      advisor_(shared_, devices_.get(), gpus_, blocks_, failed_, shown_files_, page_in_, isolated_, releases_, demoter_,
-               range_writer_, hints_, *this),
-      region_charges_(shared_, sums_, speculation_, gpus_, pressure_, failed_, waits_),
-      maker_(shared_, devices_.get(), sums_, gpus_, supply_, region_charges_),
-      teardown_(shared_, devices_.get(), queues_, speculation_, reclaim_requests_, gpus_, cpu_mappings_, pressure_,
-                failed_, waits_, installer_, page_in_, writer_, grants_, releases_, staging_loans_, promoter_, sync_,
-                region_charges_, *this),
-      queries_(shared_, devices_.get(), gpus_, blocks_, failed_, releases_),
-      workers_(shared_, devices_.get(), queues_.promotion_requests, gpus_, cpu_mappings_, blocks_, page_in_, supply_,
-               releases_, migrator_, demoter_, pipelined_copy_, promoter_, copy_in_, cpu_mapper_, device_reclaim_,
-               hints_),
+      device_reclaim_(shared_, devices_.get(), queues_.promotion_requests, device_set_, releases_, demoter_,
+                      peer_migrator_),
+      promoter_(shared_, queues_.promotion_requests, device_set_, blocks_, failed_, page_in_, read_ahead_, reader_,
+                supply_, pipelined_copy_, peer_migrator_, *this),
+      pipelined_copy_(shared_, devices_.get(), device_set_, managed_holes_, page_in_, promoter_),
+      copy_in_(shared_, devices_.get(), queues_.demotion_requests, device_set_, blocks_, managed_holes_, failed_,
+               page_in_, supply_, pipelined_copy_, *this),
+      truncated_files_(shared_, device_set_, page_in_, *this),
+      device_acquire_(shared_, devices_.get(), queues_.promotion_requests, device_set_, blocks_, failed_,
+                      truncated_files_, page_in_, grants_, releases_, cpu_mapper_, device_reclaim_, promoter_,
+                      copy_in_),
+      host_acquire_(shared_, failed_, waits_, installer_, page_in_, grants_, supply_, releases_, truncated_files_,
+                    demoter_, range_demoter_),
+      sync_(shared_, queues_.promotion_requests, sums_, failed_, releases_, range_demoter_, range_flush_),
+      exit_flush_(shared_, devices_.get(), device_set_, failed_, range_flush_),
+      prefetch_(shared_, devices_.get(), queues_, reclaim_requests_, device_set_, pressure_, page_in_, read_ahead_,
+                releases_, demoter_, promoter_),
+      advise_(shared_, devices_.get(), device_set_, blocks_, failed_, truncated_files_, page_in_, isolated_, releases_,
+              demoter_, range_flush_, prefetch_, *this),
+      region_charges_(shared_, sums_, readahead_queue_, device_set_, pressure_, failed_, waits_),
+      maker_(shared_, devices_.get(), sums_, device_set_, supply_, region_charges_),
+      teardown_(shared_, devices_.get(), queues_, readahead_queue_, reclaim_requests_, device_set_, cpu_mappings_,
+                pressure_, failed_, waits_, installer_, page_in_, writer_, grants_, releases_, staging_loans_,
+                promoter_, sync_, region_charges_, *this),
+      queries_(shared_, devices_.get(), device_set_, blocks_, failed_, releases_),
+      workers_(shared_, devices_.get(), queues_.promotion_requests, device_set_, cpu_mappings_, blocks_, page_in_,
+               supply_, releases_, peer_migrator_, demoter_, pipelined_copy_, promoter_, copy_in_, cpu_mapper_,
+               device_reclaim_, prefetch_),
       faults_(shared_, pressure_, failed_, waits_, installer_, page_in_, read_ahead_, reclaim_requests_, cpu_mappings_,
-              gpus_.work(), *this),
-      tunables_(shared_, config_, devices_.get(), gpus_, pressure_, page_in_, reader_, supply_, releases_, promoter_,
-                faults_, *this) {
+              device_set_.work(), *this),
+      tunables_(shared_, config_, devices_.get(), device_set_, pressure_, page_in_, reader_, supply_, releases_,
+                promoter_, faults_, *this) {
   map_.policy_of(kHostPool).resize(0, config_.host_budget / core::kPage);
 }
 
@@ -114,7 +116,7 @@ Pager::~Pager() {
   {
     Lock lock(map_.mutex());
     reclaim_.stop();
-    gpus_.work().notify_all();
+    device_set_.work().notify_all();
     faults_.stop_renewing();
   }
   workers_.stop();
@@ -129,20 +131,20 @@ Pager::~Pager() {
 uint64_t Pager::pages(uint8_t pool) const {
   if (pool == kHostPool) return frames_.room() / core::kPage;
   if (pool >= kDevicePools)
-    return std::max<uint64_t>(gpus_[pool - kDevicePools].budget.limit(), core::kHugePage) / core::kPage;
+    return std::max<uint64_t>(device_set_[pool - kDevicePools].budget.limit(), core::kHugePage) / core::kPage;
   const Staging& frames = staging_.of(core::kHugePage << (pool - kStagingPools)).frames;
   return std::max<uint64_t>(frames.bytes(), frames.frame()) / core::kPage;
 }
 
 void Pager::reserve_queues(size_t transitions) {
-  for (Gpu& g : gpus_) {
+  for (DeviceState& g : device_set_) {
     g.ready.reserve(transitions);
     g.incoming.reserve(transitions);
   }
 }
 
 void Pager::host_is_short() {
-  if (cpu_mappings_.any()) gpus_.work().notify_one();
+  if (cpu_mappings_.any()) device_set_.work().notify_one();
 }
 
 // Whoever waits for it, most urgent first.
@@ -166,7 +168,7 @@ void Pager::memory_freed(DeferredWork& after) {
   tables_.try_again();
   if (failed_.any_dropped() && budget_.available() >= reserve_.largest_block()) failed_.revive_dropped();
   read_ahead_.pump_speculative(after);
-  if (!gpus_.empty()) promoter_.pump(after);
+  if (!device_set_.empty()) promoter_.pump(after);
 }
 
 Status Pager::set_name(const void* ptr, const char* name) {
@@ -182,12 +184,12 @@ Status Pager::acquire(std::span<const vmem_range> ranges, int location, void* st
   const core::ScopeGuard asked([&] {
     if (ask != nullptr) acquire_requests_.withdraw(ranges, ask);
   });
-  if (Status s = check_location(location, gpus_.size(), false); !s.ok()) return s;
-  if (location >= 0) return device_acquires_.acquire(ranges, location, stream, ask);
+  if (Status s = check_location(location, device_set_.size(), false); !s.ok()) return s;
+  if (location >= 0) return device_acquire_.acquire(ranges, location, stream, ask);
   for (const vmem_range& range : ranges) {
     if ((range.access & VMEM_WRITE) != 0) write_overdue(range.ptr, range.size);
   }
-  return host_leases_.acquire(ranges, ask);  // the CPU and DMA have no streams
+  return host_acquire_.acquire(ranges, ask);  // the CPU and DMA have no streams
 }
 
 Status Pager::evict(const void* ptr, size_t size, int location) {
@@ -197,7 +199,7 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
 
 void Pager::write_overdue(const void* ptr, size_t size) {
   Lock lock(map_.mutex());
-  SpanOf span;
+  BlockSpan span;
   if (!map_.check_range(ptr, size, &span).ok()) return;
   ++span.region->in_flight;
   reclaim_.background().write_overdue(lock, span);
@@ -235,7 +237,7 @@ std::string Pager::check() {
   if (std::string s = failed_.check(); !s.empty()) return s;
   if (std::string s = releases_.check(); !s.empty()) return s;
   if (std::string s = reclaim_requests_.check(); !s.empty()) return s;
-  if (std::string s = speculation_.check(map_.transitions().all()); !s.empty()) return s;
+  if (std::string s = readahead_queue_.check(map_.transitions().all()); !s.empty()) return s;
   if (std::string s = page_in_.check(); !s.empty()) return s;
   if (charged != budget_.charged(Use::blocks)) {
     return core::strprintf("%llu bytes are charged for blocks, those in host memory have %llu",
@@ -258,7 +260,7 @@ std::string Pager::check() {
   if (staging_bytes != budget_.charged(Use::staging)) return "staging frames and their charge disagree";
   if (std::string s = tables_.check(tables); !s.empty()) return s;
   if (std::string s = grants_.check(); !s.empty()) return s;
-  return gpus_.check();
+  return device_set_.check();
 }
 
 }  // namespace vmem::pager

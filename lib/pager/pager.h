@@ -14,68 +14,68 @@
 #include "core/counters.h"
 #include "core/options.h"
 #include "pager/account/cpu_mappings.h"
+#include "pager/account/device_queues.h"
+#include "pager/account/device_set.h"
 #include "pager/account/fault_reserve.h"
-#include "pager/account/gpus.h"
-#include "pager/account/queues.h"
-#include "pager/account/staging_pools.h"
-#include "pager/account/table_charges.h"
+#include "pager/account/metadata_charges.h"
+#include "pager/account/staging_pool_set.h"
 #include "pager/block/block_map.h"
 #include "pager/block/config.h"
 #include "pager/block/region.h"
 #include "pager/block/transition.h"
-#include "pager/calls/advisor.h"
-#include "pager/calls/device_acquires.h"
-#include "pager/calls/exit_writes.h"
-#include "pager/calls/exports.h"
-#include "pager/calls/hints.h"
-#include "pager/calls/host_leases.h"
-#include "pager/calls/queries.h"
+#include "pager/calls/advise.h"
+#include "pager/calls/device_acquire.h"
+#include "pager/calls/exit_flush.h"
+#include "pager/calls/export.h"
+#include "pager/calls/host_acquire.h"
+#include "pager/calls/prefetch.h"
+#include "pager/calls/query.h"
 #include "pager/calls/range_demoter.h"
-#include "pager/calls/range_writer.h"
+#include "pager/calls/range_flush.h"
 #include "pager/calls/region_charges.h"
-#include "pager/calls/region_maker.h"
-#include "pager/calls/region_teardown.h"
+#include "pager/calls/region_create.h"
+#include "pager/calls/region_free.h"
 #include "pager/calls/sync.h"
 #include "pager/calls/tunables.h"
-#include "pager/host/fault_service.h"
+#include "pager/host/fault_handler.h"
 #include "pager/host/memory_waits.h"
-#include "pager/host/read_ahead.h"
+#include "pager/host/readahead.h"
 #include "pager/host/reclaim.h"
-#include "pager/host/shown_files.h"
+#include "pager/host/truncated_files.h"
 #include "pager/lease/acquire_requests.h"
-#include "pager/lease/lease_grants.h"
-#include "pager/lease/pending_releases.h"
+#include "pager/lease/lease_manager.h"
+#include "pager/lease/stream_releases.h"
 #include "pager/threads/device_workers.h"
 #include "pager/tier/copy_in.h"
 #include "pager/tier/cpu_mapper.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/migrator.h"
-#include "pager/tier/open_ranges.h"
+#include "pager/tier/kernel_ranges.h"
+#include "pager/tier/peer_migrator.h"
 #include "pager/tier/pipelined_copy.h"
 #include "pager/tier/promoter.h"
+#include "pager/tier/staging_allocator.h"
 #include "pager/tier/staging_loans.h"
-#include "pager/tier/staging_supply.h"
 #include "vmem/vmem.h"
 
 namespace vmem::pager {
 
-class Pager final : private BlockMap::Above, private Reclaim::Above, private FaultService::Above, private MemoryFreed {
+class Pager final : private BlockMap::Above, private Reclaim::Above, private FaultHandler::Above, private MemoryFreed {
  public:
   Pager(Parts parts, Config config);
   ~Pager();  // stops the threads; regions must have been freed (shutdown())
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
   core::Status start();
-  core::Status create(const NewRegion& what, void** ptr) { return maker_.create(what, ptr); }
+  core::Status create(const RegionSpec& what, void** ptr) { return maker_.create(what, ptr); }
   core::Status destroy(void* ptr, bool force) { return teardown_.destroy(ptr, force); }
   core::Status discard(void* ptr) { return teardown_.discard(ptr); }
   core::Status set_name(const void* ptr, const char* name);
   core::Status prefetch(const void* ptr, size_t size, int location, void* stream = nullptr) {  // null: now
-    return hints_.prefetch(ptr, size, location, stream);
+    return prefetch_.prefetch(ptr, size, location, stream);
   }
   core::Status advise(const void* ptr, size_t size, int advice, int location) {
-    return advisor_.advise(ptr, size, advice, location);
+    return advise_.advise(ptr, size, advice, location);
   }
   // ask: of ask() with the same arguments. Released when `end` gets there; knows_access: the ranges have what is ended.
   Status acquire(std::span<const vmem_range> ranges, int location, void* stream, AcquireRequest* ask = nullptr);
@@ -90,18 +90,18 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
     return exports_.export_range(ptr, size, how, descriptor);
   }
   AcquireRequests& acquire_requests() { return acquire_requests_; }
-  OpenRanges& open_ranges() { return open_ranges_; }
+  KernelRanges& kernel_ranges() { return kernel_ranges_; }
   StagingLoans& staging_loans() { return staging_loans_; }  // of blocks of open ranges to their kernels
-  Queries& queries() { return queries_; }
+  Query& queries() { return queries_; }
   Tunables& tunables() { return tunables_; }
   // Setting debug, at exit: asks each device in use whether it is lost, and says so.
-  void look_for_loss() { gpus_.look_for_loss(); }
+  void look_for_loss() { device_set_.look_for_loss(); }
   // For exit(): changed blocks of shared files; host: what needs no device.
-  core::Status flush_shared() { return exit_writes_.flush_shared(); }
-  core::Status flush_host() { return exit_writes_.flush_host(); }
+  core::Status flush_shared() { return exit_flush_.flush_shared(); }
+  core::Status flush_host() { return exit_flush_.flush_host(); }
   // Frees every region, whatever holds it. Shared files first get what can be written for all of them together.
   void shutdown() {
-    exit_writes_.flush_host().ignore();  // what fails is tried again
+    exit_flush_.flush_host().ignore();  // what fails is tried again
     teardown_.destroy_all();
   }
   bool has_regions();
@@ -132,43 +132,43 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   core::Counters counters_;
   HostBudget budget_ VMEM_GUARDED_BY(core::big_lock);
   FramePool frames_ VMEM_GUARDED_BY(core::big_lock);
-  StagingPools staging_ VMEM_GUARDED_BY(core::big_lock);
-  Queues queues_ VMEM_GUARDED_BY(core::big_lock);
+  StagingPoolSet staging_ VMEM_GUARDED_BY(core::big_lock);
+  DeviceQueues queues_ VMEM_GUARDED_BY(core::big_lock);
   BlockMap map_;
-  Gpus gpus_;
-  WriteBackState writes_ VMEM_GUARDED_BY(core::big_lock);
-  ProgressClock progress_clock_;
+  DeviceSet device_set_;
+  WritebackThrottle writes_ VMEM_GUARDED_BY(core::big_lock);
+  FaultDeadline fault_deadline_;
   CpuMappings cpu_mappings_ VMEM_GUARDED_BY(core::big_lock);
   FaultReserve reserve_ VMEM_GUARDED_BY(core::big_lock);
-  TableCharges tables_ VMEM_GUARDED_BY(core::big_lock);
+  MetadataCharges tables_ VMEM_GUARDED_BY(core::big_lock);
   const Shared shared_;
-  LeaseGrants grants_;
+  LeaseManager grants_;
   DeviceBlocks blocks_;
   AcquireRequests acquire_requests_;
-  OpenRanges open_ranges_;
+  KernelRanges kernel_ranges_;
   MemoryPressure pressure_;
   FailedBlocks failed_;
   MemoryWaits waits_;
-  Sums sums_ VMEM_GUARDED_BY(core::big_lock);
-  Speculation speculation_ VMEM_GUARDED_BY(core::big_lock);
+  RegionTotals sums_ VMEM_GUARDED_BY(core::big_lock);
+  ReadaheadQueue readahead_queue_ VMEM_GUARDED_BY(core::big_lock);
   ReclaimRequests reclaim_requests_ VMEM_GUARDED_BY(core::big_lock);
   StoreReader reader_;
   Installer installer_;
   PageIn page_in_;
-  ReadAhead read_ahead_;
+  Readahead read_ahead_;
   Isolator isolator_;
   StoreWriter writer_;
   IsolatedBlocks isolated_;
-  WriteBack write_back_;
-  StagingSupply supply_;
-  PendingReleases releases_;
-  Holes holes_;
-  Exports exports_;
-  Migrator migrator_;
-  DeviceWriteBack device_write_back_;
+  Writeback writeback_;
+  StagingAllocator supply_;
+  StreamReleases releases_;
+  ManagedHoles managed_holes_;
+  Export exports_;
+  PeerMigrator peer_migrator_;
+  DeviceWriteback device_writeback_;
   Demoter demoter_;
   RangeDemoter range_demoter_;
-  RangeWriter range_writer_;
+  RangeFlush range_flush_;
   Reclaim reclaim_;
   StagingLoans staging_loans_;
   CpuMapper cpu_mapper_;
@@ -176,19 +176,19 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   Promoter promoter_;
   PipelinedCopy pipelined_copy_;
   CopyIn copy_in_;
-  ShownFiles shown_files_;
-  DeviceAcquires device_acquires_;
-  HostLeases host_leases_;
+  TruncatedFiles truncated_files_;
+  DeviceAcquire device_acquire_;
+  HostAcquire host_acquire_;
   Sync sync_;
-  ExitWrites exit_writes_;
-  Hints hints_;
-  Advisor advisor_;
+  ExitFlush exit_flush_;
+  Prefetch prefetch_;
+  Advise advise_;
   RegionCharges region_charges_;
-  RegionMaker maker_;
-  RegionTeardown teardown_;
-  Queries queries_;
+  RegionCreate maker_;
+  RegionFree teardown_;
+  Query queries_;
   DeviceWorkers workers_;
-  FaultService faults_;
+  FaultHandler faults_;
   Tunables tunables_;
 };
 

@@ -19,7 +19,7 @@ lost_mark      | long  | unit PagerMarks.*
 leased_drop    | long  | unit PagerMarks.DontNeedLeavesABlockThatWasLeasedWhileItWaited
 free_again     | long  | unit PagerMarks.WhatALeaseChangedWhileFreeWroteIsWrittenToo
 file_end       | long  | system *Truncation.WriteBackMakesNoFileLongerAndBringsNoByteBack*
-table_retry    | long  | unit PagerTableCharges.AnAccessThatIsRefusedIsMadeAgainWhenThereIsRoom
+table_retry    | long  | unit PagerMetadataCharges.AnAccessThatIsRefusedIsMadeAgainWhenThereIsRoom
 unfail_retry   | long  | unit PagerCpuMappings.WithoutMemoryItIsTriedOnceMoreAndThenRefused
 full_disk      | long  | unit *PagerFullDisk.ASmallBlockIsWrittenOverItsOldCopy*, unit PagerSteps.WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom
 read_refused   | long  | unit PagerRefusedReads.AnAccessIsAnsweredWhenThereIsMemory

@@ -7,7 +7,7 @@
 
 #include "core/clock.h"
 #include "device/paging_host.h"
-#include "pager/block/progress.h"
+#include "pager/block/stall_clock.h"
 #include "sim_support.h"
 #include "vmem/detail/paging_group.h"
 #include "vmem/detail/paging_view.h"
@@ -530,7 +530,7 @@ TEST_F(DeviceBlocks, SizesThatAreTriedInTurnWaitForMemoryOnce) {
   });
   // Whatever creates a region looks at the clock.
   const auto pass_time = [] {
-    vmem::pager::clock_jumped_ns += vmem::pager::Progress::kSlice;
+    vmem::pager::clock_jumped_ns += vmem::pager::StallClock::kSlice;
     struct vmem_region_attr attr = {};
     attr.size = sizeof attr;
     attr.address = reinterpret_cast<void*>(uintptr_t{1});

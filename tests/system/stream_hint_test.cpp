@@ -1,7 +1,7 @@
 // vmem_prefetch with a stream: the hint takes effect when the stream gets there, and not before.
 #include <cerrno>
 
-#include "pager/calls/census.h"
+#include "pager/calls/snapshot.h"
 #include "pager/pager.h"
 #include "sim_support.h"
 
@@ -157,7 +157,7 @@ TEST_F(StreamHints, ABlockOnItsWayIsCountedWhereQueryCountsIt) {
     ASSERT_EQ(vmem_prefetch(word(r, 0), kBlock, 0, nullptr), 0) << said();
     ASSERT_TRUE(stopped());
     const auto agree = [&] {
-      vmem::pager::Census census;
+      vmem::pager::Snapshot census;
       vmem::api::Runtime::Use pager;
       EXPECT_TRUE(vmem::api::Runtime::get().use_if_running(&pager).ok());
       pager->queries().census(1, &census);

@@ -5,9 +5,9 @@
 #include <cerrno>
 #include <utility>
 
-#include "pager/calls/exports.h"
+#include "pager/calls/export.h"
 #include "pager/lease/acquire_requests.h"
-#include "pager/tier/open_ranges.h"
+#include "pager/tier/kernel_ranges.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -18,9 +18,9 @@ using vmem::core::error;
 using vmem::core::State;
 using vmem::core::Status;
 using vmem::pager::AcquireRequest;
-using vmem::pager::OpenRange;
+using vmem::pager::BlockSpan;
+using vmem::pager::KernelRange;
 using vmem::pager::Region;
-using vmem::pager::SpanOf;
 namespace device = vmem::device;
 
 vmem_range range_of(const Region& r, BlockIndex first, BlockIndex last, unsigned access = VMEM_READ) {
@@ -62,7 +62,7 @@ class PagerAcquireRequests : public RangeParts {
   }
   Status check(Region& r, const AcquireRequest& ask) {
     BigLock lock(map.mutex());
-    const SpanOf span{&r, 0, 0};
+    const BlockSpan span{&r, 0, 0};
     return vmem::pager::check_asked({&span, 1}, &ask);
   }
   vmem::pager::AcquireRequests acquire_requests{shared, &others, gpus};
@@ -118,20 +118,20 @@ TEST_F(PagerAcquireRequests, OneThatIsCancelledSaysSo) {
   acquire_requests.withdraw({&range, 1}, &ask);
 }
 
-class PagerOpenRanges : public RangeParts {
+class PagerKernelRanges : public RangeParts {
  protected:
-  Status open(const vmem_range& range, uint64_t bytes, OpenRange* out) { return ranges.open(range, 0, bytes, out); }
+  Status open(const vmem_range& range, uint64_t bytes, KernelRange* out) { return ranges.open(range, 0, bytes, out); }
   uint32_t open_in(const Region& r) {
     BigLock lock(map.mutex());
-    EXPECT_EQ(staging.open_ranges, r.kernels) << "it is the only region";
+    EXPECT_EQ(staging.kernel_ranges, r.kernels) << "it is the only region";
     return r.kernels;
   }
-  vmem::pager::OpenRanges ranges{shared, &others, gpus, blocks};
+  vmem::pager::KernelRanges ranges{shared, &others, gpus, blocks};
 };
 
-TEST_F(PagerOpenRanges, TheRegionKnowsOfItUntilItIsClosed) {
+TEST_F(PagerKernelRanges, TheRegionKnowsOfItUntilItIsClosed) {
   Region& r = device_region(8);
-  OpenRange out;
+  KernelRange out;
   ASSERT_TRUE(open(range_of(r, 2, 5), 2 * kUnit, &out).ok());
   EXPECT_EQ(open_in(r), 1u);
   EXPECT_EQ(out.first, reinterpret_cast<uintptr_t>(r.address(2)));
@@ -141,18 +141,18 @@ TEST_F(PagerOpenRanges, TheRegionKnowsOfItUntilItIsClosed) {
   EXPECT_EQ(open_in(r), 0u);
 }
 
-TEST_F(PagerOpenRanges, WithoutABudgetItHasHalfOfTheDevices) {
+TEST_F(PagerKernelRanges, WithoutABudgetItHasHalfOfTheDevices) {
   Region& r = device_region(8);
-  OpenRange out;
+  KernelRange out;
   ASSERT_TRUE(open(range_of(r, 0, 7), 0, &out).ok());
   EXPECT_EQ(out.frames, 2u) << "of 4 blocks";
   ranges.close(&out);
 }
 
-TEST_F(PagerOpenRanges, WhatIsRefusedIsNotOpen) {
+TEST_F(PagerKernelRanges, WhatIsRefusedIsNotOpen) {
   Region& r = device_region(8);
   Region& host = region(1);
-  OpenRange out;
+  KernelRange out;
   EXPECT_EQ(open(range_of(host, 0, 0), 0, &out).code(), -EINVAL) << "no device tier";
   EXPECT_EQ(open(range_of(r, 0, 7), 5 * kUnit, &out).code(), -ENOMEM) << "more than the device has";
   EXPECT_EQ(open(range_of(r, 0, 7), kUnit - 1, &out).code(), -EINVAL) << "less than a block";
@@ -165,7 +165,7 @@ TEST_F(PagerOpenRanges, WhatIsRefusedIsNotOpen) {
   EXPECT_EQ(open_in(r), 0u);
 }
 
-class PagerExports : public RangeParts {
+class PagerExport : public RangeParts {
  protected:
   // Blocks 0 and 1 are on device 0, under a lease of its.
   Region& leased_region() {
@@ -187,10 +187,10 @@ class PagerExports : public RangeParts {
     return exports.export_range(r.address(first), (last - first + 1) * r.block_size, how, &descriptor);
   }
   int descriptor = -1;
-  vmem::pager::Exports exports{shared, &others, gpus, blocks, page_in, releases};
+  vmem::pager::Export exports{shared, &others, gpus, blocks, page_in, releases};
 };
 
-TEST_F(PagerExports, LeasedBlocksAreSharedAndAtRestAfterwards) {
+TEST_F(PagerExport, LeasedBlocksAreSharedAndAtRestAfterwards) {
   Region& r = leased_region();
   ASSERT_TRUE(take(r, 0, 1).ok());
   EXPECT_EQ(descriptor, 77);
@@ -204,7 +204,7 @@ TEST_F(PagerExports, LeasedBlocksAreSharedAndAtRestAfterwards) {
   end(r);
 }
 
-TEST_F(PagerExports, OnlyWhatIsUnderALiveLeaseAtADevice) {
+TEST_F(PagerExport, OnlyWhatIsUnderALiveLeaseAtADevice) {
   Region& r = leased_region();
   Region& host = region(1);
   EXPECT_EQ(take(r, 0, 2).code(), -EINVAL) << "block 2 is not leased";

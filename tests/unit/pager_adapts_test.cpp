@@ -13,7 +13,7 @@ namespace {
 
 using vmem::pager::Backing;
 using vmem::pager::Config;
-using vmem::pager::NewRegion;
+using vmem::pager::RegionSpec;
 using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
 using vmem::store::Io;
@@ -31,7 +31,7 @@ class PagerAdapts : public PagerSteps {
     return r;
   }
   std::byte* adapting(size_t size) {
-    NewRegion what;
+    RegionSpec what;
     what.size = size;
     what.block_size = kHuge;
     what.adapts = true;

@@ -14,15 +14,15 @@ namespace {
 using vmem::core::kHugePage;
 using vmem::core::Status;
 using vmem::pager::Config;
-using vmem::pager::NewRegion;
 using vmem::pager::Pager;
+using vmem::pager::RegionSpec;
 
 constexpr uint64_t kMiB = 1 << 20;
 
 class PagerBudget : public vmem::pager::test::PagerSteps {
  protected:
   Status create(size_t size, size_t block_size, void** at) {
-    NewRegion what;
+    RegionSpec what;
     what.size = size;
     what.block_size = block_size;
     return pager->create(what, at);
@@ -54,7 +54,7 @@ TEST_F(PagerBudget, APrefetchOfCompressedBlocksLeavesBuffersToFaults) {
   using vmem::store::Io;
   start(config(16 * kMiB));
   constexpr size_t kBlocks = 64, kBuffers = 2 * kMiB / vmem::pager::test::kSmall;  // an eighth of the budget
-  NewRegion what;
+  RegionSpec what;
   what.block_size = vmem::pager::test::kSmall;
   what.size = kBlocks * what.block_size;
   what.codec = vmem::store::Codec::lz4;

@@ -10,21 +10,21 @@
 #include <vector>
 
 #include "core/clock.h"
-#include "pager/account/gpus.h"
-#include "pager/calls/device_acquires.h"
+#include "pager/account/device_set.h"
+#include "pager/calls/device_acquire.h"
 #include "pager/calls/range_demoter.h"
-#include "pager/lease/lease_grants.h"
-#include "pager/lease/pending_releases.h"
+#include "pager/lease/lease_manager.h"
+#include "pager/lease/stream_releases.h"
 #include "pager/threads/device_workers.h"
 #include "pager/tier/copy_in.h"
 #include "pager/tier/cpu_mapper.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/migrator.h"
+#include "pager/tier/peer_migrator.h"
 #include "pager/tier/pipelined_copy.h"
 #include "pager/tier/promoter.h"
+#include "pager/tier/staging_allocator.h"
 #include "pager/tier/staging_loans.h"
-#include "pager/tier/staging_supply.h"
 #include "pager_parts.h"
 
 namespace vmem::pager::test {
@@ -228,17 +228,17 @@ class DeviceParts : protected WithDevices, public PagerParts {
     }
     PagerParts::TearDown();
   }
-  Gpus gpus{&devices, map, config};
-  LeaseGrants grants{shared, gpus};
+  DeviceSet gpus{&devices, map, config};
+  LeaseManager grants{shared, gpus};
   DeviceBlocks blocks{shared, gpus, cpu_mappings};
-  StagingSupply supply{shared, &devices, gpus, pressure, isolated};
-  Queues queues;
-  PendingReleases releases{shared, &devices, queues, cpu_mappings, gpus, grants, pressure, waits, supply};
-  Holes holes{shared, &devices, gpus};
-  Migrator migrator{shared, &devices, gpus, blocks, page_in, *this};
-  DeviceWriteBack device_write_back{shared, &devices, blocks, failed, page_in, writer, *this};
-  Demoter demoter{shared,  &devices,          gpus,   cpu_mappings, blocks, holes, failed,
-                  page_in, device_write_back, supply, *this};
+  StagingAllocator supply{shared, &devices, gpus, pressure, isolated};
+  DeviceQueues queues;
+  StreamReleases releases{shared, &devices, queues, cpu_mappings, gpus, grants, pressure, waits, supply};
+  ManagedHoles holes{shared, &devices, gpus};
+  PeerMigrator migrator{shared, &devices, gpus, blocks, page_in, *this};
+  DeviceWriteback device_writeback{shared, &devices, blocks, failed, page_in, writer, *this};
+  Demoter demoter{shared,  &devices,         gpus,   cpu_mappings, blocks, holes, failed,
+                  page_in, device_writeback, supply, *this};
   RangeDemoter range_demoter{shared, &devices, gpus, page_in, demoter};
 };
 
@@ -310,7 +310,7 @@ class PromotionParts : public DeviceParts {
   }
 
   ReclaimRequests evictions;
-  ReadAhead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
+  Readahead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
   PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
   PooledList<DemotionRequest>& demotion_requests = queues.demotion_requests;
   Promoter promoter{shared, promotion_requests, gpus,     blocks, failed, page_in, read_ahead, reader,

@@ -65,9 +65,9 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
   }
 };
 
-class PagerMigrator : public OnTwoDevices {};
+class PagerPeerMigrator : public OnTwoDevices {};
 
-TEST_F(PagerMigrator, ABlockCountsForBothDevicesOnItsWayAndForOneWhereverItComesToRest) {
+TEST_F(PagerPeerMigrator, ABlockCountsForBothDevicesOnItsWayAndForOneWhereverItComesToRest) {
   Region& r = placed(1);
   BigLock lock(map.mutex());
   for (const int error : {EIO, 0}) {
@@ -92,7 +92,7 @@ TEST_F(PagerMigrator, ABlockCountsForBothDevicesOnItsWayAndForOneWhereverItComes
   clear(r);
 }
 
-TEST_F(PagerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceForAWhile) {
+TEST_F(PagerPeerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceForAWhile) {
   Region& r = placed(1);
   BigLock lock(map.mutex());
   map.spilled().set_share(50);
@@ -258,7 +258,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
       ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
       BigLock lock(map.mutex());
       const bool left = room.make(lock, 0);
-      if (vmem::pager::now_ns() < begun + vmem::pager::PendingReleases::kSoon) {
+      if (vmem::pager::now_ns() < begun + vmem::pager::StreamReleases::kSoon) {
         ASSERT_FALSE(left);
         break;
       }
@@ -293,7 +293,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
   ASSERT_TRUE(grants.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
   lock.unlock();
   ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
-  std::this_thread::sleep_for(std::chrono::nanoseconds(vmem::pager::PendingReleases::kSoon));
+  std::this_thread::sleep_for(std::chrono::nanoseconds(vmem::pager::StreamReleases::kSoon));
   lock.lock();
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(room.make(lock, 0)) << "nothing else can go for as long as the stream is held";

@@ -146,7 +146,7 @@ class PagerWorkersOfFour : public PagerDeviceWorkers {
   void SetUp() override {
     PagerDeviceWorkers::SetUp();
     BigLock lock(map.mutex());
-    for (vmem::pager::Gpu& g : gpus) g.budget.begin(uint64_t{64} << 30, kUnit);
+    for (vmem::pager::DeviceState& g : gpus) g.budget.begin(uint64_t{64} << 30, kUnit);
     map.resize_policies();
   }
   // A block of another device waits to go to device d.

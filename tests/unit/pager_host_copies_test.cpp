@@ -81,7 +81,7 @@ class PagerHostCopies : public ::testing::Test {
 
   std::unique_ptr<vmem::device::SimDevices> devices;
   vmem::memory::HostBudget budget{uint64_t{64} << 20};
-  vmem::pager::StagingPools pools{budget, 50};
+  vmem::pager::StagingPoolSet pools{budget, 50};
   vmem::memory::Staging* staging = &pools.of(vmem::core::kHugePage).frames;
   Region region{16, 4};
   FrameTable frame_table;

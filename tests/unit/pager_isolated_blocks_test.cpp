@@ -1,7 +1,7 @@
 // How the way out of host memory ends, on fakes: what was isolated is let go, put back, kept or lost.
 #include <cerrno>
 
-#include "pager/host/drop.h"
+#include "pager/host/drop_pages.h"
 #include "pager_parts.h"
 
 namespace {

@@ -84,7 +84,7 @@ class ManagedParts : public DeviceParts {
  protected:
   ManagedDevices managed;
   CountingTrap counting;
-  Gpus managed_gpus{&managed, map, config};
+  DeviceSet managed_gpus{&managed, map, config};
   Shared with_counting{counting, engine, space,  config, counters, budget, frames,
                        staging,  map,    writes, clock,  reserve,  tables};
 };

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "core/clock.h"
-#include "pager/host/write_back.h"
+#include "pager/host/writeback.h"
 #include "pager_fakes.h"
 
 namespace vmem::pager::test {
@@ -58,7 +58,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
     engine.until_idle();
     ASSERT_EQ(state(r, b), core::State::resident);
   }
-  // As a thread that meets the write protection, and FaultService, do it.
+  // As a thread that meets the write protection, and FaultHandler, do it.
   void put(Region& r, core::BlockIndex b, uint64_t value) {
     {
       core::BigLock lock(map.mutex());
@@ -131,25 +131,25 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   core::Counters counters;
   HostBudget budget{kBudget};
   FramePool frames{trap, budget, {}};
-  StagingPools staging{budget, 50};
+  StagingPoolSet staging{budget, 50};
   BlockMap map;
-  WriteBackState writes;
-  ProgressClock clock{map, writes, config};
+  WritebackThrottle writes;
+  FaultDeadline clock{map, writes, config};
   CpuMappings cpu_mappings;
   FaultReserve reserve{budget, frames, cpu_mappings};
-  TableCharges tables{budget, reserve, map.frame_table(), map.transitions(), trap};
+  MetadataCharges tables{budget, reserve, map.frame_table(), map.transitions(), trap};
   Shared shared{trap, engine, space, config, counters, budget, frames, staging, map, writes, clock, reserve, tables};
   MemoryPressure pressure{shared};
   FailedBlocks failed{shared, pressure};
   MemoryWaits waits{shared, pressure, failed};
   Installer installer{shared, pressure, failed, waits, *this};
-  Speculation speculation;
+  ReadaheadQueue speculation;
   StoreReader reader{shared};
   PageIn page_in{shared, pressure, failed, waits, installer, reader, speculation, *this};
   Isolator isolator{shared};
   StoreWriter writer{shared, pressure, failed};
   IsolatedBlocks isolated{shared, failed, installer, page_in};
-  WriteBack write_back{shared, failed, installer, page_in, isolated, isolator, writer, *this};
+  Writeback write_back{shared, failed, installer, page_in, isolated, isolator, writer, *this};
 };
 
 }  // namespace vmem::pager::test

@@ -12,11 +12,11 @@ using vmem::core::BlockIndex;
 using vmem::core::error;
 using vmem::core::State;
 using vmem::core::Urgency;
+using vmem::pager::BlockSpan;
 using vmem::pager::Completion;
 using vmem::pager::DeferredWork;
 using vmem::pager::now_ns;
 using vmem::pager::Region;
-using vmem::pager::SpanOf;
 using vmem::pager::Transition;
 namespace core = vmem::core;
 namespace store = vmem::store;
@@ -31,7 +31,7 @@ TEST_F(PagerBlockMap, FindsARegionByEachOfItsAddressesAndByNoOther) {
   EXPECT_EQ(map.find(base + r.span - 1), &r);
   EXPECT_EQ(map.find(base + r.span), nullptr);
   EXPECT_EQ(map.find(base - 1), nullptr);
-  SpanOf span;
+  BlockSpan span;
   ASSERT_TRUE(map.check_range(r.address(1), 2 * kBlock, &span).ok());
   EXPECT_EQ(span.first, 1u);
   EXPECT_EQ(span.last, 2u);
@@ -336,7 +336,7 @@ TEST_F(PagerInstaller, ABlockThatTheTrapRefusesStaysHeldAndIsTriedAgainLater) {
   EXPECT_EQ(state(r, 0), State::resident);
 }
 
-class PagerWriteBack : public vmem::pager::test::PagerParts {
+class PagerWriteback : public vmem::pager::test::PagerParts {
  protected:
   // The block's way out, without its write's end.
   void take(Region& r, BlockIndex b, bool keep = false) {
@@ -350,9 +350,9 @@ class PagerWriteBack : public vmem::pager::test::PagerParts {
   }
 };
 
-// Through WriteBack, which alone can end what they begin.
-class PagerIsolator : public PagerWriteBack {};
-class PagerStoreWriter : public PagerWriteBack {};
+// Through Writeback, which alone can end what they begin.
+class PagerIsolator : public PagerWriteback {};
+class PagerStoreWriter : public PagerWriteback {};
 
 TEST_F(PagerIsolator, WhatIsAllZerosLeavesWithoutAWrite) {
   Region& r = region(1);
@@ -364,7 +364,7 @@ TEST_F(PagerIsolator, WhatIsAllZerosLeavesWithoutAWrite) {
 }
 
 // Else a program that asks for what does not leave, again and again, keeps the memory of all others.
-TEST_F(PagerWriteBack, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
+TEST_F(PagerWriteback, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
   Region& r = region(1);
   bring(r, 0);
   const auto meets_a_pin = [&](bool reclaims) {
@@ -395,7 +395,7 @@ TEST_F(PagerWriteBack, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
   EXPECT_GT(writes.pause(0), 0u) << "there is nothing else";
 }
 
-TEST_F(PagerWriteBack, WhatWasStoredToIsWrittenBeforeItsMemoryGoes) {
+TEST_F(PagerWriteback, WhatWasStoredToIsWrittenBeforeItsMemoryGoes) {
   Region& r = region(1);
   bring(r, 0);
   put(r, 0, 7);
@@ -439,7 +439,7 @@ TEST_F(PagerStoreWriter, AWriteThatFailedLeavesTheBlockInMemoryAndUnknownAndGive
   EXPECT_EQ(flags(r, 0, core::kUnknown), 0);
 }
 
-TEST_F(PagerWriteBack, WhatIsSyncedStaysInPlaceAndClean) {
+TEST_F(PagerWriteback, WhatIsSyncedStaysInPlaceAndClean) {
   Region& r = region(1);
   bring(r, 0);
   put(r, 0, 9);

@@ -16,8 +16,8 @@ using vmem::core::BigLock;
 using vmem::core::BlockIndex;
 using vmem::core::State;
 using vmem::core::Urgency;
+using vmem::pager::BlockSpan;
 using vmem::pager::Region;
-using vmem::pager::SpanOf;
 using Op = vmem::store::Io::Op;
 namespace core = vmem::core;
 

@@ -16,9 +16,9 @@ namespace {
 using vmem::core::kHugePage;
 using vmem::core::Status;
 using vmem::pager::Config;
-using vmem::pager::NewRegion;
 using vmem::pager::Pager;
 using vmem::pager::Parts;
+using vmem::pager::RegionSpec;
 using vmem::pager::test::FakeEngine;
 using vmem::pager::test::FakeSpace;
 using vmem::pager::test::FakeTrap;
@@ -65,7 +65,7 @@ TEST_F(PagerPressure, NoRoomForASharedFileKeepsNothingFromTheStore) {
   put(file, 1);
   engine->tear(ENOSPC);
   EXPECT_EQ(pager->sync(file, kSmall).code(), -ENOSPC);
-  vmem::pager::clock_jumped_ns += vmem::pager::WriteBackState::kLongestPause;  // until then only clean blocks leave
+  vmem::pager::clock_jumped_ns += vmem::pager::WritebackThrottle::kLongestPause;  // until then only clean blocks leave
   for (size_t i = 0; i < 120; ++i) put(newest + i * kSmall, i + 1);
   EXPECT_GT(ssd(oldest, 64 * kSmall), 0u) << "others went in their place";
 }
@@ -120,7 +120,7 @@ TEST(PagerPressureStaging, ARefusedPlaceIsTriedAgainLaterWithoutWakingTheToucher
   Pager pager(std::move(parts), std::move(config));
   ASSERT_TRUE(pager.start().ok());
   void* at = nullptr;
-  NewRegion what;
+  RegionSpec what;
   what.size = 4 * kHugePage;
   what.block_size = kHugePage;
   const Status s = pager.create(what, &at);

@@ -14,8 +14,8 @@ using vmem::core::State;
 using vmem::core::Urgency;
 using vmem::memory::Use;
 using vmem::pager::Batch;
+using vmem::pager::BlockSpan;
 using vmem::pager::Region;
-using vmem::pager::SpanOf;
 using vmem::pager::Transition;
 namespace core = vmem::core;
 namespace store = vmem::store;
@@ -185,7 +185,7 @@ TEST_F(PagerCopyIn, AnAcquireBeginsWithItsOwnBlocksAndAWorkerEndsIt) {
   request(r, 0, 1, Urgency::acquire);
   ASSERT_EQ(ready(), 2u);
   BigLock lock(map.mutex());
-  const SpanOf mine{&r, 1, 1};
+  const BlockSpan mine{&r, 1, 1};
   const Batch batch = copy_in.take_ready({&mine, 1}, 0);
   ASSERT_EQ(batch.size(), 1u);
   EXPECT_FALSE(copy_in.end_issued(lock, 0));

@@ -11,12 +11,12 @@ namespace {
 using vmem::core::BigLock;
 using vmem::core::Status;
 using vmem::pager::Region;
-using vmem::pager::Sums;
+using vmem::pager::RegionTotals;
 namespace core = vmem::core;
 
 class PagerRegionCharges : public vmem::pager::test::DeviceParts {
  protected:
-  // As RegionMaker describes it; nobody knows it.
+  // As RegionCreate describes it; nobody knows it.
   static void describe(Region& r, size_t block_size, bool bounces) {
     r.block_size = block_size;
     r.size = r.span = r.blocks * block_size;
@@ -39,7 +39,7 @@ class PagerRegionCharges : public vmem::pager::test::DeviceParts {
     BigLock lock(map.mutex());
     return reserve.bytes();
   }
-  Sums sums;
+  RegionTotals sums;
   vmem::pager::RegionCharges charges{shared, sums, speculation, gpus, pressure, failed, waits};
 };
 

@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "common/patience.h"
-#include "pager/host/fault_service.h"
-#include "pager/host/read_ahead.h"
+#include "pager/host/fault_handler.h"
+#include "pager/host/readahead.h"
 #include "pager/host/reclaim.h"
 #include "pager_parts.h"
 #include "store/digest.h"
@@ -20,9 +20,9 @@ using vmem::core::State;
 using vmem::core::Urgency;
 using vmem::pager::Backing;
 using vmem::pager::DeferredWork;
-using vmem::pager::FaultService;
+using vmem::pager::FaultHandler;
 using vmem::pager::IoEnd;
-using vmem::pager::ReadAhead;
+using vmem::pager::Readahead;
 using vmem::pager::Reclaim;
 using vmem::pager::ReclaimRequests;
 using vmem::pager::Region;
@@ -32,7 +32,7 @@ namespace core = vmem::core;
 namespace policy = vmem::policy;
 namespace store = vmem::store;
 
-class Services : public vmem::pager::test::PagerParts, protected Reclaim::Above, protected FaultService::Above {
+class Services : public vmem::pager::test::PagerParts, protected Reclaim::Above, protected FaultHandler::Above {
  protected:
   std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
   bool evict_copy(core::FrameId) override { return false; }
@@ -48,7 +48,7 @@ class Services : public vmem::pager::test::PagerParts, protected Reclaim::Above,
   }
   std::atomic<size_t> tunables = 0;
   ReclaimRequests requests;
-  ReadAhead read_ahead{shared, waits, page_in, speculation, requests, pressure};
+  Readahead read_ahead{shared, waits, page_in, speculation, requests, pressure};
 };
 
 // ---- what is read, and whether it is what was written
@@ -240,7 +240,7 @@ TEST_F(PagerStoreReader, AFileThatBecameShorterIsSaidAndAReadThatFailedToo) {
 
 // ---- what is read before anybody accesses it
 
-class PagerReadAhead : public Services {
+class PagerReadahead : public Services {
  protected:
   // Blocks that the store alone has.
   void put_away(Region& r, BlockIndex first, BlockIndex last) {
@@ -257,7 +257,7 @@ class PagerReadAhead : public Services {
   }
 };
 
-TEST_F(PagerReadAhead, APrefetchIsReadAndCountsAsWorthItWhenItIsUsed) {
+TEST_F(PagerReadahead, APrefetchIsReadAndCountsAsWorthItWhenItIsUsed) {
   Region& r = region(8);
   put_away(r, 0, 4);
   {
@@ -277,7 +277,7 @@ TEST_F(PagerReadAhead, APrefetchIsReadAndCountsAsWorthItWhenItIsUsed) {
   EXPECT_EQ(counters.prefetch_hits, 3u);
 }
 
-TEST_F(PagerReadAhead, ZerosAreNotReadAheadForTheyAreMadeFaster) {
+TEST_F(PagerReadahead, ZerosAreNotReadAheadForTheyAreMadeFaster) {
   Region& r = region(2);
   {
     BigLock lock(map.mutex());
@@ -289,7 +289,7 @@ TEST_F(PagerReadAhead, ZerosAreNotReadAheadForTheyAreMadeFaster) {
   EXPECT_TRUE(speculation.empty());
 }
 
-TEST_F(PagerReadAhead, WithoutRoomNothingIsReadAheadAndWithRoomItGoesOn) {
+TEST_F(PagerReadahead, WithoutRoomNothingIsReadAheadAndWithRoomItGoesOn) {
   Region& r = region(4);
   put_away(r, 0, 1);
   uint64_t all = 0;
@@ -388,7 +388,7 @@ TEST_F(PagerReclaim, WhatIsAskedAgainIsAskedOnceForABlockAtRestAndNotForOneThatM
 
 // ---- faults
 
-class PagerFaultService : public Services {
+class PagerFaultHandler : public Services {
  protected:
   void SetUp() override { ASSERT_TRUE(faults.start().ok()); }
   void TearDown() override {
@@ -400,11 +400,11 @@ class PagerFaultService : public Services {
     Services::TearDown();
   }
   core::EventCount devices;
-  FaultService faults{shared,     pressure, failed,       waits,   installer, page_in,
+  FaultHandler faults{shared,     pressure, failed,       waits,   installer, page_in,
                       read_ahead, requests, cpu_mappings, devices, *this};
 };
 
-TEST_F(PagerFaultService, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStays) {
+TEST_F(PagerFaultHandler, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStays) {
   Region& r = region(2);
   uint64_t value = 1;
   ASSERT_TRUE(trap.load(r.address(0), &value));
@@ -419,7 +419,7 @@ TEST_F(PagerFaultService, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStay
   EXPECT_EQ(counters.faults, 2u);
 }
 
-TEST_F(PagerFaultService, AFaultThatThereIsNoMemoryForIsMarkedAndWaits) {
+TEST_F(PagerFaultHandler, AFaultThatThereIsNoMemoryForIsMarkedAndWaits) {
   Region& r = region(1);
   BigLock lock(map.mutex());
   const uint64_t all = budget.available();
@@ -435,7 +435,7 @@ TEST_F(PagerFaultService, AFaultThatThereIsNoMemoryForIsMarkedAndWaits) {
   budget.credit(all);
 }
 
-TEST_F(PagerFaultService, AReportOfAnAccessThatNobodyMakesAnyMoreChangesNothing) {
+TEST_F(PagerFaultHandler, AReportOfAnAccessThatNobodyMakesAnyMoreChangesNothing) {
   Region& r = region(1);
   bring(r, 0);
   put(r, 0, 5);
@@ -447,7 +447,7 @@ TEST_F(PagerFaultService, AReportOfAnAccessThatNobodyMakesAnyMoreChangesNothing)
   EXPECT_EQ(value, 5u);
 }
 
-TEST_F(PagerFaultService, WhatAnAdministratorChangedIsToldToThoseAbove) {
+TEST_F(PagerFaultHandler, WhatAnAdministratorChangedIsToldToThoseAbove) {
   trap.tell_tunables();
   EXPECT_EQ(tunables, 1u);
 }

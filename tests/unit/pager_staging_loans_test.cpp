@@ -11,7 +11,7 @@ namespace {
 using vmem::core::BigLock;
 using vmem::core::BlockIndex;
 using vmem::core::State;
-using vmem::pager::OpenRange;
+using vmem::pager::KernelRange;
 using vmem::pager::PromotionRequest;
 using vmem::pager::Reclaim;
 using vmem::pager::Region;
@@ -45,8 +45,8 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts, private Reclaim
     vmem::pager::DeferredWork after;
     isolated.drop_held(r, b, after);
   }
-  OpenRange open(const Region& r) {
-    OpenRange range;
+  KernelRange open(const Region& r) {
+    KernelRange range;
     range.first = reinterpret_cast<uintptr_t>(r.base);
     range.end = range.first + r.span;
     range.block_size = r.block_size;
@@ -55,12 +55,12 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts, private Reclaim
     range.region = r.id;
     return range;
   }
-  size_t lend(const OpenRange& range, std::initializer_list<uint32_t> blocks_asked, bool leave = false) {
+  size_t lend(const KernelRange& range, std::initializer_list<uint32_t> blocks_asked, bool leave = false) {
     asked.assign(blocks_asked);
     homes.assign(asked.size(), nullptr);
     return staging_loans.lend(range, asked, homes, leave);
   }
-  size_t wanted(const OpenRange& range, std::initializer_list<uint32_t> blocks_lent) {
+  size_t wanted(const KernelRange& range, std::initializer_list<uint32_t> blocks_lent) {
     const std::vector<uint32_t> all(blocks_lent);
     std::array<uint32_t, 4> out{};
     return staging_loans.wanted(range, all, out);
@@ -82,7 +82,7 @@ TEST_F(PagerStagingLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) 
   Region& r = device_region(4);
   supply_frames(r);
   hold(r, 2);
-  const OpenRange range = open(r);
+  const KernelRange range = open(r);
   ASSERT_EQ(lend(range, {0, 2}), 1u);
   EXPECT_EQ(asked[0], 2u) << "what is lent comes first";
   EXPECT_NE(homes[0], nullptr);
@@ -107,7 +107,7 @@ TEST_F(PagerStagingLoans, ABlockOnTheDeviceWithAHostCopyLeavesItToBeLentUnlessIt
     }
     ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
   }
-  const OpenRange range = open(r);
+  const KernelRange range = open(r);
   EXPECT_EQ(lend(range, {0, 1}), 0u) << "nobody said that they may leave";
   ASSERT_EQ(lend(range, {1, 0}, true), 1u);
   EXPECT_EQ(asked[0], 0u);
@@ -125,7 +125,7 @@ TEST_F(PagerStagingLoans, WhoWaitsForALoanIsSeen) {
   Region& r = device_region(3);
   supply_frames(r);
   for (const BlockIndex b : {0, 1, 2}) hold(r, b);
-  const OpenRange range = open(r);
+  const KernelRange range = open(r);
   ASSERT_EQ(lend(range, {0, 1, 2}), 3u);
   EXPECT_EQ(wanted(range, {0, 1, 2}), 0u);
   {
@@ -156,7 +156,7 @@ TEST_F(PagerStagingLoans, SomeFramesOfEachSizeAreLeftForMoves) {
   asked.resize(frames_there);
   for (uint32_t b = 0; b < frames_there; ++b) asked[b] = b;
   homes.assign(frames_there, nullptr);
-  const OpenRange range = open(r);
+  const KernelRange range = open(r);
   const size_t lent = staging_loans.lend(range, asked, homes, false);
   EXPECT_LE(lent, frames_there - vmem::memory::Staging::kLeast);
   staging_loans.end(range, std::span(asked).first(lent));
@@ -165,7 +165,7 @@ TEST_F(PagerStagingLoans, SomeFramesOfEachSizeAreLeftForMoves) {
 
 TEST_F(PagerStagingLoans, ARangeWhoseRegionIsFreedLendsNothing) {
   Region& r = device_region(1);
-  OpenRange range = open(r);
+  KernelRange range = open(r);
   ++range.region;
   EXPECT_EQ(lend(range, {0}), 0u);
   EXPECT_EQ(wanted(range, {0}), 0u);

@@ -46,7 +46,7 @@ class PagerSteps : public ::testing::Test {
   }
   std::byte* region(size_t blocks, size_t block_size = kSmall) {
     void* at = nullptr;
-    NewRegion what;
+    RegionSpec what;
     what.size = blocks * block_size;
     what.block_size = block_size;
     const core::Status s = pager->create(what, &at);
@@ -62,7 +62,7 @@ class PagerSteps : public ::testing::Test {
     EXPECT_EQ(posix_fallocate(fd, 0, static_cast<off_t>(bytes)), 0);
     close(fd);
     void* at = nullptr;
-    NewRegion what;
+    RegionSpec what;
     what.size = bytes;
     what.block_size = block_size;
     what.backing = backing;

@@ -47,9 +47,9 @@ class PagerSync : public vmem::pager::test::DeviceParts {
     writes.failed(core::error(EDQUOT, "in the background"), false, vmem::pager::now_ns());
   }
 
-  vmem::pager::Sums sums;
+  vmem::pager::RegionTotals sums;
   vmem::pager::PooledList<vmem::pager::PromotionRequest> requests;
-  vmem::pager::RangeWriter range_writer{shared, isolator, write_back, releases, range_demoter};
+  vmem::pager::RangeFlush range_writer{shared, isolator, write_back, releases, range_demoter};
   vmem::pager::Sync sync{shared, requests, sums, failed, releases, range_demoter, range_writer};
 };
 

@@ -20,8 +20,8 @@ namespace {
 using vmem::core::kHugePage;
 using vmem::core::Status;
 using vmem::pager::Config;
-using vmem::pager::NewRegion;
 using vmem::pager::Pager;
+using vmem::pager::RegionSpec;
 using vmem::pager::test::Gate;
 using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
@@ -268,7 +268,7 @@ TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsF
   start(config());
   constexpr size_t kBlock = size_t{64} << 10;
   void* at = nullptr;
-  NewRegion what;
+  RegionSpec what;
   what.size = what.block_size = kBlock;
   what.codec = vmem::store::Codec::lz4;
   ASSERT_TRUE(pager->create(what, &at).ok());
@@ -518,7 +518,7 @@ TEST_F(PagerSteps, ACompressedBlockThatIsCopiedHasBothItsBuffersHoweverSmallTheB
   c.allow_move = false;
   start(c);
   void* at = nullptr;
-  NewRegion what;
+  RegionSpec what;
   what.size = what.block_size = kHugePage;
   what.codec = vmem::store::Codec::lz4;
   ASSERT_TRUE(pager->create(what, &at).ok());

@@ -23,8 +23,8 @@
 #include "core/pooled_list.h"
 #include "core/types.h"
 #include "pager/block/frame_table.h"
-#include "pager/block/progress.h"
 #include "pager/block/region.h"
+#include "pager/block/stall_clock.h"
 #include "trap/trap.h"
 
 namespace vmem::pager {
@@ -33,7 +33,7 @@ struct CpuFault {  // of a block on a device with page tables of its own
   Region* region;
   core::BlockIndex block;
   uint64_t since_ns;
-  uint64_t mark;            // of Progress
+  uint64_t mark;            // of StallClock
   uint64_t not_before = 0;  // what failed is tried again then
   bool starved = false;     // .. and accesses are refused until it succeeds
   // For how long it has waited for WRITE leases to end, and when that was looked at last: with accesses that wait

@@ -11,7 +11,7 @@
 
 namespace vmem::pager {
 
-struct SpanOf {  // a checked range
+struct BlockSpan {  // a checked range
   Region* region;
   core::BlockIndex first, last;  // inclusive
 };
@@ -24,7 +24,7 @@ struct PromotionRequest {  // blocks that are to come to a device, in order
   core::BlockIndex read_to = 0;  // those before it were read while there was no room, or could not be
 };
 // What asks blocks elsewhere takes them out of older hints that want them on a device.
-inline void forget_hints(PooledList<PromotionRequest>& promotion_requests, const SpanOf& span) {
+inline void forget_hints(PooledList<PromotionRequest>& promotion_requests, const BlockSpan& span) {
   for (auto i = promotion_requests.begin(); i != promotion_requests.end();) {
     PromotionRequest& w = *i++;
     if (w.owner != nullptr || w.region != span.region || w.next > span.last || span.first > w.last) continue;

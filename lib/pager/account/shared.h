@@ -5,11 +5,11 @@
 #include "core/counters.h"
 #include "memory/frame_pool.h"
 #include "memory/host_budget.h"
+#include "pager/account/fault_deadline.h"
 #include "pager/account/fault_reserve.h"
-#include "pager/account/progress_clock.h"
-#include "pager/account/staging_pools.h"
-#include "pager/account/table_charges.h"
-#include "pager/account/write_back_state.h"
+#include "pager/account/metadata_charges.h"
+#include "pager/account/staging_pool_set.h"
+#include "pager/account/writeback_throttle.h"
 #include "pager/block/block_map.h"
 #include "pager/block/config.h"
 #include "store/io.h"
@@ -26,12 +26,12 @@ struct Shared {
   core::Counters& counters_;
   HostBudget& budget_;
   FramePool& frames_;
-  StagingPools& staging_;
+  StagingPoolSet& staging_;
   BlockMap& map_;
-  WriteBackState& writes_;
-  ProgressClock& clock_;
+  WritebackThrottle& writes_;
+  FaultDeadline& deadline_;
   FaultReserve& reserve_;
-  TableCharges& tables_;
+  MetadataCharges& tables_;
 };
 
 }  // namespace vmem::pager

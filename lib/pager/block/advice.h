@@ -11,7 +11,7 @@
 #pragma once
 
 #include "pager/block/frame_table.h"
-#include "pager/block/place_advice.h"
+#include "pager/block/placement_advice.h"
 #include "pager/block/region.h"
 
 namespace vmem::pager {
@@ -21,9 +21,9 @@ inline policy::Temperature temperature_in(const Region& r, core::BlockIndex b, u
   using policy::Temperature;
   const Temperature said = temperature(r, b, pinned);
   if (said != Temperature::normal || *pinned || r.places.empty()) return said;
-  const PlaceAdvice::Said place = r.places.at(b);
+  const PlacementAdvice::Said place = r.places.at(b);
   if (pool >= kDevicePools) {
-    if (place.preferred == PlaceAdvice::kNowhere) return said;
+    if (place.preferred == PlacementAdvice::kNowhere) return said;
     return place.preferred == pool - kDevicePools ? Temperature::hot : Temperature::cold;
   }
   const bool stays = place.preferred == VMEM_HOST || (place.read_mostly && in_staging(pool));
@@ -32,7 +32,7 @@ inline policy::Temperature temperature_in(const Region& r, core::BlockIndex b, u
 
 // Of the host copy of a block on a device.
 inline policy::Temperature copy_temperature(const Region& r, core::BlockIndex b) {
-  const PlaceAdvice::Said place = r.places.at(b);
+  const PlacementAdvice::Said place = r.places.at(b);
   const bool stays = place.preferred == VMEM_HOST || place.read_mostly;
   return stays ? policy::Temperature::hot : policy::Temperature::normal;
 }

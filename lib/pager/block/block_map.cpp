@@ -21,7 +21,7 @@ std::vector<std::unique_ptr<policy::EvictionPolicy>> make_policies(size_t device
 
 }  // namespace
 
-BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& staging, core::Counters& counters,
+BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& staging, core::Counters& counters,
                    const Config& config, size_t devices, Above& above)
     : trap_(trap),
       space_(space),
@@ -42,7 +42,7 @@ Region* BlockMap::find(uintptr_t address) {
   return address - reinterpret_cast<uintptr_t>(r->base) < r->span ? r : nullptr;
 }
 
-Status BlockMap::check_range(const void* ptr, size_t size, SpanOf* out) {
+Status BlockMap::check_range(const void* ptr, size_t size, BlockSpan* out) {
   const uintptr_t at = reinterpret_cast<uintptr_t>(ptr);
   if (size == 0) return error(EINVAL, "size is 0; give the bytes of the range at %p", ptr);
   Region* r = find(at);
@@ -192,7 +192,7 @@ void BlockMap::match_hold(Region& r, BlockIndex b) {
 // Locked, and now and then not; the region is in flight. Its leases have changed: so do the holds, whichever leases
 // there are by then. A reclaim thread may get to a block first that was leased just now, and leaves it alone; one that
 // was released just now it finds when this has passed it.
-void BlockMap::match_holds(Lock& lock, const SpanOf& span) {
+void BlockMap::match_holds(Lock& lock, const BlockSpan& span) {
   Region& r = *span.region;
   for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && !r.dying;
        b = r.table.next_populated(b + 1)) {

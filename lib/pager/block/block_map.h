@@ -23,9 +23,9 @@
 #include "pager/block/frame_table.h"
 #include "pager/block/host_copies.h"
 #include "pager/block/nonresident_age.h"
-#include "pager/block/progress.h"
 #include "pager/block/region.h"
 #include "pager/block/spilled_blocks.h"
+#include "pager/block/stall_clock.h"
 #include "pager/block/transition.h"
 #include "pager/block/transition_pool.h"
 
@@ -46,7 +46,7 @@ class BlockMap {
   };
 
   // devices: so many have a pool of their own.
-  BlockMap(trap::Trap& trap, const store::Space& space, StagingPools& staging, core::Counters& counters,
+  BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& staging, core::Counters& counters,
            const Config& config, size_t devices, Above& above);
   BlockMap(const BlockMap&) = delete;
   BlockMap& operator=(const BlockMap&) = delete;
@@ -55,7 +55,7 @@ class BlockMap {
 
   // The region at an address; null: there is none. check_range(): and all of the range lies in it.
   Region* find(uintptr_t address) VMEM_LOCKED;
-  core::Status check_range(const void* ptr, size_t size, SpanOf* out) VMEM_LOCKED;
+  core::Status check_range(const void* ptr, size_t size, BlockSpan* out) VMEM_LOCKED;
   core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions() VMEM_LOCKED { return regions_; }  // by base
   core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
   core::OwnString place(const Region& r, core::BlockIndex b) VMEM_UNLOCKED;
@@ -92,7 +92,7 @@ class BlockMap {
   void resize_policies(size_t frames = 0) VMEM_LOCKED;  // 0: as many as there are
   // After a change of the block's leases. match_holds(): of a span, and now and then not locked; it is in flight.
   void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void match_holds(Lock& lock, const SpanOf& span) VMEM_LOCKED;
+  void match_holds(Lock& lock, const BlockSpan& span) VMEM_LOCKED;
 
   // Memory for transitions and frames. reserve_block(): for one of each. False: there is none.
   bool reserve_entries(size_t count) noexcept VMEM_LOCKED;
@@ -104,7 +104,7 @@ class BlockMap {
   Transition* new_transition(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void free_transition(Transition* m) VMEM_LOCKED;
   TransitionPool& transitions() VMEM_LOCKED { return transitions_; }
-  Progress& progress() VMEM_LOCKED { return progress_; }
+  StallClock& progress() VMEM_LOCKED { return progress_; }
 
   // Something happened that anybody may wait for, in changed().
   void notify() VMEM_LOCKED;
@@ -133,7 +133,7 @@ class BlockMap {
   FrameTable frame_table_ VMEM_GUARDED_BY(core::big_lock);
   TransitionPool transitions_ VMEM_GUARDED_BY(core::big_lock);
   NonresidentAge nonresident_age_ VMEM_GUARDED_BY(core::big_lock);
-  Progress progress_ VMEM_GUARDED_BY(core::big_lock);
+  StallClock progress_ VMEM_GUARDED_BY(core::big_lock);
   HostCopies copies_ VMEM_GUARDED_BY(core::big_lock);
   SpilledBlocks spilled_ VMEM_GUARDED_BY(core::big_lock);
   DirtyBlocks dirty_ VMEM_GUARDED_BY(core::big_lock);

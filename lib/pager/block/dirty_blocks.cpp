@@ -81,7 +81,7 @@ void DirtyBlocks::settings_changed() {
 
 bool DirtyBlocks::slow(Region& r, BlockIndex b, uint64_t now_ns) {
   if (slowed_.size() >= kMostSlowed) return false;
-  const auto same = [&](const SpanOf& s) { return s.region == &r && s.first == b; };
+  const auto same = [&](const BlockSpan& s) { return s.region == &r && s.first == b; };
   if (std::any_of(slowed_.begin(), slowed_.end(), same)) return true;
   if (slowed_.empty()) slowing_since_ns_ = now_ns;
   if (!slowed_.push_back({&r, b, b})) return false;
@@ -94,17 +94,17 @@ uint64_t DirtyBlocks::stuck_ns(uint64_t now_ns) const {
   return slowed_.empty() || now_ns <= since ? 0 : now_ns - since;
 }
 
-SpanOf DirtyBlocks::wake_one(uint64_t now_ns, uint64_t woken) {
+BlockSpan DirtyBlocks::wake_one(uint64_t now_ns, uint64_t woken) {
   const bool room = bytes_ + woken < limit() || bytes_ + woken == 0;
   const bool waits = interval_ns() != 0 && !room && now_ns >= lifted_until_ns_;
   if (slowed_.empty() || waits) return {};
-  const SpanOf first = slowed_.front();
+  const BlockSpan first = slowed_.front();
   slowed_.pop_front();
   return first;
 }
 
 void DirtyBlocks::forget(const Region& r) {
-  slowed_.erase_if([&](const SpanOf& s) { return s.region == &r; });
+  slowed_.erase_if([&](const BlockSpan& s) { return s.region == &r; });
 }
 
 std::string DirtyBlocks::check() const {

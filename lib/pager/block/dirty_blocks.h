@@ -74,7 +74,7 @@ class DirtyBlocks {
   // For how long faults have waited, and no write has ended.
   uint64_t stuck_ns(uint64_t now_ns) const;
   // Takes out a fault that may go on; a null region: none may. woken: bytes of those that did just now.
-  SpanOf wake_one(uint64_t now_ns, uint64_t woken);
+  BlockSpan wake_one(uint64_t now_ns, uint64_t woken);
   // The region goes.
   void forget(const Region& r);
 
@@ -95,7 +95,7 @@ class DirtyBlocks {
   core::FrameId first_ = core::kNoFrame, last_ = core::kNoFrame;
   uint64_t bytes_ = 0, writing_ = 0, changes_ = 0;
   uint64_t ended_ns_ = 0, slowing_since_ns_ = 0, lifted_until_ns_ = 0;
-  PooledList<SpanOf> slowed_;
+  PooledList<BlockSpan> slowed_;
 };
 
 }  // namespace vmem::pager

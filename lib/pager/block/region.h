@@ -15,7 +15,7 @@
 #include "pager/block/block_table.h"
 #include "pager/block/lease_map.h"
 #include "pager/block/names.h"
-#include "pager/block/place_advice.h"
+#include "pager/block/placement_advice.h"
 #include "policy/eviction_policy.h"
 #include "policy/fault_around.h"
 #include "policy/heat.h"
@@ -41,7 +41,7 @@ struct AdvisedRange {
 };
 
 // What a region is to be.
-struct NewRegion {
+struct RegionSpec {
   size_t size = 0;
   size_t block_size = 0;
   Backing backing = Backing::anonymous;
@@ -51,7 +51,7 @@ struct NewRegion {
   bool host_only = false;                          // no device tier, also where there is one
   bool fixed_block_size = false;                   // block_size was asked for, for this region
   policy::Access access = policy::Access::normal;  // advised with it
-  size_t device_block = 0;  // .. of its device tier, as RegionMaker::device_block() has it; 0: none
+  size_t device_block = 0;  // .. of its device tier, as RegionCreate::device_block() has it; 0: none
   bool adapts = false;      // .. or the blocks are to be small and read together where that is how they are used
   int checksum = 0;         // 1, -1: verified or not; 0: as the setting has it
   int core_dump = 0;        // 1, -1: what is in host memory goes into core dumps, or does not; 0: as the trap has it
@@ -76,7 +76,7 @@ struct Region {
   Backing backing = Backing::anonymous;
   trap::Transfer transfer = trap::Transfer::move;
   store::Codec codec = store::Codec::raw;
-  int checksum = 0;  // as NewRegion has it
+  int checksum = 0;  // as RegionSpec has it
   bool probes = false;
   bool bounces = false;   // its blocks need bounce buffers
   bool reserved = false;  // its addresses are a reservation of the caller's, who gets that back
@@ -128,7 +128,7 @@ struct Region {
   bool read_mostly = false;               // advised so: host pages beside a device's are what the program wants
   bool lost = false;                      // its device was reset: the addresses are nobody's any more
   core::OwnVector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
-  PlaceAdvice places;                     // what follows from both: advice.h
+  PlacementAdvice places;                 // what follows from both: advice.h
 
   std::byte* address(core::BlockIndex b) const { return base + b * block_size; }
   core::BlockIndex index(const void* p) const {

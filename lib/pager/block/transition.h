@@ -18,15 +18,15 @@
 #include "device/device.h"
 #include "memory/device_budget.h"
 #include "pager/account/requests.h"
-#include "pager/account/write_back_state.h"
-#include "pager/block/progress.h"
+#include "pager/account/writeback_throttle.h"
 #include "pager/block/region.h"
+#include "pager/block/stall_clock.h"
 #include "store/codec.h"
 #include "store/io.h"
 
 namespace vmem::pager {
 
-struct Census;
+struct Snapshot;
 class StoreReader;
 struct Transition;
 struct ReadGroup;
@@ -59,8 +59,8 @@ struct RangeScan {
   bool host = false;     // what is on a device, or under way, is left
   bool skipped = false;  // .. they do, and blocks were left for them
   Wait wait = Wait::always;
-  Progress progress;  // of the waits, while it goes on
-  uint64_t left = 0;  // blocks that did not come to rest
+  StallClock progress;  // of the waits, while it goes on
+  uint64_t left = 0;    // blocks that did not come to rest
   core::BlockIndex first_left = 0;
 
   void leave(core::BlockIndex b) {
@@ -103,7 +103,7 @@ struct CopiedParts {
 struct Transition : core::OwnNew {
   store::Io io;
   Transition* next = nullptr;           // in a TransitionList
-  Leaving leaving;                      // as WriteBackState counts it
+  PendingFree leaving;                  // as WritebackThrottle counts it
   IoEnd* then = nullptr;                // of io
   StoreReader* reader = nullptr;        // .. a read's
   store::Digester* digester = nullptr;  // the reader's, while it has a part of the image
@@ -113,7 +113,7 @@ struct Transition : core::OwnNew {
   std::byte* image = nullptr;  // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
   std::byte* coded = nullptr;  // compressed image, a bounce buffer
   std::byte* aside = nullptr;  // in_place: a copy of it, which is the image then
-  bool spare = false;          // .. in SpareCopy, which the transition has
+  bool spare = false;          // .. in EmergencyBuffer, which the transition has
   size_t stored = 0;
   store::Codec codec = store::Codec::raw;
   core::Extent extent;  // written to; the block's own when it is overwritten in place
@@ -137,7 +137,7 @@ struct Transition : core::OwnNew {
   bool protect = false;           // install: with write protection
   bool pinned_in_policy = false;  // install: known to the policy already, held there meanwhile
   bool speculative = false;
-  bool reads_ahead = false;      // .. and is being read, as Speculation counts it
+  bool reads_ahead = false;      // .. and is being read, as ReadaheadQueue counts it
   bool stored_soon = false;      // .. as a neighbour, and the block beside it that tells what comes was stored to
   bool meanwhile = false;        // fill: to a staging frame, for an acquire that tries again if it cannot be had
   bool cut = false;              // fill: the file ends before the block does; write: .. and so does what was written
@@ -238,7 +238,7 @@ struct DeferredWork {      // what is done when the lock has been dropped (PageI
   TransitionList install;  // state mapping
   bool empty() const { return submit.empty() && zero.empty() && install.empty(); }
 };
-struct Gpu {  // one device, from its first use on
+struct DeviceState {  // one device, from its first use on
   DeviceBudget budget;
   core::OwnVector<Transition*> ready;  // promoting: to be prepared and copied
   TransitionList issued;               // .. begun by those who wait for them, to be ended
@@ -265,8 +265,9 @@ struct PendingRelease {  // a release that the stream has not reached
   bool oldest = false;     // of its lane
   uint64_t since_ns = 0;
   device::Ticket ticket;  // empty: over
-  std::vector<SpanOf> spans;
-  // Among others in StreamLeases: of its lane; of the oldest, the last of its lane, and the oldest of the next lane.
+  std::vector<BlockSpan> spans;
+  // Among others in StreamReleaseQueue: of its lane; of the oldest, the last of its lane, and the oldest of the next
+  // lane.
   PendingRelease* next_in_lane = nullptr;
   PendingRelease *last_in_lane = nullptr, *next_oldest = nullptr;
   std::list<PendingRelease>::iterator self;

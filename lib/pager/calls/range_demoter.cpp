@@ -84,19 +84,19 @@ class RangeDemoter::UnderWay {
 
 // Where a device is lost, what host memory has of its blocks is written.
 void RangeDemoter::look_for_loss(Lock& lock) {
-  for (size_t d = 0; d < gpus_.size(); ++d) {
-    if (gpus_[d].budget.charged() == 0 || gpus_[d].lost) continue;
+  for (size_t d = 0; d < device_set_.size(); ++d) {
+    if (device_set_[d].budget.charged() == 0 || device_set_[d].lost) continue;
     lock.unlock();
     const Status health = devices_->health(static_cast<int>(d));
     lock.lock();
-    gpus_.saw_loss(static_cast<int>(d), health);
+    device_set_.saw_loss(static_cast<int>(d), health);
   }
 }
 
 // On a device. At exit: its file got it, and then its context went, which ended what it was leased for.
 bool RangeDemoter::went_with_its_context(const Region& r, BlockIndex b) {
   const Frame& frame = map_.frame_table()[r.table[b].aux];
-  return core::exiting() && gpus_[r.table[b].device].lost && !frame.cpu_mapped && frame.saved;
+  return core::exiting() && device_set_[r.table[b].device].lost && !frame.cpu_mapped && frame.saved;
 }
 
 // At rest. Nothing is to be done about it, or nothing can be, which the scan is told.
@@ -121,15 +121,15 @@ Leave RangeDemoter::goes_how(const Region& r, BlockIndex b, Leave how) {
   if (how != Leave::sync || leased(r, b)) return how;
   // What cannot be copied from a device that is lost cannot stay there either: it gets its mark. Nor what is stale
   // there and nobody leases. What is leased a kernel may use: it stays, and the CPU's is written.
-  const bool goes = gpus_[r.table[b].device].lost || map_.frame_table()[r.table[b].aux].device_stale;
+  const bool goes = device_set_[r.table[b].device].lost || map_.frame_table()[r.table[b].aux].device_stale;
   return goes ? Leave::evict : how;
 }
 
 Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, RangeScan* scan) {
   Completion completion;
-  UnderWay under_way(*this, gpus_.own_page_tables() && how != Leave::sync, staging_.of(r).frames.batch());
+  UnderWay under_way(*this, device_set_.own_page_tables() && how != Leave::sync, staging_.of(r).frames.batch());
   if (how == Leave::sync) look_for_loss(lock);
-  uint64_t mark = Progress::kNone;
+  uint64_t mark = StallClock::kNone;
   Status starved;
   for (BlockIndex b = r.table.next_populated(first); b <= last && b < r.blocks;) {
     if (r.table[b].state == State::demoting || comes_to_device(map_.frame_table(), r.table[b])) {
@@ -150,15 +150,15 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
     Transition* m = demoter_.begin(r, b, goes_how(r, b, how));
     if (m == nullptr) {
       under_way.flush(lock);
-      if (mark == Progress::kNone) mark = clock_.look(now_ns());
-      if (clock_.hopeless(mark)) {
+      if (mark == StallClock::kNone) mark = deadline_.look(now_ns());
+      if (deadline_.hopeless(mark)) {
         starved = cannot_leave(r, b);
         break;
       }
       lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
       continue;
     }
-    mark = Progress::kNone;
+    mark = StallClock::kNone;
     m->completion = &completion;
     ++completion.outstanding;
     b = r.table.next_populated(b + 1);

@@ -13,8 +13,8 @@ namespace vmem::pager {
 
 class RangeDemoter : private Shared {
  public:
-  RangeDemoter(const Shared& shared, device::Devices* devices, Gpus& gpus, PageIn& page_in, Demoter& demoter)
-      : Shared(shared), devices_(devices), gpus_(gpus), page_in_(page_in), demoter_(demoter) {}
+  RangeDemoter(const Shared& shared, device::Devices* devices, DeviceSet& gpus, PageIn& page_in, Demoter& demoter)
+      : Shared(shared), devices_(devices), device_set_(gpus), page_in_(page_in), demoter_(demoter) {}
 
   core::Status run(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                    RangeScan* scan) VMEM_LOCKED;
@@ -29,7 +29,7 @@ class RangeDemoter : private Shared {
   Leave goes_how(const Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  Gpus& gpus_;
+  DeviceSet& device_set_;
   PageIn& page_in_;
   Demoter& demoter_;
 };

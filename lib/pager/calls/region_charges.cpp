@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "pager/host/io_buffers.h"
+#include "pager/host/bounce_limits.h"
 
 namespace vmem::pager {
 
@@ -18,7 +18,7 @@ bool RegionCharges::reserve_blocks(Lock& lock, Region& r) {
     lock.give_way();
   }
   if (!frames_.want_slots(r.block_size) || !map_.reserve_transition(kMoves) || !waits_.queue().reserve(kWaiting) ||
-      !speculation_.reserve(kWaiting) || !failed_.reserve(kWaiting) || !tables_.reserve())
+      !readahead_queue_.reserve(kWaiting) || !failed_.reserve(kWaiting) || !tables_.reserve())
     return false;
   r.reserved_blocks = at_once;
   sums_.reserved_blocks += at_once;
@@ -31,7 +31,7 @@ Status RegionCharges::want_buffers(Lock& lock, Region& r, uint64_t mark) {
   for (;; lock.sleep_for(map_.changed(), std::chrono::milliseconds(20))) {
     Status s = frames_.want_bounce(r.block_size, bounce_limit(r, config_, budget_), least_bounce(r));
     const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
-    if (s.ok() || !reserve_.fits(least) || clock_.hopeless(mark)) {
+    if (s.ok() || !reserve_.fits(least) || deadline_.hopeless(mark)) {
       reserve_.want_nothing();
       return s;
     }
@@ -74,7 +74,7 @@ Status RegionCharges::charge(Lock& lock, Region& r, uint64_t mark) {
 void RegionCharges::credit(Region& r) {
   sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
   if (r.bounces) frames_.unwant_bounce(r.block_size);
-  if (r.gpu && --staging_.of(r).regions == 0) gpus_.work().notify_all();  // others may have its frames
+  if (r.gpu && --staging_.of(r).regions == 0) device_set_.work().notify_all();  // others may have its frames
   tables_.credit(r);
   reserve_.remove_region(r.block_size);
 }

@@ -12,14 +12,14 @@
 namespace vmem::pager {
 
 // Locked. Some of a region, which stays meanwhile; *skipped: blocks were left for the leases that they are under.
-Status Sync::sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) {
+Status Sync::sync_blocks(Lock& lock, const BlockSpan& span, bool* skipped) {
   Region& r = *span.region;
   ++r.in_flight;
   RangeScan scan;
-  Status result = range_writer_.write(lock, r, span.first, span.last, true, &scan);
+  Status result = range_flush_.write(lock, r, span.first, span.last, true, &scan);
   if (r.backing == Backing::file_shared &&
       !core::broken("file_flush")) {  // durable, what was written, though a block failed
-    const Status flushed = range_writer_.flush_file(lock, r);
+    const Status flushed = range_flush_.flush_file(lock, r);
     if (result.ok()) result = flushed;
   }
   if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
@@ -51,7 +51,7 @@ Status Sync::take_error(Region& r) {
 
 Status Sync::sync(const void* ptr, size_t size) {
   Lock lock(map_.mutex());
-  SpanOf span;
+  BlockSpan span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   bool skipped = false;
   Status result = sync_blocks(lock, span, &skipped), earlier;
@@ -87,7 +87,7 @@ Status Sync::flush_files(Lock& lock) {
     if (r.backing != Backing::file_shared || core::broken("file_flush")) return;
     const std::pair<uint64_t, uint64_t> file{r.file.file.device, r.file.file.inode};
     if (file.second != 0 && flushed.find(file) != flushed.end()) return;
-    const Status s = range_writer_.flush_file(lock, r);
+    const Status s = range_flush_.flush_file(lock, r);
     if (first.ok()) first = s;
     try {
       flushed.emplace(file, true);
@@ -100,11 +100,11 @@ Status Sync::flush_files(Lock& lock) {
 Status Sync::sync_all() {
   Lock lock(map_.mutex());
   RangeScan scan;
-  RangeWriter::Writes writes;
+  RangeFlush::Writes writes;
   const bool any = for_each_region([&](Region& r) VMEM_LOCKED {
-    range_writer_.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
+    range_flush_.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
   });
-  Status first = range_writer_.end(lock, &writes);
+  Status first = range_flush_.end(lock, &writes);
   const Status flushed = flush_files(lock);  // durable, what was written, though a block failed
   if (first.ok()) first = flushed;
   for_each_region([&](Region& r) VMEM_LOCKED {
@@ -123,7 +123,7 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
   if (location != VMEM_HOST && location != VMEM_SSD) {
     return error(EINVAL, "location %d is not accepted here; give VMEM_HOST or VMEM_SSD", location);
   }
-  SpanOf span;
+  BlockSpan span;
   if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   if (location == VMEM_HOST && !r.gpu) return failed_.tell_lost(r, span.first, span.last, true);
@@ -135,7 +135,7 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
     releases_.wait_for_region(lock, r);
     result = range_demoter_.run(lock, r, span.first, span.last, Leave::host, &scan);
   } else {
-    result = range_writer_.write(lock, r, span.first, span.last, false, &scan);
+    result = range_flush_.write(lock, r, span.first, span.last, false, &scan);
   }
   if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
   --r.in_flight;
@@ -148,11 +148,11 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
 // moment later.
 Status Sync::take_for_free(Lock& lock, Region& r) {
   constexpr uint64_t kMoment = 1000000000;  // ns
-  const uint64_t until = now_ns() + std::min(kMoment, clock_.limit_ns());
+  const uint64_t until = now_ns() + std::min(kMoment, deadline_.limit_ns());
   for (;;) {
     RangeScan scan;
     scan.frees = scan.host = true;
-    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, false, &scan);
+    Status s = range_flush_.write(lock, r, 0, r.blocks - 1, false, &scan);
     if (s.code() != -EBUSY || r.dying) return s;
     if (now_ns() >= until) {
       return error(EBUSY,
@@ -173,7 +173,7 @@ Status Sync::write_for_free(Lock& lock, Region& r, bool force) {
     RangeScan scan;
     scan.all = force;
     scan.frees = true;
-    Status s = range_writer_.write(lock, r, 0, r.blocks - 1, true, &scan);
+    Status s = range_flush_.write(lock, r, 0, r.blocks - 1, true, &scan);
     if (s.ok() && !force && trap_.caps().pins == trap::Pins::taken_away) s = take_for_free(lock, r);
     if (!s.ok()) return s;
     if (force || r.dying || granted == r.granted || core::broken("free_again"))

@@ -5,23 +5,23 @@
 //   a region stays while it is written
 #pragma once
 
-#include "pager/account/queues.h"
-#include "pager/calls/range_writer.h"
+#include "pager/account/device_queues.h"
+#include "pager/calls/range_flush.h"
 
 namespace vmem::pager {
 
 class Sync : private Shared {
  public:
   // requests: for promotion; sums: of what regions there were: under the lock.
-  Sync(const Shared& shared, PooledList<PromotionRequest>& requests, const Sums& sums, FailedBlocks& failed,
-       PendingReleases& releases, RangeDemoter& range_demoter, RangeWriter& range_writer)
+  Sync(const Shared& shared, PooledList<PromotionRequest>& requests, const RegionTotals& sums, FailedBlocks& failed,
+       StreamReleases& releases, RangeDemoter& range_demoter, RangeFlush& range_writer)
       : Shared(shared),
         requests_(requests),
         sums_(sums),
         failed_(failed),
         releases_(releases),
         range_demoter_(range_demoter),
-        range_writer_(range_writer) {}
+        range_flush_(range_writer) {}
 
   core::Status sync(const void* ptr, size_t size) VMEM_UNLOCKED;
   core::Status sync_all() VMEM_UNLOCKED;
@@ -37,14 +37,14 @@ class Sync : private Shared {
   core::Status flush_files(Lock& lock) VMEM_LOCKED;
   core::Status take_for_free(Lock& lock, Region& r) VMEM_LOCKED;
   core::Status take_error(Region& r) VMEM_LOCKED;
-  core::Status sync_blocks(Lock& lock, const SpanOf& span, bool* skipped) VMEM_LOCKED;
+  core::Status sync_blocks(Lock& lock, const BlockSpan& span, bool* skipped) VMEM_LOCKED;
 
   PooledList<PromotionRequest>& requests_;
-  const Sums& sums_;
+  const RegionTotals& sums_;
   FailedBlocks& failed_;
-  PendingReleases& releases_;
+  StreamReleases& releases_;
   RangeDemoter& range_demoter_;
-  RangeWriter& range_writer_;
+  RangeFlush& range_flush_;
 };
 
 }  // namespace vmem::pager

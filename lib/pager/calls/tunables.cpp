@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <vector>
 
-#include "pager/host/io_buffers.h"
+#include "pager/host/bounce_limits.h"
 
 namespace vmem::pager {
 
@@ -43,12 +43,12 @@ Status Tunables::set_host_budget(uint64_t bytes) {
 }
 
 Status Tunables::set_device_budget(uint64_t bytes) {
-  std::vector<bool> known(gpus_.size());
+  std::vector<bool> known(device_set_.size());
   {
     Lock lock(map_.mutex());
     const size_t largest = devices_ != nullptr ? std::max(staging_.largest_block(), devices_->unit()) : device::kUnit;
     if (Status s = holds_a_block(bytes, largest); !s.ok()) return s;
-    for (size_t d = 0; d < known.size(); ++d) known[d] = gpus_[d].budget.begun();
+    for (size_t d = 0; d < known.size(); ++d) known[d] = device_set_[d].budget.begun();
   }
   for (size_t d = 0; d < known.size(); ++d) {
     if (!known[d]) continue;
@@ -65,20 +65,20 @@ Status Tunables::set_device_budget(uint64_t bytes) {
   DeferredWork after;
   Lock lock(map_.mutex());
   releases_.reap(lock);
-  for (size_t d = 0; d < gpus_.size(); ++d) {
+  for (size_t d = 0; d < device_set_.size(); ++d) {
     // Leases that end are waited for by those who evict, not here.
-    if (const uint64_t live = gpus_[d].budget.live(); live > bytes) {
+    if (const uint64_t live = device_set_[d].budget.live(); live > bytes) {
       return error(EBUSY, "device_budget cannot become %s: live leases hold %s of device %zu",
                    core::human_bytes(bytes).c_str(), core::human_bytes(live).c_str(), d);
     }
   }
   in_force_.device_budget = bytes;
-  for (Gpu& g : gpus_) {
+  for (DeviceState& g : device_set_) {
     if (g.budget.begun()) g.budget.set(bytes);
   }
   map_.resize_policies();
   promoter_.pump(after);
-  gpus_.work().notify_all();
+  device_set_.work().notify_all();
   lock.unlock();
   page_in_.run(after);
   return {};
@@ -139,7 +139,7 @@ void Tunables::set_writeback(uint64_t interval_ns, uint64_t dirty_limit) {
 void Tunables::set_peer_spill(unsigned percent) {
   Lock lock(map_.mutex());
   map_.spilled().set_share(percent);
-  gpus_.work().notify_all();
+  device_set_.work().notify_all();
 }
 
 void Tunables::set_device_reserve(uint64_t bytes) {

@@ -5,8 +5,8 @@
 //
 #pragma once
 
-#include "pager/host/fault_service.h"
-#include "pager/lease/pending_releases.h"
+#include "pager/host/fault_handler.h"
+#include "pager/lease/stream_releases.h"
 #include "pager/tier/promoter.h"
 
 namespace vmem::pager {
@@ -14,13 +14,13 @@ namespace vmem::pager {
 class Tunables : private Shared {
  public:
   // config: Shared has it, too. devices: null: there is no device tier.
-  Tunables(const Shared& shared, Config& config, device::Devices* devices, Gpus& gpus, MemoryPressure& pressure,
-           PageIn& page_in, StoreReader& reader, StagingSupply& supply, PendingReleases& releases, Promoter& promoter,
-           FaultService& faults, MemoryFreed& freed)
+  Tunables(const Shared& shared, Config& config, device::Devices* devices, DeviceSet& gpus, MemoryPressure& pressure,
+           PageIn& page_in, StoreReader& reader, StagingAllocator& supply, StreamReleases& releases, Promoter& promoter,
+           FaultHandler& faults, MemoryFreed& freed)
       : Shared(shared),
         in_force_(config),
         devices_(devices),
-        gpus_(gpus),
+        device_set_(gpus),
         pressure_(pressure),
         page_in_(page_in),
         reader_(reader),
@@ -48,14 +48,14 @@ class Tunables : private Shared {
  private:
   Config& in_force_;
   device::Devices* const devices_;
-  Gpus& gpus_;
+  DeviceSet& device_set_;
   MemoryPressure& pressure_;
   PageIn& page_in_;
   StoreReader& reader_;
-  StagingSupply& supply_;
-  PendingReleases& releases_;
+  StagingAllocator& supply_;
+  StreamReleases& releases_;
   Promoter& promoter_;
-  FaultService& faults_;
+  FaultHandler& faults_;
   MemoryFreed& freed_;
 
   // As it was set.

@@ -43,7 +43,7 @@ bool BackgroundWrites::take(Region& r, BlockIndex b, Batch* batch) {
   return true;
 }
 
-void BackgroundWrites::write_overdue(Lock& lock, const SpanOf& span) {
+void BackgroundWrites::write_overdue(Lock& lock, const BlockSpan& span) {
   Region& r = *span.region;
   DirtyBlocks& dirty = map_.dirty();
   if (r.backing != Backing::file_shared) return;
@@ -61,7 +61,7 @@ void BackgroundWrites::write_overdue(Lock& lock, const SpanOf& span) {
       const core::Block& block = r.table[b];
       if (core::in_memory(block.state) && dirty.overdue(block.aux) && may_write(r, b, now_ns())) {
         const FrameId id = block.aux;
-        if (!take(r, b, &batch)) return write_back_.evict_batch(lock, batch.all());
+        if (!take(r, b, &batch)) return writeback_.evict_batch(lock, batch.all());
         dirty.put_off(id, now_ns());
       }
       b = r.table.next_populated(b + 1);
@@ -69,7 +69,7 @@ void BackgroundWrites::write_overdue(Lock& lock, const SpanOf& span) {
     if (batch.empty()) {
       lock.give_way();
     } else {
-      write_back_.evict_batch(lock, batch.all());
+      writeback_.evict_batch(lock, batch.all());
     }
   }
 }
@@ -124,7 +124,7 @@ bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   }
   in_vain_ = 0;
   core::step("background.taken");
-  write_back_.evict_batch(lock, batch.all());
+  writeback_.evict_batch(lock, batch.all());
   return true;
 }
 
@@ -142,7 +142,8 @@ void BackgroundWrites::give_up(uint64_t now_ns) {
 
 void BackgroundWrites::wake_slowed(uint64_t now_ns) {
   uint64_t woken = 0;
-  for (SpanOf s = map_.dirty().wake_one(now_ns, woken); s.region != nullptr; s = map_.dirty().wake_one(now_ns, woken)) {
+  for (BlockSpan s = map_.dirty().wake_one(now_ns, woken); s.region != nullptr;
+       s = map_.dirty().wake_one(now_ns, woken)) {
     woken += s.region->block_size;
     trap_.wake(s.region->address(s.first), s.region->block_size).ignore();
   }

@@ -12,21 +12,21 @@
 #pragma once
 
 #include "pager/account/shared.h"
-#include "pager/host/isolate.h"
-#include "pager/host/write_back.h"
+#include "pager/host/isolator.h"
+#include "pager/host/writeback.h"
 
 namespace vmem::pager {
 
 class BackgroundWrites : private Shared {
  public:
-  BackgroundWrites(const Shared& shared, Isolator& isolator, WriteBack& write_back)
-      : Shared(shared), isolator_(isolator), write_back_(write_back) {}
+  BackgroundWrites(const Shared& shared, Isolator& isolator, Writeback& write_back)
+      : Shared(shared), isolator_(isolator), writeback_(write_back) {}
 
   // Begins a batch of writes that are due. False: there was none. Locked on entry and on return.
   bool write_some(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   // Begins the writes of overdue blocks of a range, and waits while too many are under way. The caller keeps its
   // region.
-  void write_overdue(Lock& lock, const SpanOf& span) VMEM_LOCKED;
+  void write_overdue(Lock& lock, const BlockSpan& span) VMEM_LOCKED;
   // Lets faults go on that waited for fewer dirty blocks.
   void wake_slowed(uint64_t now_ns) VMEM_LOCKED;
   // When there is something to do; UINT64_MAX: not before somebody rings.
@@ -40,7 +40,7 @@ class BackgroundWrites : private Shared {
   void give_up(uint64_t now_ns) VMEM_LOCKED;
 
   Isolator& isolator_;
-  WriteBack& write_back_;
+  Writeback& writeback_;
   // Nothing was found that can be written: not before this, unless there has been a change since.
   uint64_t again_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t again_changes_ VMEM_GUARDED_BY(core::big_lock) = 0;

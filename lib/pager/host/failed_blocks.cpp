@@ -56,7 +56,7 @@ void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
   if ((block.flags & core::kUnread) == 0) ++r.unread;
   block.flags |= core::kUnread;
   if (!trap_.caps().poison) return;
-  const Unread unread{&r, b, now_ns() + FaultRetryQueue::kSlice};
+  const ReadError unread{&r, b, now_ns() + FaultRetryQueue::kSlice};
   if (!unread_.push_back(unread)) {
     if (unread_.empty()) return;
     read_again();
@@ -128,7 +128,7 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
     VMEM_LOG_OFTEN(Level::warning, "%.*s: it is tried again", static_cast<int>(why.text().size()), why.text().data());
   }
   const uint64_t now = now_ns();
-  const uint64_t mark = clock_.look(now);
+  const uint64_t mark = deadline_.look(now);
   if (FaultRetry* const retry = retries_.add(r, b, now)) {
     if (!retry->memory) retry->mark = mark;
     retry->memory = true;
@@ -172,7 +172,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     return true;
   }
   const bool late =
-      retry->accessed && FaultRetryQueue::over(*retry, limit) && (!retry->memory || clock_.hopeless(retry->mark));
+      retry->accessed && FaultRetryQueue::over(*retry, limit) && (!retry->memory || deadline_.hopeless(retry->mark));
   const bool over = late && r.table[b].state != State::resident;
   retry->asleep = false;
   retry->due_ns = now + 2 * FaultRetryQueue::kLongest;
@@ -182,7 +182,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
                    retry->times, config_.fault_timeout_ms, map_.where(r, b).c_str());
     retry->times = 0;
     retry->lived_ns = 0;
-    retry->mark = clock_.look(now);
+    retry->mark = deadline_.look(now);
     ++r.in_flight;
     lock.unlock();
     core::settle_log();  // said before the signal
@@ -249,7 +249,7 @@ Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, boo
 // Its accesses get SIGBUS no more: were it known here for as long as before, the next failure would last no longer.
 void FailedBlocks::forget_unread(const Region& r, BlockIndex b) {
   const auto known =
-      std::find_if(unread_.begin(), unread_.end(), [&](const Unread& u) { return u.region == &r && u.block == b; });
+      std::find_if(unread_.begin(), unread_.end(), [&](const ReadError& u) { return u.region == &r && u.block == b; });
   if (known != unread_.end()) unread_.erase(known);
 }
 
@@ -339,7 +339,7 @@ void FailedBlocks::goes_in_place(const Region& r, BlockIndex b) {
 void FailedBlocks::forget(const Region& r) {
   retries_.forget(r);
   dropped_.erase_if([&](const auto& d) { return d.first == &r; });
-  unread_.erase_if([&](const Unread& u) { return u.region == &r; });
+  unread_.erase_if([&](const ReadError& u) { return u.region == &r; });
 }
 
 std::string FailedBlocks::check() const {

@@ -90,7 +90,7 @@ class FailedBlocks : private Shared {
   std::string check() const VMEM_LOCKED;
 
  private:
-  struct Unread {
+  struct ReadError {
     Region* region = nullptr;
     core::BlockIndex block = 0;
     uint64_t until_ns = 0;  // its accesses get SIGBUS until then
@@ -101,9 +101,9 @@ class FailedBlocks : private Shared {
 
   MemoryPressure& pressure_;
   PooledList<std::pair<Region*, core::BlockIndex>> dropped_
-      VMEM_GUARDED_BY(core::big_lock);                         // failed for want of memory; bytes intact
-  FaultRetryQueue retries_ VMEM_GUARDED_BY(core::big_lock);    // blocks whose accesses could not be answered
-  PooledList<Unread> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a poisoned block once
+      VMEM_GUARDED_BY(core::big_lock);                            // failed for want of memory; bytes intact
+  FaultRetryQueue retries_ VMEM_GUARDED_BY(core::big_lock);       // blocks whose accesses could not be answered
+  PooledList<ReadError> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a poisoned block once
   uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
   bool ending_ VMEM_GUARDED_BY(core::big_lock) = false;
 };

@@ -3,8 +3,8 @@
 #include <cerrno>
 
 #include "core/break.h"
-#include "pager/block/neighbours.h"
-#include "pager/host/drop.h"
+#include "pager/block/block_run.h"
+#include "pager/host/drop_pages.h"
 
 namespace vmem::pager {
 

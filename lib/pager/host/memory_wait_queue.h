@@ -21,7 +21,7 @@ struct MemoryWaiter {
   core::BlockIndex block;
   core::Urgency urgency;
   uint64_t since_ns;
-  uint64_t mark;        // of Progress
+  uint64_t mark;        // of StallClock
   uint32_t thread = 0;  // whose access it is, 0: nobody's, or not known
 };
 

@@ -20,7 +20,7 @@ namespace vmem::pager {
 bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark, uint32_t thread) {
   if (urgency != Urgency::fault && MemoryWaitQueue::marked(r.table[b])) return true;
   const uint64_t now = now_ns();
-  const uint64_t lived = clock_.look(now);
+  const uint64_t lived = deadline_.look(now);
   pressure_.wake_all_reclaim();
   return queue_.add({&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived, thread});
 }
@@ -39,7 +39,7 @@ bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint6
 bool MemoryWaits::overtakes(const Region& r) const {
   if (queue_.empty() || queue_.front().urgency != Urgency::fault) return false;
   const MemoryWaiter& first = queue_.front();
-  return first.region->block_size > r.block_size && map_.progress().waited(first.mark) > clock_.limit_ns() / 4;
+  return first.region->block_size > r.block_size && map_.progress().waited(first.mark) > deadline_.limit_ns() / 4;
 }
 
 // Of blocks that were to leave, and could not.
@@ -77,7 +77,7 @@ constexpr uint64_t kPinsMayEnd = 1000000000;  // ns: what is read or written by 
 bool MemoryWaits::waits_for_itself(Lock& lock, uint64_t now) {
   const MemoryWaiter s = queue_.front();
   if (s.thread == 0 || now < next_look_ns_ || !map_.progress().over(s.mark, kPinsMayEnd)) return false;
-  next_look_ns_ = now + Progress::kSlice;
+  next_look_ns_ = now + StallClock::kSlice;
   if (pinned_bytes() < frames_.room() / 2) return false;
   lock.unlock();
   const uint64_t wanted = bytes_of_call(s.thread);
@@ -104,14 +104,14 @@ Status MemoryWaits::given_up(const MemoryWaiter& s) {
 // Faults that wait for memory while nothing goes on get SIGBUS after the time-out; the bytes stay where they are. True:
 // one did, and who waits behind it may be served.
 bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
-  clock_.look(now);
+  deadline_.look(now);
   // While a transition is under way the disk is merely slow: what it ends with may be the memory that is wanted. The
   // same of a write that is to be tried again.
   if (map_.transitions().in_flight() || writes_.pause(now) != 0 || writes_.files_pause(now)) return false;
   while (!queue_.empty()) {
     const MemoryWaiter s = queue_.front();
     if (s.urgency != Urgency::fault) return false;
-    if (!map_.progress().over(s.mark, clock_.limit_ns()) && !waits_for_itself(lock, now)) return false;
+    if (!map_.progress().over(s.mark, deadline_.limit_ns()) && !waits_for_itself(lock, now)) return false;
     Region& r = *s.region;
     Block& block = r.table[s.block];
     if (block.state == State::staged) {
@@ -120,7 +120,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
                      "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms,
                      map_.where(r, s.block).c_str());
-      queue_.wait_again(now, clock_.look(now));
+      queue_.wait_again(now, deadline_.look(now));
       return false;
     }
     const auto brought = [&] { return block.state != State::unpopulated && block.state != State::stored; };

@@ -33,14 +33,14 @@ size_t bytes_there(const Region& r, BlockIndex b) {
 }  // namespace
 
 PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
-               Installer& installer, StoreReader& reader, Speculation& speculation, MemoryFreed& freed)
+               Installer& installer, StoreReader& reader, ReadaheadQueue& speculation, MemoryFreed& freed)
     : Shared(shared),
       pressure_(pressure),
       failed_(failed),
       waits_(waits),
       installer_(installer),
       reader_(reader),
-      speculation_(speculation),
+      readahead_queue_(speculation),
       freed_(freed) {}
 
 // As start_fill(), into a staging frame, where the block stays staged: unpopulated blocks of files, and stored ones.
@@ -115,7 +115,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   m->image = image;
   m->coded = scratch;
   if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
-  m->mark = waited != nullptr ? waited->mark : clock_.look(m->begun_ns);
+  m->mark = waited != nullptr ? waited->mark : deadline_.look(m->begun_ns);
   m->way = core::Way::ssd_to_host;
   m->was_unpopulated = from == State::unpopulated;
   m->fresh = fresh && r.transfer == Transfer::install;
@@ -295,7 +295,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   }
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
-  speculation_.ended(*m);
+  readahead_queue_.ended(*m);
   if (m->hole) {
     note_hole(*m);
     if (nobody_asked && (block.flags & core::kPrefetched) == 0) {
@@ -403,7 +403,7 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   core::Block& block = r.table[m->block];
   const core::BlockIndex b = m->block;
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
-  speculation_.ended(*m);
+  readahead_queue_.ended(*m);
   frames_.put_fresh(m->image, r.block_size);
   map_.free_entry(b, r);
   block.flags &= core::kForgetReadAhead;

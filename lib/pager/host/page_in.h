@@ -12,8 +12,8 @@
 #include <string>
 
 #include "pager/account/shared.h"
-#include "pager/host/install.h"
-#include "pager/host/speculation.h"
+#include "pager/host/installer.h"
+#include "pager/host/readahead_queue.h"
 #include "pager/host/store_reader.h"
 
 namespace vmem::pager {
@@ -21,7 +21,7 @@ namespace vmem::pager {
 class PageIn final : private Shared, private IoEnd {
  public:
   PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Installer& installer,
-         StoreReader& reader, Speculation& speculation, MemoryFreed& freed);
+         StoreReader& reader, ReadaheadQueue& speculation, MemoryFreed& freed);
 
   // Takes memory and begins to read block b (unpopulated or stored). False, and nothing changed, when there is none.
   // waited: the wait that this ends, which began with the fault; null: it begins now.
@@ -60,7 +60,7 @@ class PageIn final : private Shared, private IoEnd {
   MemoryWaits& waits_;
   Installer& installer_;
   StoreReader& reader_;
-  Speculation& speculation_;
+  ReadaheadQueue& readahead_queue_;
   MemoryFreed& freed_;
   std::array<ReadGroup, 16> together_
       VMEM_GUARDED_BY(core::big_lock);  // neighbours without one are put in place one by one

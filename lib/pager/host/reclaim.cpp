@@ -52,9 +52,9 @@ void Reclaim::loop() {
       continue;
     }
     if (failed_.ask_again(lock, now)) continue;
-    if (now >= pins_ns_ && write_back_.any_pinned()) {
+    if (now >= pins_ns_ && writeback_.any_pinned()) {
       pins_ns_ = now + kPinPause;
-      write_back_.retry_pinned(lock);
+      writeback_.retry_pinned(lock);
       continue;
     }
     served = !served && !requests_.empty();
@@ -106,8 +106,8 @@ void Reclaim::loop() {
 
 // A write failed lately: the pause until the next try goes by, or a part of it.
 void Reclaim::wait_for_writes(Lock& lock, uint64_t now_ns) {
-  uint64_t most = waits_.queue().empty() ? UINT64_MAX : Progress::kSlice / 2;
-  if (!failed_.retries().empty() || write_back_.any_pinned()) most = std::min(most, failed_.retries().kShortest);
+  uint64_t most = waits_.queue().empty() ? UINT64_MAX : StallClock::kSlice / 2;
+  if (!failed_.retries().empty() || writeback_.any_pinned()) most = std::min(most, failed_.retries().kShortest);
   if (const uint64_t next = failed_.next_ns(); next != UINT64_MAX)
     most = std::min(most, std::max(next, now_ns + 1) - now_ns);
   pressure_.wait_for(lock, std::chrono::nanoseconds(std::min(writes_.pause(now_ns), most)));
@@ -211,7 +211,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
     freed_.memory_freed(after);
     if (!after.empty()) page_in_.run(lock, after);
   }
-  if (!batch.empty()) write_back_.evict_batch(lock, batch.all());
+  if (!batch.empty()) writeback_.evict_batch(lock, batch.all());
 }
 
 // Locked; the block's transition in host memory is over. Where prefetch to the SSD met it, it is asked again.
@@ -244,7 +244,7 @@ void Reclaim::serve_request(Lock& lock) {
     }
   }
   requests_.go_on(b);
-  write_back_.evict_batch(lock, batch.all());
+  writeback_.evict_batch(lock, batch.all());
 }
 
 // Locked; a reclaim thread with nothing to do. Memory that nobody has used for a while goes back to the system, some at
@@ -252,9 +252,9 @@ void Reclaim::serve_request(Lock& lock) {
 void Reclaim::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
   uint64_t next = std::min({failed_.next_ns(), pressure_.next_ns(), background_.next_ns(now)});
-  if (write_back_.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
+  if (writeback_.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
   // Somebody has to look whether anything goes on.
-  if (failed_.retries().want_memory()) next = std::min(next, now + Progress::kSlice / 2);
+  if (failed_.retries().want_memory()) next = std::min(next, now + StallClock::kSlice / 2);
   if (next == UINT64_MAX) {
     pressure_.wait(lock);
   } else if (now < next) {

@@ -1,5 +1,5 @@
 // Which blocks leave host memory, and when: for those who wait for memory, for the watermarks, for prefetches to the
-// SSD and behind scans. policy::EvictionPolicy names the victims, WriteBack takes them out. Here are the reclaim
+// SSD and behind scans. policy::EvictionPolicy names the victims, Writeback takes them out. Here are the reclaim
 // threads, who also give up waits that nothing can end.
 //
 //   what is leased, or a region that is being freed, is not begun with; one that was chosen and could not be taken is
@@ -16,7 +16,7 @@
 #include "pager/account/shared.h"
 #include "pager/host/background_writes.h"
 #include "pager/host/reclaim_requests.h"
-#include "pager/host/write_back.h"
+#include "pager/host/writeback.h"
 
 namespace vmem::pager {
 
@@ -37,14 +37,14 @@ class Reclaim : private Shared {
   };
 
   Reclaim(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, PageIn& page_in,
-          Isolator& isolator, WriteBack& write_back, ReclaimRequests& requests, MemoryFreed& freed, Above& above)
+          Isolator& isolator, Writeback& write_back, ReclaimRequests& requests, MemoryFreed& freed, Above& above)
       : Shared(shared),
         pressure_(pressure),
         failed_(failed),
         waits_(waits),
         page_in_(page_in),
         isolator_(isolator),
-        write_back_(write_back),
+        writeback_(write_back),
         requests_(requests),
         freed_(freed),
         above_(above),
@@ -79,7 +79,7 @@ class Reclaim : private Shared {
   MemoryWaits& waits_;
   PageIn& page_in_;
   Isolator& isolator_;
-  WriteBack& write_back_;
+  Writeback& writeback_;
   ReclaimRequests& requests_;
   MemoryFreed& freed_;
   Above& above_;

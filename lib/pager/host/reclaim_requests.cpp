@@ -5,7 +5,7 @@
 namespace vmem::pager {
 
 void ReclaimRequests::go_on(core::BlockIndex next) {
-  SpanOf& span = queue_.front().span;
+  BlockSpan& span = queue_.front().span;
   span.first = next;
   if (next > span.last || next >= span.region->blocks) queue_.pop_front();
 }

@@ -17,7 +17,7 @@
 namespace vmem::pager {
 
 struct ReclaimRequest {
-  SpanOf span;
+  BlockSpan span;
   bool behind;  // a scan left them: what somebody else has ahead of him in there stays
 };
 
@@ -28,7 +28,7 @@ class ReclaimRequests {
   bool empty() const { return queue_.empty(); }
   bool full() const { return queue_.size() >= kMost; }
   // Must not be full. False: no memory, and nothing has changed.
-  [[nodiscard]] bool add(const SpanOf& span, bool behind) { return queue_.push_back({span, behind}); }
+  [[nodiscard]] bool add(const BlockSpan& span, bool behind) { return queue_.push_back({span, behind}); }
 
   // There must be one.
   const ReclaimRequest& first() const { return queue_.front(); }

@@ -10,7 +10,7 @@
 #include "core/clock.h"
 #include "core/fault_server.h"
 #include "core/log.h"
-#include "pager/block/neighbours.h"
+#include "pager/block/block_run.h"
 #include "store/codec.h"
 
 namespace vmem::pager {
@@ -47,7 +47,7 @@ bool is_of_the_path(const Status& s) {
 // Unlocked. Room for small blocks, which are to be stored raw.
 void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
   // Blocks of one region that leave together lie together, in the order of their addresses.
-  std::sort(cluster.begin(), cluster.end(), lies_before);
+  std::sort(cluster.begin(), cluster.end(), address_order);
   for (size_t i = 0; i < cluster.size();) {
     size_t n = 1;
     while (i + n < cluster.size() && cluster[i + n]->stored == cluster[i]->stored) ++n;

@@ -11,8 +11,8 @@
 
 namespace vmem::pager {
 
-struct OpenRange;  // pager/tier/open_range.h
-struct SpanOf;
+struct KernelRange;  // pager/tier/kernel_range.h
+struct BlockSpan;
 
 // From AcquireRequests::ask() until the acquire with it returns, or AcquireRequests::withdraw(), its regions cannot be
 // freed but by shutdown. Any thread may look at `cancelled`; the rest is the asker's, and then the acquire's.
@@ -24,7 +24,8 @@ struct AcquireRequest {
   // The thread that acquires makes room and begins copies itself, where it can: whoever cancels waits for that long.
   // The driver maps for one thread at a time, and two that want it take turns at three times the cost.
   bool moves_blocks = false;
-  // What is leased for writing counts as changed, unless OpenRanges::not_changed() says before the end that it was not.
+  // What is leased for writing counts as changed, unless KernelRanges::not_changed() says before the end that it was
+  // not.
   bool tells_stores = false;
 
   // Where an acquire waits.
@@ -35,6 +36,6 @@ struct AcquireRequest {
 };
 
 // Under the pager's lock. The ranges are in the regions that they were in when they were asked for. null: nobody asked.
-core::Status check_asked(std::span<const SpanOf> spans, const AcquireRequest* ask);
+core::Status check_asked(std::span<const BlockSpan> spans, const AcquireRequest* ask);
 
 }  // namespace vmem::pager

@@ -7,8 +7,8 @@
 namespace vmem::pager {
 
 Status AcquireRequests::check_stream(int location, void* stream) {
-  if (Status s = check_location(location, gpus_.size(), false); !s.ok() || location < 0) return s;
-  return gpus_.check_stream(location, stream);
+  if (Status s = check_location(location, device_set_.size(), false); !s.ok() || location < 0) return s;
+  return device_set_.check_stream(location, stream);
 }
 
 Status AcquireRequests::ask(std::span<const vmem_range> ranges, int location, void* stream, AcquireRequest* ask) {
@@ -21,7 +21,7 @@ Status AcquireRequests::ask(std::span<const vmem_range> ranges, int location, vo
   }
   ask->regions.reserve(ranges.size());
   Lock lock(map_.mutex());
-  SpanOf span;
+  BlockSpan span;
   for (const vmem_range& range : ranges) {
     if (Status s = map_.check_range(range.ptr, range.size, &span); !s.ok()) return s;
   }
@@ -48,7 +48,7 @@ void AcquireRequests::wake() {
   map_.notify();
 }
 
-Status check_asked(std::span<const SpanOf> spans, const AcquireRequest* ask) {
+Status check_asked(std::span<const BlockSpan> spans, const AcquireRequest* ask) {
   if (ask == nullptr) return {};
   for (size_t i = 0; i < spans.size(); ++i) {
     if (spans[i].region->id != ask->regions[i]) return error(EINVAL, "the region of range %zu was freed meanwhile", i);

@@ -5,7 +5,7 @@
 //
 #pragma once
 
-#include "pager/account/gpus.h"
+#include "pager/account/device_set.h"
 #include "pager/account/shared.h"
 #include "pager/lease/acquire_request.h"
 
@@ -14,8 +14,8 @@ namespace vmem::pager {
 class AcquireRequests : private Shared {
  public:
   // devices: null: there is no device tier.
-  AcquireRequests(const Shared& shared, const device::Devices* devices, Gpus& gpus)
-      : Shared(shared), devices_(devices), gpus_(gpus) {}
+  AcquireRequests(const Shared& shared, const device::Devices* devices, DeviceSet& gpus)
+      : Shared(shared), devices_(devices), device_set_(gpus) {}
 
   // May work of the device be ordered with the stream? There is none at the host.
   Status check_stream(int location, void* stream) VMEM_UNLOCKED;
@@ -28,7 +28,7 @@ class AcquireRequests : private Shared {
 
  private:
   const device::Devices* const devices_;
-  Gpus& gpus_;
+  DeviceSet& device_set_;
 };
 
 }  // namespace vmem::pager

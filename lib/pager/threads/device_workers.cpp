@@ -36,7 +36,7 @@ Status trim_to(device::Devices& devices, int d, uint64_t keep, const device::Mem
 
 Status DeviceWorkers::start() {
   if (devices_ == nullptr) return {};
-  if (!gpus_.own_page_tables()) {
+  if (!device_set_.own_page_tables()) {
     if (Status s = device::park::set_hook([this](uintptr_t at, bool store) { return on_touch(at, store); }); !s.ok())
       return s;
   }
@@ -57,11 +57,11 @@ void DeviceWorkers::stop() {
   {
     Lock lock(map_.mutex());
     stop_ = true;
-    gpus_.work().notify_all();
+    device_set_.work().notify_all();
   }
   core::step("devices.stopping");
   for (std::thread& t : threads_) t.join();
-  if (!gpus_.own_page_tables()) device::park::set_hook({}).ignore();
+  if (!device_set_.own_page_tables()) device::park::set_hook({}).ignore();
 }
 
 // On the park thread: a CPU touch that the block's access forbids and no transition explains.
@@ -104,7 +104,7 @@ void DeviceWorkers::loop() {
   unsigned pause = 200, hint_pause = 100;  // us
   Lock lock(map_.mutex());
   const auto any_budget = [this](auto holds) VMEM_LOCKED {
-    return std::any_of(gpus_.begin(), gpus_.end(), [&](const Gpu& g) { return holds(g.budget); });
+    return std::any_of(device_set_.begin(), device_set_.end(), [&](const DeviceState& g) { return holds(g.budget); });
   };
   const auto look_around = [&]() VMEM_LOCKED {
     const uint64_t now = now_ns();
@@ -117,7 +117,7 @@ void DeviceWorkers::loop() {
   };
   bool again = false;
   while (!stop_) {
-    const uint64_t told = gpus_.work().count();
+    const uint64_t told = device_set_.work().count();
     if (step(lock)) {
       pause = 200, hint_pause = 100, again = false;
       if (any_budget([](const DeviceBudget& b) { return b.is_short(); })) look_around();
@@ -125,35 +125,36 @@ void DeviceWorkers::loop() {
     }
     if (stop_) break;  // said while the step had given the lock away
     // Told while the step had given the lock away, perhaps past the place. By itself, too, where something is short.
-    const bool first = !std::exchange(again, gpus_.work().count() != told && !core::broken("work_count"));
+    const bool first = !std::exchange(again, device_set_.work().count() != told && !core::broken("work_count"));
     if (again) {
       if (first) continue;
-      gpus_.work().wait_for(lock, std::chrono::microseconds(pause));
+      device_set_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
       continue;
     }
     // A stream that passes a release, or a hint, tells nobody.
     if (above_.hints_wait_for_streams()) {
-      gpus_.work().wait_for(lock, std::chrono::microseconds(hint_pause));
+      device_set_.work().wait_for(lock, std::chrono::microseconds(hint_pause));
       hint_pause = std::min(2 * hint_pause, 2000u);
       look_around();
     } else if (!releases_.empty() && !requests_.empty()) {
-      gpus_.work().wait_for(lock, std::chrono::microseconds(200));
+      device_set_.work().wait_for(lock, std::chrono::microseconds(200));
       look_around();
     } else if (cpu_mappings_.waits()) {  // until leases end, or memory comes free
-      gpus_.work().wait_for(lock, std::chrono::microseconds(pause));
+      device_set_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
     } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || device_reclaim_.spilled_overstay()) {
-      gpus_.work().wait_for(lock, std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
+      device_set_.work().wait_for(lock,
+                                  std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
       pause = std::min(2 * pause, 50000u);
       look_around();
     } else if (!any_budget([](const DeviceBudget& b) { return !b.idle(); }) && staging_.unused() == nullptr) {
-      gpus_.work().wait(lock);
+      device_set_.work().wait(lock);
     } else {
       const uint64_t now = now_ns(), next = looked_ns_ + kLookEvery;
-      if (now < next) gpus_.work().wait_for(lock, std::chrono::nanoseconds(next - now));
+      if (now < next) device_set_.work().wait_for(lock, std::chrono::nanoseconds(next - now));
       look_around();
     }
   }
@@ -164,7 +165,7 @@ void DeviceWorkers::loop() {
 // have such pages go to host memory, where their reader is, within the budget. What is pinned to its device stays.
 void DeviceWorkers::reclaim_host_pages(Lock& lock) {
   look_at_memory(lock);
-  if (gpus_.own_page_tables()) return;  // there are none
+  if (device_set_.own_page_tables()) return;  // there are none
   core::InplaceVector<std::pair<Region*, BlockIndex>, kLook> found, with;
   size_t passed = 0;
   for (auto& [base, region] : map_.regions()) {
@@ -209,8 +210,8 @@ void DeviceWorkers::reclaim_host_pages(Lock& lock) {
 // where the device has little for other processes, and for the program itself.
 void DeviceWorkers::look_at_memory(Lock& lock) {
   bool more = false;
-  for (size_t d = 0; d < gpus_.size(); ++d) {
-    DeviceBudget& budget = gpus_[d].budget;
+  for (size_t d = 0; d < device_set_.size(); ++d) {
+    DeviceBudget& budget = device_set_[d].budget;
     if (!budget.keeps() && !budget.is_short() && map_.spilled().bytes(d) == 0) continue;
     const uint64_t limit = budget.limit();
     const bool lowered = budget.must_trim();
@@ -232,7 +233,7 @@ void DeviceWorkers::look_at_memory(Lock& lock) {
     if (s.ok() && budget.follow_up(memory.used + memory.free)) more = true;
     // What it keeps of blocks that have left since it said so is seen next time; so is what it did not say.
     const bool may_keep = memory.kept != 0 || had_blocks || budget.charged() != 0 || budget.came();
-    if (s.ok() || lost) budget.set_keeps(s.ok() && gpus_.own_page_tables() && may_keep);
+    if (s.ok() || lost) budget.set_keeps(s.ok() && device_set_.own_page_tables() && may_keep);
   }
   if (!more) return;
   map_.resize_policies();
@@ -245,8 +246,8 @@ void DeviceWorkers::look_at_memory(Lock& lock) {
 // what is to begin there may be no end either, and a busy device keeps the others at it.
 bool DeviceWorkers::end_what_waits(Lock& lock) {
   const bool last = arriving_ + 2 == kWorkers;
-  for (size_t d = 0; d < gpus_.size(); ++d) {
-    Gpu& g = gpus_[d];
+  for (size_t d = 0; d < device_set_.size(); ++d) {
+    DeviceState& g = device_set_[d];
     if (g.issued.empty() || (last && g.ending != 0)) continue;
     ended_last_ |= last;
     ++arriving_;
@@ -262,11 +263,11 @@ bool DeviceWorkers::end_what_waits(Lock& lock) {
 // Locked on entry and on return, and not meanwhile. What is to arrive, if a worker may be at it: from other devices and
 // from host memory, of each device in turn, since of any of them there may be no end.
 bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
-  const size_t turns = 2 * gpus_.size();
+  const size_t turns = 2 * device_set_.size();
   for (size_t i = 0; i < turns && arriving_ + 1 < kWorkers; ++i) {
     const size_t turn = (next_turn_ + i) % turns, d = turn / 2;
     const bool incoming = turn % 2 == 0;
-    Gpu& g = gpus_[d];
+    DeviceState& g = device_set_[d];
     if (incoming ? g.incoming.empty() || g.migrating : g.ready.empty()) continue;
     next_turn_ = turn + 1;
     ended_last_ = false;
@@ -274,7 +275,7 @@ bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
     if (incoming) {
       g.migrating = true;
       lock.unlock();
-      migrator_.run_waiting(static_cast<int>(d));
+      peer_migrator_.run_waiting(static_cast<int>(d));
       lock.lock();
       g.migrating = false;
     } else {
@@ -308,7 +309,7 @@ bool DeviceWorkers::step(Lock& lock) {
   }
   if (bring_what_is_ready(lock)) return true;
   if (arriving_ + 1 < kWorkers && end_what_waits(lock)) return true;
-  for (size_t d = 0; d < gpus_.size(); ++d) {
+  for (size_t d = 0; d < device_set_.size(); ++d) {
     if (device_reclaim_.make(lock, static_cast<int>(d))) return true;
   }
   return above_.serve_demotion(lock);

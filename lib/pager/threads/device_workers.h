@@ -37,19 +37,20 @@ class DeviceWorkers : private Shared {
 
   // devices: null: there is no device tier, and there are no workers. requests: for promotion; under the lock.
   DeviceWorkers(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
-                Gpus& gpus, CpuMappings& cpu_mappings, DeviceBlocks& blocks, PageIn& page_in, StagingSupply& supply,
-                PendingReleases& releases, Migrator& migrator, Demoter& demoter, PipelinedCopy& pipelined_copy,
-                Promoter& promoter, CopyIn& copy_in, CpuMapper& views, DeviceReclaim& device_reclaim, Above& above)
+                DeviceSet& gpus, CpuMappings& cpu_mappings, DeviceBlocks& blocks, PageIn& page_in,
+                StagingAllocator& supply, StreamReleases& releases, PeerMigrator& migrator, Demoter& demoter,
+                PipelinedCopy& pipelined_copy, Promoter& promoter, CopyIn& copy_in, CpuMapper& views,
+                DeviceReclaim& device_reclaim, Above& above)
       : Shared(shared),
         devices_(devices),
         requests_(requests),
-        gpus_(gpus),
+        device_set_(gpus),
         cpu_mappings_(cpu_mappings),
         blocks_(blocks),
         page_in_(page_in),
         supply_(supply),
         releases_(releases),
-        migrator_(migrator),
+        peer_migrator_(migrator),
         demoter_(demoter),
         pipelined_copy_(pipelined_copy),
         promoter_(promoter),
@@ -72,13 +73,13 @@ class DeviceWorkers : private Shared {
 
   device::Devices* const devices_;
   const PooledList<PromotionRequest>& requests_;
-  Gpus& gpus_;
+  DeviceSet& device_set_;
   CpuMappings& cpu_mappings_;
   DeviceBlocks& blocks_;
   PageIn& page_in_;
-  StagingSupply& supply_;
-  PendingReleases& releases_;
-  Migrator& migrator_;
+  StagingAllocator& supply_;
+  StreamReleases& releases_;
+  PeerMigrator& peer_migrator_;
   Demoter& demoter_;
   PipelinedCopy& pipelined_copy_;
   Promoter& promoter_;

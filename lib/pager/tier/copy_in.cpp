@@ -10,8 +10,8 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "core/unwatched_reads.h"
-#include "pager/block/neighbours.h"
-#include "pager/host/drop.h"
+#include "pager/block/block_run.h"
+#include "pager/host/drop_pages.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {
@@ -136,7 +136,7 @@ void CopyIn::lose_taken(Transition* m) {
 // Locked. The frame has its bytes alone, or it stays where it is.
 void CopyIn::pulled(Transition* m, int d) {
   Region& r = *m->region;
-  Gpu& g = gpus_[static_cast<size_t>(d)];
+  DeviceState& g = device_set_[static_cast<size_t>(d)];
   Block& block = r.table[m->block];
   Frame& frame = map_.frame_table()[block.aux];
   if (!m->status.ok()) {
@@ -182,7 +182,7 @@ void CopyIn::begin_in(InBatch& in) {
     all.push_back({at, size});
     if (!m->parts.made) to_make.push_back({at, size});
     // A managed block is zeros when it is made. Others are cleared as they are filled: nobody waits for the device.
-    if (m->image == nullptr && !gpus_.own_page_tables()) continue;
+    if (m->image == nullptr && !device_set_.own_page_tables()) continue;
     frames.push_back(
         {at + copied, m->image == nullptr ? nullptr : m->image + copied, size - copied, copied != 0, m->parts.ticket});
     smallest = std::min(smallest, size);
@@ -203,7 +203,7 @@ void CopyIn::begin_in(InBatch& in) {
   }
   // Threads that met the trap before it went: their next try meets the device's door and parks there.
   for (const device::Range& range : ranges)
-    if (!gpus_.own_page_tables()) trap_.wake(reinterpret_cast<void*>(range.address), range.size).ignore();
+    if (!device_set_.own_page_tables()) trap_.wake(reinterpret_cast<void*>(range.address), range.size).ignore();
   core::step("device.prepared");
   const bool ahead = !copies.empty() && devices_->maps_ahead(d, smallest);
   if (ahead) s = devices_->map_ahead(ranges);
@@ -226,7 +226,7 @@ void CopyIn::note_issued(const InBatch& in) {
     frame.ticket = in.ticket;
     if (m->image != nullptr) copied += m->region->block_size;
   }
-  gpus_[static_cast<size_t>(in.device)].in_bytes += copied;
+  device_set_[static_cast<size_t>(in.device)].in_bytes += copied;
   core::add(counters_.host_to_device_bytes, copied);
   map_.notify();
 }
@@ -236,15 +236,15 @@ void CopyIn::end_in(InBatch& in) {
   open(in);
   const int d = in.device;
   const Status& s = in.status;
-  const bool over_trap = !gpus_.own_page_tables();
+  const bool over_trap = !device_set_.own_page_tables();
   core::step("device.entered");
   DeferredWork after;
   const Status health = s.ok() ? Status() : devices_->health(d);
   const bool full = !in.made && s.code() == -ENOMEM;
-  const uint64_t kept = full ? gpus_.kept(d) : 0;
+  const uint64_t kept = full ? device_set_.kept(d) : 0;
   Lock lock(map_.mutex());
-  if (!s.ok()) gpus_.saw_loss(d, health);  // the books still say how it was
-  if (!over_trap) gpus_[static_cast<size_t>(d)].budget.set_keeps(true);
+  if (!s.ok()) device_set_.saw_loss(d, health);  // the books still say how it was
+  if (!over_trap) device_set_[static_cast<size_t>(d)].budget.set_keeps(true);
   for (Transition* m : in.transitions) {
     if (!s.ok()) {
       undo(m, s, !over_trap || !in.made || in.torn, after);
@@ -253,8 +253,8 @@ void CopyIn::end_in(InBatch& in) {
     arrived(m);
     map_.free_transition(m);
   }
-  if (full) gpus_.follow_down(d, kept);
-  if (!demotion_requests_.empty()) gpus_.work().notify_one();
+  if (full) device_set_.follow_down(d, kept);
+  if (!demotion_requests_.empty()) device_set_.work().notify_one();
   freed_.memory_freed(after);
   lock.unlock();
   page_in_.run(after);
@@ -283,13 +283,14 @@ void CopyIn::open(InBatch& in) {
   }
   if (!s.ok() && in.made) {
     const Status hidden = retry_until_done(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
-    const auto give_up = [&] { return holes_.punch(ranges); };
+    const auto give_up = [&] { return managed_holes_.punch(ranges); };
     // What stays made could not be made again. Where the trap has gone for it, its addresses are lost then.
     if (hidden.ok())
       in.torn =
-          (gpus_.own_page_tables() ? retry_until_done(*devices_, d, "giving a block up", give_up) : give_up()).ok();
+          (device_set_.own_page_tables() ? retry_until_done(*devices_, d, "giving a block up", give_up) : give_up())
+              .ok();
   }
-  if (in.torn) holes_.restore_trap(ranges);
+  if (in.torn) managed_holes_.restore_trap(ranges);
 }
 
 // Locked; state promoting.
@@ -304,7 +305,7 @@ void CopyIn::arrived(Transition* m) {
   const uint32_t shadow = frame.shadow;
   r.table.change(m->block, State::promoting, State::on_device);
   ++r.arrived;
-  if (!gpus_.own_page_tables())
+  if (!device_set_.own_page_tables())
     block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));  // woken when it had been made
   if (frame.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
   if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
@@ -318,7 +319,7 @@ void CopyIn::undo(Transition* m, const Status& why, bool trapped, DeferredWork& 
   Region& r = *m->region;
   const BlockIndex b = m->block;
   Block& block = r.table[b];
-  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  DeviceState& g = device_set_[static_cast<size_t>(m->device)];
   g.budget.credit(r.block_size);
   g.failure = why;
   ++g.failures;
@@ -350,14 +351,14 @@ void CopyIn::undo(Transition* m, const Status& why, bool trapped, DeferredWork& 
   if (!r.lost) page_in_.settle(r, b, after);
 }
 
-Batch CopyIn::take_ready(std::span<const SpanOf> spans, int d) {
+Batch CopyIn::take_ready(std::span<const BlockSpan> spans, int d) {
   Batch mine;
   uint64_t bytes = 0;
-  core::OwnVector<Transition*>& ready = gpus_[static_cast<size_t>(d)].ready;
+  core::OwnVector<Transition*>& ready = device_set_[static_cast<size_t>(d)].ready;
   const auto rest = std::remove_if(ready.begin(), ready.end(), [&](Transition* m) {
     const size_t size = m->region->block_size;
     const bool is_mine = m->source == nullptr && !mine.full() && (mine.size() < 2 || bytes + size <= kBatchBytes) &&
-                         std::any_of(spans.begin(), spans.end(), [&](const SpanOf& s) {
+                         std::any_of(spans.begin(), spans.end(), [&](const BlockSpan& s) {
                            return s.region == m->region && s.first <= m->block && m->block <= s.last;
                          });
     if (is_mine) mine.push_back(m);
@@ -365,7 +366,7 @@ Batch CopyIn::take_ready(std::span<const SpanOf> spans, int d) {
     return is_mine;
   });
   ready.erase(rest, ready.end());
-  std::sort(mine.begin(), mine.end(), lies_before);
+  std::sort(mine.begin(), mine.end(), address_order);
   return mine;
 }
 
@@ -375,12 +376,12 @@ void CopyIn::begin(const Batch& batch, int d) {
   if (!in.status.ok()) return end_in(in);
   Lock lock(map_.mutex());
   note_issued(in);
-  for (Transition* m : in.transitions) gpus_[static_cast<size_t>(d)].issued.push_back(m);
-  gpus_.work().notify_one();
+  for (Transition* m : in.transitions) device_set_[static_cast<size_t>(d)].issued.push_back(m);
+  device_set_.work().notify_one();
 }
 
 bool CopyIn::end_issued(Lock& lock, int d) {
-  TransitionList& issued = gpus_[static_cast<size_t>(d)].issued;
+  TransitionList& issued = device_set_[static_cast<size_t>(d)].issued;
   if (issued.empty()) return false;
   const auto ticket_of = [&](const Transition* m) VMEM_LOCKED -> const device::Ticket& {
     return map_.frame_table()[m->region->table[m->block].aux].ticket;

@@ -16,9 +16,9 @@
 
 #include "device/device.h"
 #include "pager/tier/device_blocks.h"
-#include "pager/tier/holes.h"
+#include "pager/tier/managed_holes.h"
 #include "pager/tier/pipelined_copy.h"
-#include "pager/tier/staging_supply.h"
+#include "pager/tier/staging_allocator.h"
 
 namespace vmem::pager {
 
@@ -26,14 +26,14 @@ class CopyIn : private Shared {
  public:
   // demotion_requests: wait for what comes; under the lock.
   CopyIn(const Shared& shared, device::Devices* devices, const PooledList<DemotionRequest>& demotion_requests,
-         Gpus& gpus, DeviceBlocks& blocks, Holes& holes, FailedBlocks& failed, PageIn& page_in, StagingSupply& supply,
-         PipelinedCopy& pipelined_copy, MemoryFreed& freed)
+         DeviceSet& gpus, DeviceBlocks& blocks, ManagedHoles& holes, FailedBlocks& failed, PageIn& page_in,
+         StagingAllocator& supply, PipelinedCopy& pipelined_copy, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
         demotion_requests_(demotion_requests),
-        gpus_(gpus),
+        device_set_(gpus),
         blocks_(blocks),
-        holes_(holes),
+        managed_holes_(holes),
         failed_(failed),
         page_in_(page_in),
         supply_(supply),
@@ -45,7 +45,7 @@ class CopyIn : private Shared {
 
   // Locked. Of what is ready for device d: what somebody waits for who could do it as well, without two threads that
   // wake each other. What has to be copied in host memory first the workers do, side by side.
-  Batch take_ready(std::span<const SpanOf> spans, int d) VMEM_LOCKED;
+  Batch take_ready(std::span<const BlockSpan> spans, int d) VMEM_LOCKED;
   // Unlocked. Begins with them; a worker ends it.
   void begin(const Batch& batch, int d) VMEM_UNLOCKED;
   // Locked on entry and on return, and not meanwhile. Of device d the oldest that were begun together. False: there are
@@ -67,12 +67,12 @@ class CopyIn : private Shared {
 
   device::Devices* const devices_;
   const PooledList<DemotionRequest>& demotion_requests_;
-  Gpus& gpus_;
+  DeviceSet& device_set_;
   DeviceBlocks& blocks_;
-  Holes& holes_;
+  ManagedHoles& managed_holes_;
   FailedBlocks& failed_;
   PageIn& page_in_;
-  StagingSupply& supply_;
+  StagingAllocator& supply_;
   PipelinedCopy& pipelined_copy_;
   MemoryFreed& freed_;
 };

@@ -10,7 +10,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/step.h"
-#include "pager/host/drop.h"
+#include "pager/host/drop_pages.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {
@@ -100,7 +100,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   core::step("device.shown");
   DeferredWork after;
   Lock lock(map_.mutex());
-  gpus_.saw_loss(m->device, health);
+  device_set_.saw_loss(m->device, health);
   Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
   if (m->kept) {
@@ -115,7 +115,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
     cpu_mappings_.show(r, b, now_ns());
     core::add(counters_.copied_bytes, r.block_size);
     if (!m->kept) {
-      gpus_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
+      device_set_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
       core::add(counters_.device_to_host_bytes, r.block_size);
     }
   } else {
@@ -124,8 +124,8 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   }
   r.table.change(b, State::demoting, State::on_device);
   if (frame.admitted) map_.policy(block.aux).unhold(block.aux);
-  if (!shown && cpu_mappings_.ask(r, b, now_ns(), since(m))) gpus_.work().notify_one();
-  if (gpus_[block.device].lost) gpus_[block.device].rescue = true;
+  if (!shown && cpu_mappings_.ask(r, b, now_ns(), since(m))) device_set_.work().notify_one();
+  if (device_set_[block.device].lost) device_set_[block.device].rescue = true;
   map_.free_transition(m);
   freed_.memory_freed(after);
   lock.unlock();
@@ -145,7 +145,7 @@ bool CpuMapper::hide(Lock& lock, Region& r, BlockIndex b) {
   const bool hidden = probed.ok() && (core::broken("shown_goes") || drop_one(trap_, r, b));
   if (!hidden && health.ok()) usleep(1000);  // tried again
   lock.lock();
-  gpus_.saw_loss(d, health);
+  device_set_.saw_loss(d, health);
   if (hidden) {
     cpu_mappings_.forget(r, b);
     budget_.credit(r.block_size);
@@ -159,8 +159,8 @@ bool CpuMapper::hide(Lock& lock, Region& r, BlockIndex b) {
 
 bool CpuMapper::rescue(Lock& lock) {
   Batch batch;
-  for (size_t d = 0; d < gpus_.size() && batch.empty(); ++d) {
-    if (!std::exchange(gpus_[d].rescue, false)) continue;
+  for (size_t d = 0; d < device_set_.size() && batch.empty(); ++d) {
+    if (!std::exchange(device_set_[d].rescue, false)) continue;
     for (const auto& [base, r] : map_.regions()) {
       if (!r->gpu || r->dying || r->lost) continue;
       for (BlockIndex b = r->table.next_populated(0); b < r->blocks && !batch.full();
@@ -171,11 +171,11 @@ bool CpuMapper::rescue(Lock& lock) {
         if (Transition* m = demoter_.begin(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {
-          gpus_[d].rescue = true;  // no memory: later
+          device_set_[d].rescue = true;  // no memory: later
         }
       }
     }
-    if (batch.full()) gpus_[d].rescue = true;  // there may be more
+    if (batch.full()) device_set_[d].rescue = true;  // there may be more
   }
   if (batch.empty()) return false;
   demoter_.run(lock, batch.all());
@@ -205,7 +205,7 @@ CpuMappings::Around CpuMapper::around(const CpuFault& access, uint64_t now, bool
   CpuMappings::Around around;
   around.now_ns = now;
   around.lent_most_ns = config_.fault_timeout_ms * uint64_t{1000000};
-  around.lost = gpus_[block.device].lost;
+  around.lost = device_set_[block.device].lost;
   around.lent = !around.lost && lent_for_writing(r, b);
   around.leased = !around.lost && leased(r, b);
   around.elsewhere = around.leased && r.leases.find(b)->front().location != block.device;
@@ -242,7 +242,7 @@ void CpuMapper::refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t 
 
 // Locked. Of what is shown, unless it may be all there is; nullptr: none may go.
 const CpuMapping* CpuMapper::oldest() {
-  const std::span<const Gpu> gpus(gpus_.begin(), gpus_.end());
+  const std::span<const DeviceState> gpus(device_set_.begin(), device_set_.end());
   return cpu_mappings_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
 }
 

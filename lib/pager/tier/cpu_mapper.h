@@ -24,19 +24,19 @@
 // Called under the pager's lock, but for what says otherwise.
 #pragma once
 
-#include "pager/lease/pending_releases.h"
+#include "pager/lease/stream_releases.h"
 #include "pager/tier/demoter.h"
 
 namespace vmem::pager {
 
 class CpuMapper : private Shared {
  public:
-  CpuMapper(const Shared& shared, device::Devices* devices, Gpus& gpus, CpuMappings& cpu_mappings, DeviceBlocks& blocks,
-            MemoryPressure& pressure, MemoryWaits& waits, PageIn& page_in, StagingSupply& supply,
-            PendingReleases& releases, Demoter& demoter, MemoryFreed& freed)
+  CpuMapper(const Shared& shared, device::Devices* devices, DeviceSet& gpus, CpuMappings& cpu_mappings,
+            DeviceBlocks& blocks, MemoryPressure& pressure, MemoryWaits& waits, PageIn& page_in,
+            StagingAllocator& supply, StreamReleases& releases, Demoter& demoter, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
-        gpus_(gpus),
+        device_set_(gpus),
         cpu_mappings_(cpu_mappings),
         blocks_(blocks),
         pressure_(pressure),
@@ -72,14 +72,14 @@ class CpuMapper : private Shared {
   const CpuMapping* oldest() VMEM_LOCKED;
 
   device::Devices* const devices_;
-  Gpus& gpus_;
+  DeviceSet& device_set_;
   CpuMappings& cpu_mappings_;
   DeviceBlocks& blocks_;
   MemoryPressure& pressure_;
   MemoryWaits& waits_;
   PageIn& page_in_;
-  StagingSupply& supply_;
-  PendingReleases& releases_;
+  StagingAllocator& supply_;
+  StreamReleases& releases_;
   Demoter& demoter_;
   MemoryFreed& freed_;
 };

@@ -9,7 +9,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
-#include "pager/host/drop.h"
+#include "pager/host/drop_pages.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {
@@ -37,7 +37,7 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   const bool copy = !shown && !kept && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   // The device has it no more as it should be written, or has it no more at all.
   const bool from_cpu = copy && map_.frame_table()[block.aux].cpu_mapped &&
-                        (map_.frame_table()[block.aux].device_stale || gpus_[block.device].lost);
+                        (map_.frame_table()[block.aux].device_stale || device_set_[block.device].lost);
   std::byte* bytes = nullptr;
   if (kept) bytes = map_.copies().hold(block.aux);
   if (copy) {
@@ -66,7 +66,7 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
     m->was_spilled = map_.spilled().remove(block.aux);
     if (frame.admitted) map_.policy(block.aux).remove(block.aux);
     frame.admitted = false;
-    gpus_[block.device].budget.leaves(r.block_size);
+    device_set_[block.device].budget.leaves(r.block_size);
   }
   return m;
 }
@@ -123,17 +123,17 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
   if (!copied.ok() && devices_->health(d).ok()) s = copied;  // they have the only copy: nothing may be destroyed
   if (s.ok() && !gone.empty()) {
     core::step("device.punching");
-    s = holes_.punch(gone.all());
+    s = managed_holes_.punch(gone.all());
     if (s.ok()) {
       core::step("device.punched");
-      holes_.restore_trap(gone.all());
+      managed_holes_.restore_trap(gone.all());
     }
   }
   const bool well = s.ok() || devices_->health(d).ok();
   // Lost since it refused: what would stay made could not be made on another device.
-  if (!well && gpus_.own_page_tables() && !gone.empty()) {
+  if (!well && device_set_.own_page_tables() && !gone.empty()) {
     s = devices_->unmap(gone.all());
-    if (s.ok()) s = holes_.punch(gone.all());
+    if (s.ok()) s = managed_holes_.punch(gone.all());
   }
   core::InplaceVector<trap::Range, Batch::capacity()> dropped;
   for (Transition* m : part.transitions) {
@@ -151,9 +151,9 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
   core::step("device.left");
   const Status health = copied.ok() ? Status() : devices_->health(d);
   Lock lock(map_.mutex());
-  if (!copied.ok()) gpus_.saw_loss(d, health);
+  if (!copied.ok()) device_set_.saw_loss(d, health);
   if (copied.ok()) {
-    gpus_[static_cast<size_t>(d)].out_bytes += part.bytes;
+    device_set_[static_cast<size_t>(d)].out_bytes += part.bytes;
     core::add(counters_.device_to_host_bytes, part.bytes);
   }
   for (Transition* m : part.transitions) {
@@ -207,7 +207,7 @@ void Demoter::run(std::span<Transition*> batch) {
     // back while the next are copied. Managed blocks go together: the driver destroys none beside a copy without a
     // wait.
     size_t n = 1;
-    while (!gpus_.own_page_tables() && i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
+    while (!device_set_.own_page_tables() && i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
     parts.push_back({.transitions = batch.subspan(i, n), .device = batch[i]->device});
     begin_part(parts.back());
     i += n;
@@ -216,7 +216,7 @@ void Demoter::run(std::span<Transition*> batch) {
   const auto finish = [&] {
     for (; ended < parts.size(); ++ended) end_part(parts[ended], writes, unmapped, after);
     keep_mapped(unmapped, after);
-    write_back_.write(writes.all(), after);
+    writeback_.write(writes.all(), after);
     page_in_.run(after);
   };
   // core::broken("signals_in_copies"), in wait_in_call(): for that this file is compiled again.
@@ -231,11 +231,11 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
   Region& r = *m->region;
   const BlockIndex b = m->block;
   Block& block = r.table[b];
-  gpus_[static_cast<size_t>(m->device)].budget.left(r.block_size);
+  device_set_[static_cast<size_t>(m->device)].budget.left(r.block_size);
   const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->cpu_mapped;
   cpu_mappings_.forget(r, b);
   if (m->cpu_mapped && m->leave == Leave::drop) budget_.credit(r.block_size);
-  lost = lost && !gpus_.own_page_tables();  // the trap stands there still
+  lost = lost && !device_set_.own_page_tables();  // the trap stands there still
   if (lost) {
     m->status = error(EIO, "the addresses of %s went with device %d", map_.where(r, b).c_str(), m->device);
   } else if (dirty && !m->kept) {
@@ -273,7 +273,7 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   Block& block = r.table[b];
-  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  DeviceState& g = device_set_[static_cast<size_t>(m->device)];
   if (m->cpu_mapped && m->leave != Leave::drop) {  // what is in place is the block now
     map_.free_entry(b, r);
     ++g.evictions;
@@ -320,11 +320,11 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
 // Locked; state demoting. The device would not let go of it, and nothing has changed: it stays there.
 void Demoter::undo_leaving(Transition* m, const Status& why) {
   Region& r = *m->region;
-  Gpu& g = gpus_[static_cast<size_t>(m->device)];
+  DeviceState& g = device_set_[static_cast<size_t>(m->device)];
   g.budget.stays(r.block_size);
   g.failure = why;
   ++g.failures;
-  write_back_.give_back_frame(m);
+  writeback_.give_back_frame(m);
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
                           why.text().data(), map_.where(r, m->block).c_str());
   blocks_.stays(r, m->block, m);

@@ -16,26 +16,26 @@
 #include <span>
 
 #include "device/device.h"
-#include "pager/tier/device_write_back.h"
-#include "pager/tier/holes.h"
-#include "pager/tier/staging_supply.h"
+#include "pager/tier/device_writeback.h"
+#include "pager/tier/managed_holes.h"
+#include "pager/tier/staging_allocator.h"
 
 namespace vmem::pager {
 
 class Demoter : private Shared {
  public:
-  Demoter(const Shared& shared, device::Devices* devices, Gpus& gpus, CpuMappings& cpu_mappings, DeviceBlocks& blocks,
-          Holes& holes, FailedBlocks& failed, PageIn& page_in, DeviceWriteBack& write_back, StagingSupply& supply,
-          MemoryFreed& freed)
+  Demoter(const Shared& shared, device::Devices* devices, DeviceSet& gpus, CpuMappings& cpu_mappings,
+          DeviceBlocks& blocks, ManagedHoles& holes, FailedBlocks& failed, PageIn& page_in, DeviceWriteback& write_back,
+          StagingAllocator& supply, MemoryFreed& freed)
       : Shared(shared),
         devices_(devices),
-        gpus_(gpus),
+        device_set_(gpus),
         cpu_mappings_(cpu_mappings),
         blocks_(blocks),
-        holes_(holes),
+        managed_holes_(holes),
         failed_(failed),
         page_in_(page_in),
-        write_back_(write_back),
+        writeback_(write_back),
         supply_(supply),
         freed_(freed) {}
 
@@ -62,14 +62,14 @@ class Demoter : private Shared {
   void undo_leaving(Transition* m, const core::Status& why) VMEM_LOCKED;
 
   device::Devices* const devices_;
-  Gpus& gpus_;
+  DeviceSet& device_set_;
   CpuMappings& cpu_mappings_;
   DeviceBlocks& blocks_;
-  Holes& holes_;
+  ManagedHoles& managed_holes_;
   FailedBlocks& failed_;
   PageIn& page_in_;
-  DeviceWriteBack& write_back_;
-  StagingSupply& supply_;
+  DeviceWriteback& writeback_;
+  StagingAllocator& supply_;
   MemoryFreed& freed_;
 };
 

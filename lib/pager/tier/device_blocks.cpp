@@ -24,7 +24,7 @@ void DeviceBlocks::may_change(Region& r, BlockIndex b) {
   block.flags |= core::kDirty;
 }
 
-void DeviceBlocks::not_changed(const SpanOf& span, int d) {
+void DeviceBlocks::not_changed(const BlockSpan& span, int d) {
   Region& r = *span.region;
   for (BlockIndex b = span.first; b <= span.last; ++b) {
     Block& block = r.table[b];
@@ -52,15 +52,15 @@ void DeviceBlocks::stays(Region& r, BlockIndex b, const Transition* failed) {
 }
 
 void DeviceBlocks::answer(Region& r, BlockIndex b, const Transition* failed) {
-  Gpu& g = gpus_[r.table[b].device];
+  DeviceState& g = device_set_[r.table[b].device];
   if (g.lost) {
     g.rescue = true;
-    gpus_.work().notify_one();
+    device_set_.work().notify_one();
   }
   if (r.dying) {  // reported again, for access_of_dying()
     trap_.wake(r.address(b), r.block_size).ignore();
   } else if (cpu_mappings_.answer(r, b, now_ns(), since(failed))) {
-    gpus_.work().notify_one();
+    device_set_.work().notify_one();
   }
 }
 

@@ -9,22 +9,22 @@
 #pragma once
 
 #include "pager/account/cpu_mappings.h"
-#include "pager/account/gpus.h"
+#include "pager/account/device_set.h"
 #include "pager/account/shared.h"
 
 namespace vmem::pager {
 
 class DeviceBlocks : private Shared {
  public:
-  DeviceBlocks(const Shared& shared, Gpus& gpus, CpuMappings& cpu_mappings)
-      : Shared(shared), gpus_(gpus), cpu_mappings_(cpu_mappings) {}
+  DeviceBlocks(const Shared& shared, DeviceSet& gpus, CpuMappings& cpu_mappings)
+      : Shared(shared), device_set_(gpus), cpu_mappings_(cpu_mappings) {}
 
   // What the device has may differ from the SSD and from any copy from here on.
   void will_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // .. unless not_changed() says otherwise, which whoever has the lease is to do, or it has changed.
   void may_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
   // Nobody has stored to the blocks of the span that are on device d and undecided.
-  void not_changed(const SpanOf& span, int d) VMEM_LOCKED;
+  void not_changed(const BlockSpan& span, int d) VMEM_LOCKED;
 
   // A block at rest is worked on where it is, without the lock: state demoting, and the policy holds it. unclaim(): it
   // stays.
@@ -43,7 +43,7 @@ class DeviceBlocks : private Shared {
   bool has_come(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
 
  private:
-  Gpus& gpus_;
+  DeviceSet& device_set_;
   CpuMappings& cpu_mappings_;
 };
 

@@ -7,7 +7,7 @@
 #include "core/clock.h"
 #include "core/step.h"
 #include "pager/block/advice.h"
-#include "pager/block/neighbours.h"
+#include "pager/block/block_run.h"
 
 namespace vmem::pager {
 
@@ -27,16 +27,16 @@ constexpr size_t kWorthCopying = size_t{8} << 20;
 
 bool DeviceReclaim::spilled_overstay() {
   const uint64_t now = now_ns();
-  for (size_t d = 0; d < gpus_.size(); ++d)
-    if (map_.spilled().over(d, gpus_[d].budget, now) != 0) return true;
+  for (size_t d = 0; d < device_set_.size(); ++d)
+    if (map_.spilled().over(d, device_set_[d].budget, now) != 0) return true;
   return false;
 }
 
 // Locked. Of what leaves device d so much may go to device n.
 bool DeviceReclaim::has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) {
   const auto at = static_cast<size_t>(n);
-  return at < gpus_.size() && devices_->info(d).links[at] == device::Link::nvlink && !gpus_[at].lost &&
-         map_.spilled().fits(at, gpus_[at].budget, bytes, now_ns);
+  return at < device_set_.size() && devices_->info(d).links[at] == device::Link::nvlink && !device_set_[at].lost &&
+         map_.spilled().fits(at, device_set_[at].budget, bytes, now_ns);
 }
 
 // Locked. The device to which what leaves device d may go spilled: of those with room the one that has most; -1:
@@ -45,9 +45,9 @@ int DeviceReclaim::peer_of(int d, uint64_t bytes) {
   const uint64_t now = now_ns();
   int best = -1;
   uint64_t most = 0;
-  for (int n = 0; static_cast<size_t>(n) < gpus_.size(); ++n) {
+  for (int n = 0; static_cast<size_t>(n) < device_set_.size(); ++n) {
     if (!has_room_for(d, n, bytes, now)) continue;
-    const DeviceBudget& budget = gpus_[static_cast<size_t>(n)].budget;
+    const DeviceBudget& budget = device_set_[static_cast<size_t>(n)].budget;
     if (const uint64_t room = budget.limit() - budget.charged(); room > most) {
       most = room;
       best = n;
@@ -66,7 +66,7 @@ int DeviceReclaim::home_with_room(const Region& r, BlockIndex b) {
 bool DeviceReclaim::worth_keeping_near(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   const Frame& frame = map_.frame_table()[block.aux];
-  if (frame.cpu_mapped || r.lost || gpus_[block.device].lost) return false;
+  if (frame.cpu_mapped || r.lost || device_set_[block.device].lost) return false;
   if (proven_clean(block) && !block.extent && !r.from_file()) return false;  // zeros
   const int preferred = r.places.at(b).preferred;
   if (preferred == VMEM_HOST) return false;
@@ -77,7 +77,7 @@ bool DeviceReclaim::worth_keeping_near(const Region& r, BlockIndex b) {
 // Locked. Spilled blocks of device d that may leave, the first to come first.
 void DeviceReclaim::evict_spilled(int d, Batch& leaving) {
   const auto at = static_cast<size_t>(d);
-  const DeviceBudget& budget = gpus_[at].budget;
+  const DeviceBudget& budget = device_set_[at].budget;
   uint64_t bytes = std::min(std::max(budget.missing(), map_.spilled().over(at, budget, now_ns())), kBatchBytes);
   FrameId next = kNoFrame;
   size_t looked = 0;
@@ -104,7 +104,7 @@ bool DeviceReclaim::spill(Region& r, BlockIndex b, Batch& spilling, int* peer) {
   if (!spilling.empty() && to != *peer) return false;
   if (to < 0 || !has_room_for(d, to, r.block_size, now_ns())) return false;
   *peer = to;
-  Transition* m = migrator_.begin(r, b, to);
+  Transition* m = peer_migrator_.begin(r, b, to);
   m->spills = true;
   if (to != home) map_.spilled().add(r.table[b].aux, static_cast<size_t>(to));
   spilling.push_back(m);
@@ -119,7 +119,7 @@ bool DeviceReclaim::is_to_stay(const Region& r, BlockIndex b, int d) {
 
 // Locked. Of the device's own what its policy chooses; of what is to stay, nothing while leases of other blocks end.
 void DeviceReclaim::evict_own(int d, Batch& leaving, Batch& spilling, int* peer) {
-  const uint64_t bytes = std::min(gpus_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
+  const uint64_t bytes = std::min(device_set_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
   if (bytes == 0) return;
   std::array<policy::Victim, kDeviceBatch> victims;
   policy::EvictionPolicy& policy = map_.policy_of(static_cast<uint8_t>(kDevicePools + d));
@@ -168,7 +168,7 @@ Transition* DeviceReclaim::begin_leave_for_others(int d) {
 }
 
 bool DeviceReclaim::make(Lock& lock, int d) {
-  const DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
+  const DeviceBudget& budget = device_set_[static_cast<size_t>(d)].budget;
   const auto nothing_to_do = [&]() VMEM_LOCKED {
     return budget.missing() == 0 && map_.spilled().over(static_cast<size_t>(d), budget, now_ns()) == 0;
   };
@@ -192,9 +192,9 @@ bool DeviceReclaim::make(Lock& lock, int d) {
   if (leaving.empty() && spilling.empty()) return false;
   lock.unlock();
   if (!spilling.empty()) {
-    std::sort(spilling.begin(), spilling.end(), lies_before);
+    std::sort(spilling.begin(), spilling.end(), address_order);
     core::step("device.spilling");
-    migrator_.run(spilling.all(), peer, d);
+    peer_migrator_.run(spilling.all(), peer, d);
   }
   if (!leaving.empty()) demoter_.run(leaving.all());
   lock.lock();

@@ -21,9 +21,9 @@
 
 #include <array>
 
-#include "pager/lease/pending_releases.h"
+#include "pager/lease/stream_releases.h"
 #include "pager/tier/demoter.h"
-#include "pager/tier/migrator.h"
+#include "pager/tier/peer_migrator.h"
 
 namespace vmem::pager {
 
@@ -31,14 +31,14 @@ class DeviceReclaim : private Shared {
  public:
   // requests: for promotion; under the lock.
   DeviceReclaim(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
-                Gpus& gpus, PendingReleases& releases, Demoter& demoter, Migrator& migrator)
+                DeviceSet& gpus, StreamReleases& releases, Demoter& demoter, PeerMigrator& migrator)
       : Shared(shared),
         devices_(devices),
         requests_(requests),
-        gpus_(gpus),
+        device_set_(gpus),
         releases_(releases),
         demoter_(demoter),
-        migrator_(migrator) {}
+        peer_migrator_(migrator) {}
 
   // On device d for those who wait, and while its budget is below what it has. Locked on entry and on return, and not
   // meanwhile. False: there is room, or nothing can go.
@@ -63,10 +63,10 @@ class DeviceReclaim : private Shared {
 
   device::Devices* const devices_;
   const PooledList<PromotionRequest>& requests_;
-  Gpus& gpus_;
-  PendingReleases& releases_;
+  DeviceSet& device_set_;
+  StreamReleases& releases_;
   Demoter& demoter_;
-  Migrator& migrator_;
+  PeerMigrator& peer_migrator_;
   std::array<Need, device::kMaxDevices> needs_ VMEM_GUARDED_BY(core::big_lock);
 };
 

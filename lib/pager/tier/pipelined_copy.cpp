@@ -14,7 +14,7 @@ device::Range range_of(const Transition& m) {
 }  // namespace
 
 bool PipelinedCopy::wants(const Region& r) const {
-  return devices_ != nullptr && r.block_size > device::kUnit && gpus_.own_page_tables();
+  return devices_ != nullptr && r.block_size > device::kUnit && device_set_.own_page_tables();
 }
 
 // Each time half of what was left: of a block of 32 MiB the last copy is of 2, and four came before it.
@@ -33,7 +33,7 @@ void PipelinedCopy::came(Transition* m, size_t bytes) {
 void PipelinedCopy::wait(Transition* m) {
   m->parts.waits = true;
   waiting_.push_back(m);
-  gpus_.work().notify_one();
+  device_set_.work().notify_one();
 }
 
 bool PipelinedCopy::is_left(Transition* m) {
@@ -102,11 +102,13 @@ void PipelinedCopy::give_back(Transition* m) {
   const device::Range range = range_of(*m);
   if (parts.ticket != nullptr) wait_for_copy(*devices_, m->device, parts.ticket).ignore();  // or the device is lost
   parts.ticket.reset();
-  retry_until_done(*devices_, m->device, "giving a block up", [&] { return holes_.punch({&range, 1}); }).ignore();
+  retry_until_done(*devices_, m->device, "giving a block up", [&] {
+    return managed_holes_.punch({&range, 1});
+  }).ignore();
   parts.made = false;
   parts.copied = 0;
   const Lock lock(map_.mutex());
-  gpus_[static_cast<size_t>(m->device)].budget.set_keeps(true);
+  device_set_[static_cast<size_t>(m->device)].budget.set_keeps(true);
 }
 
 }  // namespace vmem::pager

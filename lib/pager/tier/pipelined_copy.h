@@ -12,9 +12,9 @@
 // time while the next block is read.
 #pragma once
 
-#include "pager/account/gpus.h"
+#include "pager/account/device_set.h"
 #include "pager/host/page_in.h"
-#include "pager/tier/holes.h"
+#include "pager/tier/managed_holes.h"
 
 namespace vmem::pager {
 
@@ -30,8 +30,9 @@ class PipelinedCopy : private Shared {
   };
 
   // devices: null: there is no device tier.
-  PipelinedCopy(const Shared& shared, device::Devices* devices, Gpus& gpus, Holes& holes, PageIn& page_in, Above& above)
-      : Shared(shared), devices_(devices), gpus_(gpus), holes_(holes), page_in_(page_in), above_(above) {}
+  PipelinedCopy(const Shared& shared, device::Devices* devices, DeviceSet& gpus, ManagedHoles& holes, PageIn& page_in,
+                Above& above)
+      : Shared(shared), devices_(devices), device_set_(gpus), managed_holes_(holes), page_in_(page_in), above_(above) {}
 
   // Whether to be told by came() of a read to a block of the region.
   bool wants(const Region& r) const;
@@ -49,8 +50,8 @@ class PipelinedCopy : private Shared {
   void copy(Transition* m, size_t come) VMEM_UNLOCKED;
 
   device::Devices* const devices_;
-  Gpus& gpus_;
-  Holes& holes_;
+  DeviceSet& device_set_;
+  ManagedHoles& managed_holes_;
   PageIn& page_in_;
   Above& above_;
 

@@ -20,7 +20,7 @@ void Promoter::pump(DeferredWork& after, bool wake) {
   // Blocks of a size wait for what blocks of that size move through: others on the device go on.
   std::array<std::array<bool, device::kUnitSizes>, device::kMaxDevices> held_up{};
   std::array<uint64_t, device::kMaxDevices> wanted{};  // by all that find a device full: their blocks may lie apart
-  for (Gpu& g : gpus_) g.budget.want(0);
+  for (DeviceState& g : device_set_) g.budget.want(0);
   for (auto it = requests_.begin(); it != requests_.end();) {
     const size_t d = static_cast<size_t>(it->device);
     bool& size_held_up = held_up[d][device::unit_class(it->region->block_size)];
@@ -40,10 +40,10 @@ void Promoter::pump(DeferredWork& after, bool wake) {
     }
     it = it->next > it->last ? requests_.erase(it) : std::next(it);
   }
-  for (size_t d = 0; d < gpus_.size(); ++d) {
+  for (size_t d = 0; d < device_set_.size(); ++d) {
     if (!full[d]) continue;
-    gpus_[d].budget.want(std::min(wanted[d], kAheadBytes));
-    gpus_.work().notify_all();
+    device_set_[d].budget.want(std::min(wanted[d], kAheadBytes));
+    device_set_.work().notify_all();
   }
   if (wake) wake_for_ready();
 }
@@ -94,17 +94,17 @@ bool Promoter::start_without_frames(const PromotionRequest& request, BlockIndex 
 }
 
 void Promoter::wake_for_ready() {
-  for (const Gpu& g : gpus_) {
+  for (const DeviceState& g : device_set_) {
     if (g.ready.empty()) continue;
-    if (g.ready.size() * g.ready.front()->region->block_size > kBatchBytes) return gpus_.work().notify_all();
-    gpus_.work().notify_one();
+    if (g.ready.size() * g.ready.front()->region->block_size > kBatchBytes) return device_set_.work().notify_all();
+    device_set_.work().notify_one();
   }
 }
 
 // Why the block is not claimed for device d; nothing: it can be.
 std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency urgency) {
   Block& block = r.table[b];
-  const Gpu& g = gpus_[static_cast<size_t>(d)];
+  const DeviceState& g = device_set_[static_cast<size_t>(d)];
   if (r.dying) return Start::done;
   switch (block.state) {
     case State::promoting:
@@ -142,14 +142,14 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
 Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredWork& after) {
   if (const auto why = not_now(r, b, d, urgency)) return *why;
   Block& block = r.table[b];
-  Gpu& g = gpus_[static_cast<size_t>(d)];
+  DeviceState& g = device_set_[static_cast<size_t>(d)];
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
     map_.frame_table()[block.aux].hinted = hinted;
     if (hinted) core::add(counters_.prefetched_blocks);
-    g.incoming.push_back(migrator_.begin(r, b, d));
-    gpus_.work().notify_one();
+    g.incoming.push_back(peer_migrator_.begin(r, b, d));
+    device_set_.work().notify_one();
     return Start::done;
   }
   const bool zero = from == State::unpopulated && !r.from_file();
@@ -213,7 +213,7 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
     block.device = static_cast<uint8_t>(d);
   }
   m->in_staging = true;
-  gpus_[static_cast<size_t>(d)].ready.push_back(m);
+  device_set_[static_cast<size_t>(d)].ready.push_back(m);
 }
 
 // The store has it, or its file, or nobody: it is zeros then, and has no frame.
@@ -242,7 +242,7 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
     core::add(counters_.zero_fills);
     block.digest = store::zero_digest(r.block_size);
     block.flags |= core::kDigest;
-    gpus_[static_cast<size_t>(d)].ready.push_back(m);
+    device_set_[static_cast<size_t>(d)].ready.push_back(m);
     return;
   }
   reader_.prepare_read(m, urgency, *this, pipelined_copy_.wants(r));
@@ -288,19 +288,19 @@ void Promoter::read_over(Transition* m, DeferredWork& after) {
       block.digest = m->digest;
       block.flags |= core::kDigest;
     }
-    Gpu& g = gpus_[static_cast<size_t>(m->device)];
+    DeviceState& g = device_set_[static_cast<size_t>(m->device)];
     g.ready.push_back(m);
     if (g.sleepers != 0 && leased(r, m->block)) {
       map_.notify();  // who waits for it begins with it, and need not be woken by somebody else who has
     } else {
-      gpus_.work().notify_one();
+      device_set_.work().notify_one();
     }
     return;
   }
   // Nothing was made yet: the block is where it was.
   keep_failure(m);
   staging_.of(r).frames.put(m->image);
-  gpus_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
+  device_set_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
   map_.free_entry(m->block, r);
   r.table.change(m->block, State::promoting, block.extent ? State::stored : State::unpopulated);
   const BlockIndex b = m->block;

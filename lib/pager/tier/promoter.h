@@ -2,9 +2,9 @@
 // them is claimed, and what the disk has of it is read into a staging frame.
 //
 //   stored, unpopulated ──read──┐
-//   staged (staging frame) ─────┼─> Gpu::ready, then CopyIn
+//   staged (staging frame) ─────┼─> DeviceState::ready, then CopyIn
 //   resident (isolating) ───────┘
-//   on another device ──────────> Gpu::incoming, then Migrator
+//   on another device ──────────> DeviceState::incoming, then PeerMigrator
 //
 //   a block is charged to its device, and has its frame, from when it is claimed; one that cannot be had is where it
 //   was what an acquire waits for comes before hints; blocks of one size wait for frames, and let others on the device
@@ -16,24 +16,24 @@
 
 #include <optional>
 
-#include "pager/host/read_ahead.h"
+#include "pager/host/readahead.h"
 #include "pager/host/store_reader.h"
 #include "pager/tier/device_blocks.h"
-#include "pager/tier/migrator.h"
+#include "pager/tier/peer_migrator.h"
 #include "pager/tier/pipelined_copy.h"
-#include "pager/tier/staging_supply.h"
+#include "pager/tier/staging_allocator.h"
 
 namespace vmem::pager {
 
 class Promoter final : private Shared, private IoEnd, public PipelinedCopy::Above {
  public:
   // requests: acquires first.
-  Promoter(const Shared& shared, PooledList<PromotionRequest>& requests, Gpus& gpus, DeviceBlocks& blocks,
-           FailedBlocks& failed, PageIn& page_in, ReadAhead& read_ahead, StoreReader& reader, StagingSupply& supply,
-           PipelinedCopy& pipelined_copy, Migrator& migrator, MemoryFreed& freed)
+  Promoter(const Shared& shared, PooledList<PromotionRequest>& requests, DeviceSet& gpus, DeviceBlocks& blocks,
+           FailedBlocks& failed, PageIn& page_in, Readahead& read_ahead, StoreReader& reader, StagingAllocator& supply,
+           PipelinedCopy& pipelined_copy, PeerMigrator& migrator, MemoryFreed& freed)
       : Shared(shared),
         requests_(requests),
-        gpus_(gpus),
+        device_set_(gpus),
         blocks_(blocks),
         failed_(failed),
         page_in_(page_in),
@@ -41,7 +41,7 @@ class Promoter final : private Shared, private IoEnd, public PipelinedCopy::Abov
         reader_(reader),
         supply_(supply),
         pipelined_copy_(pipelined_copy),
-        migrator_(migrator),
+        peer_migrator_(migrator),
         freed_(freed) {}
 
   // Starts what the requests ask for, as far as there is room. wake: the workers, for what is ready then.
@@ -65,15 +65,15 @@ class Promoter final : private Shared, private IoEnd, public PipelinedCopy::Abov
                       DeferredWork& after) VMEM_LOCKED;
 
   PooledList<PromotionRequest>& requests_;
-  Gpus& gpus_;
+  DeviceSet& device_set_;
   DeviceBlocks& blocks_;
   FailedBlocks& failed_;
   PageIn& page_in_;
-  ReadAhead& read_ahead_;
+  Readahead& read_ahead_;
   StoreReader& reader_;
-  StagingSupply& supply_;
+  StagingAllocator& supply_;
   PipelinedCopy& pipelined_copy_;
-  Migrator& migrator_;
+  PeerMigrator& peer_migrator_;
   MemoryFreed& freed_;
 };
 

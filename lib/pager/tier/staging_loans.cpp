@@ -13,7 +13,7 @@ constexpr uint16_t kSomebodyWants = core::kFaultPending | core::kStorePending;
 }  // namespace
 
 // Locked. nullptr: it was freed, by shutdown.
-Region* StagingLoans::region_of(const OpenRange& range) {
+Region* StagingLoans::region_of(const KernelRange& range) {
   Region* const r = map_.find(range.first);
   return r != nullptr && r->id == range.region ? r : nullptr;
 }
@@ -43,7 +43,7 @@ void StagingLoans::take_from_device(Lock& lock, Region& r, BlockIndex first, int
   map_.notify();
 }
 
-size_t StagingLoans::lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames,
+size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames,
                           bool leave) {
   Lock lock(map_.mutex());
   Region* const r = region_of(range);
@@ -101,7 +101,7 @@ void StagingLoans::take_back(Lock& lock, Region& r) {
   page_in_.run(lock, after);
 }
 
-void StagingLoans::end(const OpenRange& range, std::span<const uint32_t> blocks) {
+void StagingLoans::end(const KernelRange& range, std::span<const uint32_t> blocks) {
   DeferredWork after;
   Lock lock(map_.mutex());
   Region* const r = region_of(range);
@@ -116,7 +116,7 @@ void StagingLoans::end(const OpenRange& range, std::span<const uint32_t> blocks)
   page_in_.run(after);
 }
 
-size_t StagingLoans::wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) {
+size_t StagingLoans::wanted(const KernelRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) {
   Lock lock(map_.mutex());
   Region* const r = region_of(range);
   if (r == nullptr) return 0;

@@ -16,7 +16,7 @@
 
 #include "pager/host/reclaim.h"
 #include "pager/tier/demoter.h"
-#include "pager/tier/open_range.h"
+#include "pager/tier/kernel_range.h"
 
 namespace vmem::pager {
 
@@ -24,7 +24,7 @@ class StagingLoans : private Shared {
  public:
   // requests: for promotion; under the lock.
   StagingLoans(const Shared& shared, const PooledList<PromotionRequest>& requests, PageIn& page_in, Reclaim& reclaim,
-               StagingSupply& supply, Demoter& demoter, MemoryFreed& freed)
+               StagingAllocator& supply, Demoter& demoter, MemoryFreed& freed)
       : Shared(shared),
         requests_(requests),
         page_in_(page_in),
@@ -36,17 +36,17 @@ class StagingLoans : private Shared {
   // Of these blocks those that are in staging frames, until end(): they come first in `blocks`, in the order of
   // `frames`, which has room for all. How many they are. leave: also those that are on the range's device, and that
   // nobody leases: where a staging frame has the same bytes they leave it first, which copies nothing.
-  size_t lend(const OpenRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames,
+  size_t lend(const KernelRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames,
               bool leave) VMEM_UNLOCKED;
   // No kernel loads from them any more, nor will.
-  void end(const OpenRange& range, std::span<const uint32_t> blocks) VMEM_UNLOCKED;
+  void end(const KernelRange& range, std::span<const uint32_t> blocks) VMEM_UNLOCKED;
   // Of blocks that are lent those that somebody waits for, as many as fit into `out`: how many.
-  size_t wanted(const OpenRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) VMEM_UNLOCKED;
+  size_t wanted(const KernelRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) VMEM_UNLOCKED;
   // Locked on entry and on return, and not meanwhile. All of a region that is freed, whose kernels have ended.
   void take_back(Lock& lock, Region& r) VMEM_LOCKED;
 
  private:
-  Region* region_of(const OpenRange& range) VMEM_LOCKED;
+  Region* region_of(const KernelRange& range) VMEM_LOCKED;
   size_t most(const StagingPool& pool, size_t asked) const VMEM_LOCKED;
   void take_from_device(Lock& lock, Region& r, core::BlockIndex first, int d,
                         std::span<const uint32_t> blocks) VMEM_LOCKED;
@@ -55,7 +55,7 @@ class StagingLoans : private Shared {
   const PooledList<PromotionRequest>& requests_;
   PageIn& page_in_;
   Reclaim& reclaim_;
-  StagingSupply& supply_;
+  StagingAllocator& supply_;
   Demoter& demoter_;
   MemoryFreed& freed_;
 };

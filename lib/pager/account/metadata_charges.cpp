@@ -1,0 +1,111 @@
+#include "pager/account/metadata_charges.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "core/break.h"
+#include "core/log.h"
+
+namespace vmem::pager {
+
+using memory::Use;
+
+namespace {
+
+constexpr size_t kTries = 8;  // of those that are to ask again, at a time
+
+}  // namespace
+
+// What tables take from the budget, with so many bytes more of them.
+uint64_t MetadataCharges::counted(uint64_t more) const {
+  const uint64_t bytes =
+      bytes_ + frame_table_.size() * (sizeof(Frame) + 24) + transitions_.size() * sizeof(Transition) + more;
+  return bytes > kFree ? bytes - kFree : 0;
+}
+
+void MetadataCharges::charge(Region& r) {
+  const size_t bytes = std::max(r.table.footprint(), r.table_granted);
+  if (bytes == r.table_charged) return;
+  bytes_ += bytes - r.table_charged;
+  r.table_charged = bytes;
+  count();
+}
+
+void MetadataCharges::charge_leases(Region& r) {
+  const size_t bytes = r.leases.bytes();
+  if (bytes == r.leases_charged) return;
+  bytes_ += bytes - r.leases_charged;
+  r.leases_charged = bytes;
+  count();
+}
+
+void MetadataCharges::credit(Region& r) {
+  bytes_ -= std::exchange(r.table_charged, 0) + std::exchange(r.leases_charged, 0);
+  count();
+}
+
+uint64_t MetadataCharges::growth(const Region& r, BlockIndex b) const {
+  const size_t cost = r.table.cost(b);
+  if (cost == 0) return 0;
+  const size_t grown = r.table.footprint() + cost;
+  const uint64_t bytes = counted(grown > r.table_charged ? grown - r.table_charged : 0);
+  return bytes > budget_.charged(Use::tables) ? bytes - budget_.charged(Use::tables) : 0;
+}
+
+bool MetadataCharges::fits(const Region& r, BlockIndex b) const {
+  const size_t more = r.table.cost(b);
+  if (more == 0 || r.table.footprint() + more <= r.table_charged || budget_.charged(Use::tables) == 0) return true;
+  return reserve_.for_moves() + more <= budget_.wanted();
+}
+
+// It was refused. True: nobody need know of it any more. Of a block that has come since, its pages would be taken back;
+// one that moves may not come after all.
+bool MetadataCharges::asks_again(const Region& r, BlockIndex b) {
+  const State state = r.table[b].state;
+  if (state == State::resident || state == State::poisoned) return true;
+  if (state != State::unpopulated && state != State::stored && state != State::staged) return false;
+  const Status s = trap_.unfail(r.address(b), r.block_size);
+  if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+  return s.ok() || core::broken("table_retry");  // else it would give SIGBUS for good: tried again
+}
+
+bool MetadataCharges::may_grow(const Region& r, BlockIndex b) {
+  if (!fits(r, b)) return false;
+  refused_.erase_if([&](const auto& e) { return fits(*e.first, e.second) && asks_again(*e.first, e.second); });
+  return true;
+}
+
+void MetadataCharges::try_again() {
+  if (!refused_.empty()) may_grow(*refused_.front().first, refused_.front().second);
+}
+
+Status MetadataCharges::refuse(Region& r, BlockIndex b) {
+  // The oldest may ask again, or the next that the trap takes back; where it takes none, one more is known.
+  bool full = refused_.size() >= kMostRefused;
+  for (size_t tries = kTries; full && tries != 0; --tries) {
+    const auto [region, block] = refused_.front();
+    full = !asks_again(*region, block);
+    full ? refused_.move_front(refused_.end()) : refused_.pop_front();
+  }
+  if (!refused_.push_back({&r, b})) {  // no memory to know it by
+    trap_.wake(r.address(b), r.block_size).ignore();
+    return {};
+  }
+  Status failed = trap_.fail(r.address(b), r.block_size);
+  if (!failed.ok()) refused_.erase(std::prev(refused_.end()));
+  return failed;
+}
+
+void MetadataCharges::forget(const Region& r) {
+  refused_.erase_if([&](const auto& e) { return e.first == &r; });
+}
+
+std::string MetadataCharges::check(uint64_t bytes) const {
+  if (bytes != bytes_) {
+    return core::strprintf("%llu bytes are charged for tables and leases of regions, those there are have %llu",
+                           static_cast<unsigned long long>(bytes_), static_cast<unsigned long long>(bytes));
+  }
+  return "";
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,321 @@
+#include "pager/calls/advise.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "core/break.h"
+#include "core/step.h"
+#include "pager/block/advice.h"
+#include "pager/block/location.h"
+
+namespace vmem::pager {
+
+using policy::Temperature;
+
+namespace {
+
+constexpr size_t kMostRanges = 256;
+
+Status no_memory() {
+  return error(ENOMEM, "no memory for bookkeeping");
+}
+
+// What a device is told, or told no more, by advice for a place or its readers.
+device::Advice device_advice(int advice) {
+  switch (advice) {
+    case VMEM_ADVISE_SET_PREFERRED_LOCATION:
+    case VMEM_ADVISE_UNSET_PREFERRED_LOCATION:
+      return device::Advice::preferred_location;
+    case VMEM_ADVISE_SET_ACCESSED_BY:
+    case VMEM_ADVISE_UNSET_ACCESSED_BY:
+      return device::Advice::accessed_by;
+    default:
+      return device::Advice::read_mostly;
+  }
+}
+
+}  // namespace
+
+Status Advise::advise(const void* ptr, size_t size, int advice, int location) {
+  using policy::Priority;
+  if (advice == VMEM_ADVISE_WILL_NEED) return will_need(ptr, size);
+  if (advice == VMEM_ADVISE_DONT_NEED) return drop_contents(ptr, size);
+  Lock lock(map_.mutex());
+  BlockSpan span;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  Region& r = *span.region;
+  AdvisedRange range{span.first, span.last, Temperature::normal, false};
+  switch (advice) {
+    case VMEM_ADVISE_SET_PREFERRED_LOCATION:
+    case VMEM_ADVISE_SET_ACCESSED_BY:
+      if (Status s = check_location(location, device_set_.size(), false); !s.ok()) return s;
+      [[fallthrough]];
+    case VMEM_ADVISE_UNSET_PREFERRED_LOCATION:
+    case VMEM_ADVISE_UNSET_ACCESSED_BY:
+    case VMEM_ADVISE_SET_READ_MOSTLY:
+    case VMEM_ADVISE_UNSET_READ_MOSTLY: {
+      if (!r.gpu) return {};  // one copy in host memory serves every reader
+      const bool set = advice == VMEM_ADVISE_SET_PREFERRED_LOCATION || advice == VMEM_ADVISE_SET_ACCESSED_BY ||
+                       advice == VMEM_ADVISE_SET_READ_MOSTLY;
+      return advise_device(lock, span, {device_advice(advice), location >= 0 ? location : device::kHost, set});
+    }
+    case VMEM_ADVISE_SEQUENTIAL:
+    case VMEM_ADVISE_RANDOM:
+      r.access = advice == VMEM_ADVISE_RANDOM ? policy::Access::random : policy::Access::sequential;
+      r.readahead.set_access(r.access);
+      return {};
+    case VMEM_ADVISE_PRIORITY_LOW:
+      r.priority = Priority::low;
+      break;
+    case VMEM_ADVISE_PRIORITY_NORMAL:
+      r.priority = Priority::normal;
+      break;
+    case VMEM_ADVISE_PRIORITY_HIGH:
+      r.priority = Priority::high;
+      break;
+    case VMEM_ADVISE_NORMAL:
+      r.access = policy::Access::normal;
+      r.readahead.set_access(r.access);
+      break;
+    case VMEM_ADVISE_COLD:
+      range.temperature = Temperature::cold;
+      break;
+    case VMEM_ADVISE_HOT:
+      range.temperature = Temperature::hot;
+      break;
+    case VMEM_ADVISE_PIN:
+      range.pinned = true;
+      break;
+    default:
+      return error(EINVAL, "advice %d is unknown; enum vmem_advice has the accepted ones", advice);
+  }
+  const bool whole = advice >= VMEM_ADVISE_PRIORITY_LOW;
+  if (!whole) {
+    if (Status s = keep(r, range, advice == VMEM_ADVISE_NORMAL); !s.ok()) return s;
+  }
+  tell_policies(lock, whole ? BlockSpan{&r, 0, r.blocks - 1} : span);
+  return {};
+}
+
+// normal: it undoes what was said of the range.
+Status Advise::keep(Region& r, const AdvisedRange& range, bool normal) {
+  r.advised.reserve(r.advised.size() + 1);
+  std::erase_if(r.advised, [&](const AdvisedRange& a) { return a.first >= range.first && a.last <= range.last; });
+  if (normal) {  // what reaches into the range ends before it, or begins after it
+    for (AdvisedRange& a : r.advised) {
+      if (a.first < range.first && range.first <= a.last && a.last <= range.last) a.last = range.first - 1;
+      if (range.first <= a.first && a.first <= range.last && range.last < a.last) a.first = range.last + 1;
+    }
+  }
+  // What undoes nothing need not be known.
+  const bool says = !normal || std::any_of(r.advised.begin(), r.advised.end(), [&](const AdvisedRange& a) {
+    return a.first <= range.last && range.first <= a.last;
+  });
+  if (!says) return {};
+  if (r.advised.size() >= kMostRanges) {
+    return error(ENOSPC, "region %llu has %zu ranges with advice already; advise larger ranges",
+                 static_cast<unsigned long long>(r.id), kMostRanges);
+  }
+  r.advised.push_back(range);
+  return {};
+}
+
+// .. that have blocks of the span what holds for them now.
+void Advise::tell_policies(Lock& lock, const BlockSpan& span) {
+  Region& r = *span.region;
+  ++r.in_flight;
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last; b = r.table.next_populated(b + 1)) {
+    if (b % kTurn == 0) lock.give_way();
+    map_.follow_advice(r, b);
+  }
+  --r.in_flight;
+  map_.notify();
+}
+
+// A part of the range after another, as far as one place is said of it.
+Status Advise::will_need(const void* ptr, size_t size) {
+  size_t at = 0;
+  do {
+    const auto* const from = static_cast<const std::byte*>(ptr) + at;
+    size_t part = size - at;
+    int home = -1;
+    {
+      Lock lock(map_.mutex());
+      BlockSpan span;
+      if (Status s = map_.check_range(from, part, &span); !s.ok()) return s;
+      const Region& r = *span.region;
+      home = home_of(r, span.first);
+      const BlockIndex end = r.places.same_until(span.first, span.last) + 1;
+      if (end <= span.last) part = static_cast<size_t>(r.address(end) - from);
+    }
+    // What that device has no room for is needed all the same.
+    if (home < 0 || !prefetch_.prefetch(from, part, home, nullptr).ok()) {
+      if (Status s = prefetch_.prefetch(from, part, VMEM_HOST, nullptr); !s.ok()) return s;
+    }
+    at += part;
+  } while (at < size);
+  return {};
+}
+
+// Locked. What the pager itself remembers of it.
+Status Advise::note_places(const BlockSpan& span, const Place& place) {
+  Region& r = *span.region;
+  const auto [what, location, set] = place;
+  const int16_t preferred = set ? static_cast<int16_t>(location) : PlacementAdvice::kNowhere;
+  if (what == device::Advice::accessed_by ||
+      (what == device::Advice::preferred_location && r.places.prefer(span.first, span.last, preferred)) ||
+      (what == device::Advice::read_mostly && r.places.set_read_mostly(span.first, span.last, set)))
+    return {};
+  return error(ENOSPC, "region %llu has %zu ranges with advice about places already; advise larger ranges",
+               static_cast<unsigned long long>(r.id), r.places.ranges());
+}
+
+// Locked on entry and on return. Where the block is on a device it is claimed meanwhile: it must not leave under the
+// driver's hands.
+Status Advise::advise_block(Lock& lock, Region& r, BlockIndex b, const Place& place, bool* claimed) {
+  if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+  *claimed = r.table[b].state == State::on_device;
+  if (*claimed) blocks_.claim(r, b);
+  lock.unlock();
+  core::step("advise.device");
+  Status s = devices_->advise({reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}, place.what, place.location,
+                              place.set);
+  lock.lock();
+  if (*claimed) {
+    blocks_.unclaim(r, b);
+    map_.notify();
+  }
+  return s;
+}
+
+// Remembered for every block, and applied to those on a device.
+Status Advise::advise_device(Lock& lock, const BlockSpan& span, const Place& place) {
+  Region& r = *span.region;
+  if (Status s = note_places(span, place); !s.ok()) return s;
+  if (place.what == device::Advice::read_mostly && place.set) r.read_mostly = true;
+  ++r.in_flight;
+  Status result;
+  for (BlockIndex b = span.first; b <= span.last && result.ok(); ++b) {
+    bool claimed = false;
+    uint64_t arrived = 0;
+    do {
+      arrived = r.arrived;
+      result = advise_block(lock, r, b, place, &claimed);
+      // It may have come to a device meanwhile, and have moved on from there.
+    } while (!result.ok() && !claimed && r.arrived != arrived);
+    map_.follow_advice(r, b);
+  }
+  --r.in_flight;
+  map_.notify();
+  return result;
+}
+
+// Blocks wholly inside lose their contents. Those of shared files are written and leave memory; what a file refuses for
+// good, or again, is dropped.
+Status Advise::drop_contents(const void* ptr, size_t size) {
+  Lock lock(map_.mutex());
+  BlockSpan span;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  Region& r = *span.region;
+  const std::byte* from = static_cast<const std::byte*>(ptr);
+  const std::byte* to = from + size;
+  // The last block of a region ends where the region does.
+  const std::byte* region_end = r.base + r.size;
+  BlockIndex first = span.first + (from != r.address(span.first) ? 1 : 0);
+  BlockIndex end = to == region_end ? r.blocks : r.index(to);
+  ++r.in_flight;
+  releases_.wait_for_region(lock, r);
+  Status result;
+  RangeScan scan;
+  bool& skipped = scan.skipped;
+  if (r.backing == Backing::file_shared) {
+    if (first < end) result = range_flush_.write(lock, r, first, end - 1, false, &scan);
+    if (!result.ok()) result = drop_refused(lock, r, first, end, std::move(result));
+    BlockIndex b = r.table.next_populated(first);
+    for (; b < end && result.ok() && r.table.count(State::poisoned) != 0; b = r.table.next_populated(b + 1)) {
+      if (r.table[b].state == State::poisoned) result = drop_block(lock, r, b, &skipped);
+    }
+  } else {
+    for (BlockIndex b = r.table.next_populated(first); b < end && result.ok(); b = r.table.next_populated(b + 1)) {
+      if (b % kTurn == 0) lock.give_way();
+      if (leased(r, b)) {
+        skipped = true;
+        continue;
+      }
+      result = drop_block(lock, r, b, &skipped);
+    }
+  }
+  --r.in_flight;
+  map_.notify();
+  if (result.ok() && skipped)
+    return error(EBUSY, "leased blocks of the range keep their contents; the rest was dropped");
+  return result;
+}
+
+// Locked on entry and on return. A write of the range has failed, first with `why`. -EIO: blocks were dropped.
+Status Advise::drop_refused(Lock& lock, Region& r, BlockIndex first, BlockIndex end, Status why) {
+  uint64_t dropped = 0;
+  bool leased = false;
+  for (BlockIndex b = r.table.next_populated(first); b < end; b = r.table.next_populated(b + 1)) {
+    if (b % kTurn == 0) lock.give_way();
+    if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+    const Block& block = r.table[b];
+    const bool has_changes = core::in_memory(block.state) || core::on_a_device(block.state);
+    if (!has_changes || !map_.frame_table()[block.aux].droppable || pager::leased(r, b)) continue;
+    if (Status s = drop_block(lock, r, b, &leased); !s.ok()) return s;
+    ++dropped;
+  }
+  if (dropped == 0) return why;
+  WritebackThrottle::file_succeeded(r);  // what is left is tried, and said, anew
+  return error(EIO, "the changes of %llu blocks of %s, which the file refuses, are dropped: %.*s",
+               static_cast<unsigned long long>(dropped), core::human_bytes(r.block_size).c_str(),
+               static_cast<int>(why.text().size()), why.text().data());
+}
+
+Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
+  if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+  if (leased(r, b) && !core::broken("leased_drop")) {  // .. while it was waited for
+    *skipped = true;
+    return {};
+  }
+  Block& block = r.table[b];
+  DeferredWork after;
+  switch (block.state) {
+    case State::resident:
+    case State::staged:
+      if (Status s = isolated_.drop_contents(lock, r, b, after); !s.ok()) return s;
+      break;
+    case State::on_device: {
+      Completion completion{1, {}};
+      Transition* m = demoter_.begin(r, b, Leave::drop);
+      if (m == nullptr) return no_memory();
+      m->completion = &completion;
+      demoter_.run(lock, {&m, 1});
+      if (!completion.status.ok()) return completion.status;
+      break;
+    }
+    case State::stored:
+      failed_.forget_store_copy(r, b);
+      r.table.change(b, State::stored, State::unpopulated);
+      tables_.charge(r);
+      break;
+    case State::poisoned:
+      if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
+      failed_.forget_store_copy(r, b);
+      // Where the file itself is mapped only a PRIVATE region has contents of its own.
+      if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};
+      if ((block.flags & core::kShowsFile) != 0) return files_.revive(lock, r, b);
+      if (Status s = failed_.revive(r, b); !s.ok()) return s;
+      break;
+    default:
+      break;
+  }
+  freed_.memory_freed(after);
+  if (!after.empty()) {
+    page_in_.run(lock, after);
+  }
+  return {};
+}
+
+}  // namespace vmem::pager

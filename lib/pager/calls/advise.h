@@ -1,0 +1,70 @@
+// Takes advice: what is said of blocks is kept with their region and told the policy that has them, or the driver; what
+// is needed soon is fetched, to where it is best, and contents that nobody wants any more are dropped.
+//
+//   at most 256 ranges of a region have advice of their own; the last that covers a block counts
+//   leased blocks keep their contents, which is said; what is dropped of a shared file its file has refused, and that
+//   is said, too
+//
+#pragma once
+
+#include "pager/calls/prefetch.h"
+#include "pager/calls/range_flush.h"
+#include "pager/host/truncated_files.h"
+
+namespace vmem::pager {
+
+class Advise : private Shared {
+ public:
+  // devices: null: there is no device tier.
+  Advise(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks, FailedBlocks& failed,
+         TruncatedFiles& files, PageIn& page_in, IsolatedBlocks& isolated, StreamReleases& releases, Demoter& demoter,
+         RangeFlush& range_writer, Prefetch& hints, MemoryFreed& freed)
+      : Shared(shared),
+        devices_(devices),
+        device_set_(gpus),
+        blocks_(blocks),
+        failed_(failed),
+        files_(files),
+        page_in_(page_in),
+        isolated_(isolated),
+        releases_(releases),
+        demoter_(demoter),
+        range_flush_(range_writer),
+        prefetch_(hints),
+        freed_(freed) {}
+
+  // advice: of enum vmem_advice.
+  core::Status advise(const void* ptr, size_t size, int advice, int location) VMEM_UNLOCKED;
+
+ private:
+  core::Status will_need(const void* ptr, size_t size) VMEM_UNLOCKED;
+  struct Place {  // advice about one, as a device takes it
+    device::Advice what;
+    int location;
+    bool set;
+  };
+  core::Status note_places(const BlockSpan& span, const Place& place) VMEM_LOCKED;
+  core::Status advise_block(Lock& lock, Region& r, core::BlockIndex b, const Place& place, bool* claimed) VMEM_LOCKED;
+  core::Status advise_device(Lock& lock, const BlockSpan& span, const Place& place) VMEM_LOCKED;
+  core::Status keep(Region& r, const AdvisedRange& range, bool normal) VMEM_LOCKED;
+  void tell_policies(Lock& lock, const BlockSpan& span) VMEM_LOCKED;
+  core::Status drop_contents(const void* ptr, size_t size) VMEM_UNLOCKED;
+  core::Status drop_block(Lock& lock, Region& r, core::BlockIndex b, bool* skipped) VMEM_LOCKED;
+  core::Status drop_refused(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex end,
+                            core::Status why) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  DeviceSet& device_set_;
+  DeviceBlocks& blocks_;
+  FailedBlocks& failed_;
+  TruncatedFiles& files_;
+  PageIn& page_in_;
+  IsolatedBlocks& isolated_;
+  StreamReleases& releases_;
+  Demoter& demoter_;
+  RangeFlush& range_flush_;
+  Prefetch& prefetch_;
+  MemoryFreed& freed_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,396 @@
+#include "pager/calls/device_acquire.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <functional>
+
+#include "core/break.h"
+#include "core/clock.h"
+#include "core/scope_guard.h"
+#include "core/step.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr std::chrono::milliseconds kPause{20};  // between two tries to bring a block to a device
+
+Status no_memory() {
+  return error(ENOMEM, "no memory for bookkeeping");
+}
+
+Status shows_its_file(const BlockMap& map, const Region& r, BlockIndex b) VMEM_LOCKED {
+  return error(EIO,
+               "the file ends before the block does, and its own pages are shown: make it long enough, free the region "
+               "and map it again, %s",
+               map.where(r, b).c_str());
+}
+
+// The same blocks, each once: one that is named twice is needed once. `out` has room for as many.
+void join_spans(std::span<const BlockSpan> spans, std::vector<BlockSpan>* out) {
+  out->assign(spans.begin(), spans.end());
+  std::sort(out->begin(), out->end(), [](const BlockSpan& a, const BlockSpan& b) {
+    return a.region != b.region ? std::less<>()(a.region, b.region) : a.first < b.first;
+  });
+  size_t kept = 0;
+  for (size_t i = 1; i < out->size(); ++i) {
+    BlockSpan& last = (*out)[kept];
+    const BlockSpan& next = (*out)[i];
+    if (next.region != last.region || next.first > last.last) {
+      (*out)[++kept] = next;
+    } else {
+      last.last = std::max(last.last, next.last);
+    }
+  }
+  out->resize(kept + 1);
+}
+
+}  // namespace
+
+// Locked on entry and on return. Each range of an acquire in a region that has devices, which may be accessed so.
+Status DeviceAcquire::check_ranges(std::span<const vmem_range> ranges, std::span<BlockSpan> out) {
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
+    const Region& r = *out[i].region;
+    if (!r.gpu) {
+      return error(EINVAL, "range %zu is in a region without a device tier (VMEM_HOST_ONLY); make it without that flag",
+                   i);
+    }
+    if (r.backing == Backing::file_read && (ranges[i].access & VMEM_WRITE) != 0) {
+      return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
+    }
+  }
+  return {};
+}
+
+// Locked on entry and on return. The policy learns of blocks that have been leased at device d, and those that are
+// there already are counted.
+void DeviceAcquire::hold_leased(Lock& lock, std::span<const BlockSpan> spans, int d) {
+  for (const BlockSpan& s : spans) {
+    Region& r = *s.region;
+    uint64_t hits = 0;
+    for (BlockIndex b = r.table.next_populated(s.first); b <= s.last; b = r.table.next_populated(b + 1)) {
+      if (r.table[b].state == State::on_device && r.table[b].device == d) {
+        ++hits;
+        blocks_.adopt(r, b);
+      }
+      map_.match_hold(r, b);
+      if (b % kTurn == 0) lock.give_way();
+    }
+    core::add(counters_.lease_blocks, s.last - s.first + 1);
+    core::add(counters_.lease_hits, hits);
+  }
+}
+
+// Locked on entry and on return, and not meanwhile. On device d for what is missing of the spans, as far as blocks can
+// leave.
+void DeviceAcquire::make_room(Lock& lock, std::span<const BlockSpan> spans, int d, const AcquireRequest* ask) {
+  uint64_t missing = 0;
+  for (const BlockSpan& s : spans) {
+    for (BlockIndex b = s.first; b <= s.last; ++b) {
+      const Block& block = s.region->table[b];
+      missing += core::on_a_device(block.state) && block.device == d ? 0 : s.region->block_size;
+    }
+  }
+  DeviceState& g = device_set_[static_cast<size_t>(d)];
+  const uint64_t failures = g.failures;  // of a driver that refuses: who waits for room then is told in time
+  for (bool left = true; left && AcquireRequest::check(ask).ok() && g.failures == failures;) {
+    g.budget.want(missing);  // others say what they want, too
+    left = g.budget.missing() != 0 && device_reclaim_.make(lock, d);
+  }
+}
+
+// Locked on entry and on return. What failed before is tried again: the disk may have recovered.
+Status DeviceAcquire::revive_failed(Lock& lock, Region& r, BlockIndex first, BlockIndex last) {
+  if (r.reasons.empty() && r.table.count(State::poisoned) == 0) return {};
+  for (BlockIndex i = first; i <= last; ++i) {
+    const bool lost = r.lost || (r.table[i].flags & core::kLost) != 0;
+    // Where a PRIVATE region shows its file, that mapping has the only copy of what was stored since.
+    const bool only_copy = (r.table[i].flags & core::kShowsFile) != 0 && r.backing == Backing::file_private;
+    if (r.table[i].state == State::poisoned && !lost && !only_copy) {
+      if ((r.table[i].flags & core::kShowsFile) == 0) {
+        if (Status revived = failed_.revive(r, i); !revived.ok()) return revived;  // the disk may have recovered
+      } else if (device_set_.own_page_tables()) {  // nothing could hold accesses while the trap takes the pages' place
+        return shows_its_file(map_, r, i);
+      } else if (Status shown = files_.revive(lock, r, i); !shown.ok()) {
+        return shown;
+      }
+    }
+    if (r.table[i].state != State::poisoned) r.reasons.erase(i);
+  }
+  return {};
+}
+
+// Locked on entry and on return. Everything that is not on device d is asked for, before anything is waited for, in the
+// name of the spans; what failed before is tried again.
+Status DeviceAcquire::ask_for_missing(Lock& lock, std::span<const BlockSpan> spans, int d, const AcquireRequest* ask) {
+  bool missing = false;
+  for (const BlockSpan& s : spans) {
+    Region& r = *s.region;
+    BlockIndex b = s.first;
+    while (b <= s.last && r.table[b].state == State::on_device && r.table[b].device == d) ++b;
+    if (b > s.last) continue;
+    if (Status revived = revive_failed(lock, r, b, s.last); !revived.ok()) return revived;
+    const auto at =
+        std::find_if(requests_.begin(), requests_.end(), [](const PromotionRequest& w) { return w.owner == nullptr; });
+    if (!requests_.insert(at, PromotionRequest{&r, b, s.last, d, Urgency::acquire, spans.data()})) return no_memory();
+    missing = true;
+  }
+  if (!missing) return {};
+  DeferredWork after;
+  promoter_.pump(after, false);
+  Batch mine;
+  // Who asks may withdraw it any time, and does not wait for driver calls unless it said so.
+  if ((ask == nullptr || ask->moves_blocks) && device_set_.own_page_tables()) mine = copy_in_.take_ready(spans, d);
+  promoter_.wake_for_ready();
+  lock.unlock();
+  core::step("acquire.started");
+  page_in_.run(after);
+  if (!mine.empty()) copy_in_.begin(mine, d);
+  lock.lock();
+  return {};
+}
+
+// Locked. All that is to be stored to is there, and the stream knows of all its copies.
+bool DeviceAcquire::stores_may_begin(std::span<const BlockSpan> spans, std::span<const vmem_range> ranges,
+                                     const std::vector<device::Ticket>& ordered, int d) {
+  for (size_t i = 0; i < spans.size(); ++i) {
+    if ((ranges[i].access & VMEM_WRITE) == 0) continue;
+    const Region& r = *spans[i].region;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
+      if (!blocks_.has_come(r, b, d)) return false;
+      const Frame& frame = map_.frame_table()[r.table[b].aux];
+      if (frame.cpu_mapped) return false;
+      const device::Ticket& copy = frame.ticket;  // of who came again the stream knows nothing yet
+      if (copy != nullptr && std::find(ordered.rbegin(), ordered.rend(), copy) == ordered.rend()) return false;
+    }
+  }
+  return true;
+}
+
+// Locked. What is to be stored to counts as changed from here on and not sooner: until the acquire returns no kernel
+// stores, and were the device lost the bytes that came would be good. Marked under one hold of the lock with finding
+// all of it there. decided: nobody will say that it has not changed.
+void DeviceAcquire::mark_changed(std::span<const BlockSpan> spans, std::span<const vmem_range> ranges, bool decided) {
+  for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
+    if ((ranges[i].access & VMEM_WRITE) == 0) continue;
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b)
+      decided ? blocks_.will_change(*spans[i].region, b) : blocks_.may_change(*spans[i].region, b);
+  }
+}
+
+Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* stream, const AcquireRequest* ask) {
+  // An ask's stream was looked at where "the default stream" meant the asker's.
+  if (Status s = ask == nullptr ? device_set_.check_stream(d, stream) : device_set_.use(d); !s.ok()) return s;
+  // Before the lock, so that tickets end after it, and nothing has to grow under it.
+  std::vector<BlockSpan> spans(ranges.size()), apart;
+  std::vector<device::Ticket> tickets;
+  size_t most = ranges.size();
+  for (const vmem_range& range : ranges) most += std::min(range.size / core::kHugePage, size_t{1} << 20) + 1;
+  apart.reserve(ranges.size());
+  tickets.reserve(std::min(most, size_t{1} << 20));
+  Lock lock(map_.mutex());
+  if (Status s = check_ranges(ranges, spans); !s.ok()) return s;
+  if (Status s = check_asked(spans, ask); !s.ok()) return s;
+  join_spans(spans, &apart);
+  for (const BlockSpan& s : spans) ++s.region->in_flight;  // they stay while we wait
+  const core::ScopeGuard let_regions_go([&] {
+    lock.hold();
+    requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
+    for (const BlockSpan& span : spans) --span.region->in_flight;
+    map_.notify();
+  });
+  if (Status s = releases_.wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
+  // However this ends but well, also for want of memory: nothing is leased.
+  size_t done = 0;
+  core::ScopeGuard undo([&] {
+    lock.hold();
+    // With the leases, under one hold of the lock: a promotion request asks nobody who may have leased the block since.
+    requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
+    for (size_t i = 0; i < done; ++i) grants_.take_back(spans[i], ranges[i].access, d, stream);
+    for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
+    device_set_.work().notify_all();
+  });
+  for (; done < spans.size(); ++done) {
+    if (Status s = grants_.grant(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
+  }
+  hold_leased(lock, spans, d);
+  // Before it is asked for: workers would take what there is room for.
+  if (ask != nullptr && ask->moves_blocks && device_set_.own_page_tables()) make_room(lock, spans, d, ask);
+  if (Status s = ask_for_missing(lock, spans, d, ask); !s.ok()) return s;
+  size_t ordered = 0;
+  do {
+    for (size_t i = 0; i < spans.size(); ++i) {
+      if (Status s = bring(lock, spans[i], ranges[i].access, d, spans.data(), &tickets, ask); !s.ok()) return s;
+    }
+    lock.unlock();
+    core::step("acquire.ordering");
+    Status s;
+    for (; ordered < tickets.size() && s.ok(); ++ordered) {
+      if (!core::broken("stream_order")) s = devices_->order_after(tickets[ordered], stream, d);
+    }
+    lock.lock();
+    if (!s.ok()) return s;
+  } while (!stores_may_begin(spans, ranges, tickets, d));
+  mark_changed(spans, ranges, ask == nullptr || !ask->tells_stores);
+  undo.dismiss();
+  return {};
+}
+
+// Locked; it has come. A copy that is under way is noted.
+void DeviceAcquire::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
+  Block& block = r.table[b];
+  Frame& frame = map_.frame_table()[block.aux];
+  frame.displaced = false;
+  if (frame.hinted) {
+    frame.hinted = false;
+    block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
+    core::add(counters_.prefetch_hits);
+  }
+  if (block.state == State::promoting) {
+    if (frame.ticket != nullptr && (tickets->empty() || tickets->back() != frame.ticket))
+      tickets->push_back(frame.ticket);
+  } else if (frame.admitted) {
+    map_.policy(block.aux).touched(block.aux);
+  }
+}
+
+// Locked. Why a block does not come to device d: nothing went on for the whole time-out.
+Status DeviceAcquire::cannot_come(const Region& r, int d) {
+  const DeviceState& g = device_set_[static_cast<size_t>(d)];
+  if (!writes_.error().ok()) return writes_.take_error();
+  if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), g.failure.text());
+  if (Status s = map_.refusal(); !s.ok()) return s;
+  return error(ENOMEM,
+               "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms", d,
+               core::human_bytes(g.budget.limit()).c_str(), core::human_bytes(g.budget.charged()).c_str(),
+               staging_.of(r).frames.free(), staging_.of(r).frames.total(), config_.fault_timeout_ms);
+}
+
+struct DeviceAcquire::Coming {
+  uint64_t failures;  // of the device, when last looked
+  uint64_t mark = StallClock::kNone;
+  std::chrono::milliseconds paused{0};  // for transitions that failed
+  bool refused = false;                 // the kernel had no memory to read it
+};
+
+// Why the block does not come, where that is known. tried: the last block whose older failure was forgotten.
+Status DeviceAcquire::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
+  Block& block = r.table[b];
+  // The thread whose access met the cut may go on before this is known of the block.
+  if (block.state == State::poisoned && (block.flags & (core::kShowsFile | core::kLost)) == core::kShowsFile &&
+      device_set_.own_page_tables() && !r.lost && r.backing != Backing::file_private)
+    return shows_its_file(map_, r, b);
+  if (const auto why = r.reasons.find(b); why != r.reasons.end() && !core::in_transition(block.state)) {
+    if (*tried == b || block.state == State::poisoned) {
+      if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
+      return Status(why->second.code() == -ENOMEM ? ENOMEM : EIO, why->second.text());
+    }
+    r.reasons.erase(why);  // an older try that was still under way
+    *tried = b;
+  } else if (block.state == State::poisoned) {
+    if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
+    return r.reason(b);
+  }
+  return {};
+}
+
+// Locked on entry and on return. Nobody has asked for it, or no more: it went another way meanwhile.
+Status DeviceAcquire::ask_again(Lock& lock, Region& r, BlockIndex b, int d, const void* owner, Coming* coming) {
+  const DeviceState& g = device_set_[static_cast<size_t>(d)];
+  if (g.failures == coming->failures) {
+    if (!requests_.push_front(PromotionRequest{&r, b, b, d, Urgency::acquire, owner})) return no_memory();
+    DeferredWork after;
+    promoter_.pump(after);
+    page_in_.run(lock, after);
+    return {};
+  }
+  // A move in failed: not again at once, and not for ever, whatever else goes on.
+  coming->failures = g.failures;
+  coming->paused += kPause;
+  if (coming->paused >= std::chrono::milliseconds(config_.fault_timeout_ms) && !g.failure.ok())
+    return Status(-g.failure.code(), g.failure.text());
+  const auto until = std::chrono::steady_clock::now() + kPause;
+  for (auto now = until - kPause; now < until; now = std::chrono::steady_clock::now())
+    lock.sleep_for(map_.changed(), until - now);
+  lock.unlock();
+  Status health = devices_->health(d);
+  lock.lock();
+  return health;
+}
+
+// Locked on entry and on return. Something happens with blocks of the span, or might have: begins with those that are
+// ready, where it may.
+Status DeviceAcquire::wait_for_some(Lock& lock, const BlockSpan& span, int d, const AcquireRequest* ask) {
+  DeviceState& g = device_set_[static_cast<size_t>(d)];
+  const bool begins = ask == nullptr && device_set_.own_page_tables();  // an ask may be withdrawn any time
+  const Batch mine = begins ? copy_in_.take_ready({&span, 1}, d) : Batch();
+  if (begins && !g.ready.empty()) promoter_.wake_for_ready();  // others', of which only this thread may have been told
+  if (!mine.empty()) {
+    lock.unlock();
+    copy_in_.begin(mine, d);
+    lock.lock();
+    return {};
+  }
+  g.sleepers += begins ? 1 : 0;
+  const std::cv_status woken = lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
+  g.sleepers -= begins ? 1 : 0;
+  if (woken != std::cv_status::timeout) return {};
+  DeferredWork after;
+  promoter_.pump(after);
+  lock.unlock();
+  page_in_.run(after);
+  Status health = devices_->health(d);
+  lock.lock();
+  return health;
+}
+
+// Waits until the copy of every block of the span is issued, or it is there; collects the ends of copies under way.
+Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, int d, const void* owner,
+                            std::vector<device::Ticket>* tickets, const AcquireRequest* ask) {
+  Region& r = *span.region;
+  Coming coming{.failures = device_set_[static_cast<size_t>(d)].failures};
+  BlockIndex tried = UINT64_MAX;
+  const uint64_t begun = now_ns();
+  for (BlockIndex b = span.first; b <= span.last;) {
+    if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
+    if (Status s = AcquireRequest::check(ask); !s.ok()) return s;
+    Block& block = r.table[b];
+    if (block.state == State::on_device && map_.frame_table()[block.aux].cpu_mapped &&
+        !map_.frame_table()[block.aux].device_stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
+      if (!cpu_mapper_.hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);
+      continue;
+    }
+    if (blocks_.has_come(r, b, d)) {
+      if (block.state == State::on_device) blocks_.adopt(r, b);  // its promotion request may not have got to it
+      note_come(r, b, tickets);
+      coming.mark = StallClock::kNone;
+      coming.paused = {};
+      coming.refused = false;
+      ++b;
+      continue;
+    }
+    if (Status s = failure_of(r, b, &tried); !s.ok()) return s;
+    // Lent to kernels of another range, whose thread may be waiting for what this one has lent.
+    if (ask != nullptr && block.state == State::isolating && map_.frame_table()[block.aux].lent_to_kernels &&
+        now_ns() - begun > ask->patience_ns)
+      return error(EALREADY, "a block is lent to kernels of another range");
+    if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
+    if (coming.mark == StallClock::kNone) coming.mark = deadline_.look(now_ns());
+    const bool pauses =
+        (block.state == State::unpopulated || block.state == State::stored) && failed_.retries().asleep(r, b);
+    coming.refused |= pauses;
+    if (deadline_.hopeless(coming.mark)) return coming.refused ? failed_.not_read(r, b) : cannot_come(r, d);
+    const bool requested = std::any_of(requests_.begin(), requests_.end(), [&](const PromotionRequest& w) {
+      return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;
+    });
+    const bool comes =
+        pauses || requested || block.state == State::promoting || (block.state == State::demoting && block.device == d);
+    Status s = comes ? wait_for_some(lock, span, d, ask) : ask_again(lock, r, b, d, owner, &coming);
+    if (!s.ok()) return s;
+  }
+  return {};
+}
+
+}  // namespace vmem::pager

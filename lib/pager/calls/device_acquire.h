@@ -1,0 +1,82 @@
+// Acquires at devices: the leases are taken all at once, what is missing is asked for, and the stream is ordered after
+// its copies.
+//
+//   however one ends but well, nothing is leased, and nothing is asked for in its name
+//   what is to be stored to counts as changed from when all of it is there and its stream knows of the copies; until
+//   the acquire returns no kernel stores
+//
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "pager/host/truncated_files.h"
+#include "pager/tier/copy_in.h"
+#include "pager/tier/cpu_mapper.h"
+#include "pager/tier/device_reclaim.h"
+#include "pager/tier/promoter.h"
+
+namespace vmem::pager {
+
+class DeviceAcquire : private Shared {
+ public:
+  // requests: for promotion, acquires first.
+  DeviceAcquire(const Shared& shared, device::Devices* devices, PooledList<PromotionRequest>& requests, DeviceSet& gpus,
+                DeviceBlocks& blocks, FailedBlocks& failed, TruncatedFiles& files, PageIn& page_in,
+                LeaseManager& grants, StreamReleases& releases, CpuMapper& views, DeviceReclaim& reclaim,
+                Promoter& promoter, CopyIn& copy_in)
+      : Shared(shared),
+        devices_(devices),
+        requests_(requests),
+        device_set_(gpus),
+        blocks_(blocks),
+        failed_(failed),
+        files_(files),
+        page_in_(page_in),
+        grants_(grants),
+        releases_(releases),
+        cpu_mapper_(views),
+        device_reclaim_(reclaim),
+        promoter_(promoter),
+        copy_in_(copy_in) {}
+
+  // ask: of AcquireRequests::ask() with the same arguments; null: the caller waits.
+  core::Status acquire(std::span<const vmem_range> ranges, int d, void* stream,
+                       const AcquireRequest* ask) VMEM_UNLOCKED;
+
+ private:
+  struct Coming;  // how a wait for blocks goes
+  core::Status check_ranges(std::span<const vmem_range> ranges, std::span<BlockSpan> out) VMEM_LOCKED;
+  void hold_leased(Lock& lock, std::span<const BlockSpan> spans, int d) VMEM_LOCKED;
+  void make_room(Lock& lock, std::span<const BlockSpan> spans, int d, const AcquireRequest* ask) VMEM_LOCKED;
+  core::Status revive_failed(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last) VMEM_LOCKED;
+  core::Status ask_for_missing(Lock& lock, std::span<const BlockSpan> spans, int d,
+                               const AcquireRequest* ask) VMEM_LOCKED;
+  core::Status bring(Lock& lock, const BlockSpan& span, unsigned access, int d, const void* owner,
+                     std::vector<device::Ticket>* tickets, const AcquireRequest* ask) VMEM_LOCKED;
+  core::Status failure_of(Region& r, core::BlockIndex b, core::BlockIndex* tried) VMEM_LOCKED;
+  core::Status ask_again(Lock& lock, Region& r, core::BlockIndex b, int d, const void* owner,
+                         Coming* coming) VMEM_LOCKED;
+  core::Status wait_for_some(Lock& lock, const BlockSpan& span, int d, const AcquireRequest* ask) VMEM_LOCKED;
+  void note_come(Region& r, core::BlockIndex b, std::vector<device::Ticket>* tickets) VMEM_LOCKED;
+  core::Status cannot_come(const Region& r, int d) VMEM_LOCKED;
+  bool stores_may_begin(std::span<const BlockSpan> spans, std::span<const vmem_range> ranges,
+                        const std::vector<device::Ticket>& ordered, int d) VMEM_LOCKED;
+  void mark_changed(std::span<const BlockSpan> spans, std::span<const vmem_range> ranges, bool decided) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  PooledList<PromotionRequest>& requests_;
+  DeviceSet& device_set_;
+  DeviceBlocks& blocks_;
+  FailedBlocks& failed_;
+  TruncatedFiles& files_;
+  PageIn& page_in_;
+  LeaseManager& grants_;
+  StreamReleases& releases_;
+  CpuMapper& cpu_mapper_;
+  DeviceReclaim& device_reclaim_;
+  Promoter& promoter_;
+  CopyIn& copy_in_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,211 @@
+#include "pager/calls/exit_flush.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <memory>
+#include <new>
+#include <thread>
+
+#include "core/break.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "core/thread.h"
+#include "pager/tier/retry.h"
+
+namespace vmem::pager {
+
+// A device with a live lease for writing under which a file is to get what is stored.
+struct ExitFlush::LiveDevice {
+  enum class End : uint8_t { none, reached, refused };
+  int device = 0;
+  std::shared_ptr<std::atomic<End>> end;  // of what it had been told to do; null: nobody could be asked
+  bool over = false;                      // it was reached in time
+};
+
+// A device that does not answer keeps whoever waits for it, and what it has nothing to do with is in the files by then.
+Status ExitFlush::flush_host() {
+  Lock lock(map_.mutex());
+  RangeFlush::Writes writes;
+  RangeScan scan;
+  scan.all = scan.host = true;
+  scan.wait = RangeScan::Wait::never;
+  uintptr_t at = 0;
+  for (auto it = map_.regions().begin(); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
+    at = it->first + 1;
+    Region& r = *it->second;
+    if (r.backing != Backing::file_shared || r.dying) continue;
+    ++r.in_flight;
+    range_flush_.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
+    --r.in_flight;
+    map_.notify();
+  }
+  return range_flush_.end(lock, &writes);
+}
+
+// What can be written without a wait for anybody comes first; then what did not come to rest, while anything goes on.
+Status ExitFlush::flush_shared() {
+  Lock lock(map_.mutex());
+  Status first;
+  const auto tell = [&](const Status& s) VMEM_LOCKED {
+    lock.unlock();
+    core::log(core::Level::error, "changes of a shared file did not reach it: %.*s", static_cast<int>(s.text().size()),
+              s.text().data());
+    lock.lock();
+    if (first.ok()) first = s;
+  };
+  RangeScan scan;
+  scan.all = true;
+  for (const auto wait : {RangeScan::Wait::never, RangeScan::Wait::while_it_goes_on}) {
+    const bool again = wait != RangeScan::Wait::never;
+    scan.wait = wait;
+    scan.progress = {};
+    scan.progress.look(now_ns(), true);
+    // Regions may be freed while we write: each step looks up the next by address.
+    uintptr_t at = 0;
+    for (auto it = map_.regions().lower_bound(at); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
+      at = it->first + 1;
+      Region& r = *it->second;
+      if (r.backing != Backing::file_shared || r.dying || (again && !r.unfinished)) continue;
+      ++r.in_flight;
+      if (Status s = write_region(lock, r, &scan, again); !s.ok()) tell(s);
+      --r.in_flight;
+      map_.notify();
+    }
+  }
+  if (core::broken("live_streams")) return first;
+  if (Status s = write_under_leases(lock); !s.ok()) tell(s);
+  return first;
+}
+
+Status ExitFlush::write_region(Lock& lock, Region& r, RangeScan* scan, bool again) {
+  scan->left = 0;
+  Status s = range_flush_.write(lock, r, 0, r.blocks - 1, true, scan);
+  r.unfinished = scan->left != 0;
+  if (s.ok() && again && r.unfinished) {
+    s = error(ETIMEDOUT,
+              "%llu blocks did not come to rest for %u ms: a stream has not come to their release, or they are on "
+              "their way; what they may still become is lost. The first: %s",
+              static_cast<unsigned long long>(scan->left), config_.fault_timeout_ms,
+              map_.where(r, scan->first_left).c_str());
+  }
+  if (s.ok() && !r.unfinished) s = failed_.tell_lost(r, 0, r.blocks - 1, false);
+  return s;
+}
+
+bool ExitFlush::concerns(const Region& r) {
+  return r.backing == Backing::file_shared && r.gpu && !r.dying && !r.lost && r.told_at_exit != r.granted + 1;
+}
+
+void ExitFlush::find_live(const Region& r, core::InplaceVector<LiveDevice, device::kMaxDevices>* live,
+                          BlockIndex* first) {
+  r.leases.visit(0, r.blocks - 1, [&](BlockIndex b, BlockIndex, const Leases& leases) {
+    for (const Lease& l : leases) {
+      if (l.location < 0 || l.count == 0 || (l.access & VMEM_WRITE) == 0) continue;
+      *first = std::min(*first, b);
+      const auto same = [&](const LiveDevice& d) { return d.device == l.location; };
+      if (std::none_of(live->begin(), live->end(), same)) live->push_back({l.location, nullptr, false});
+    }
+    return true;
+  });
+}
+
+// Unlocked. On a thread of its own, which stays behind where the device never ends.
+void ExitFlush::drain_aside(LiveDevice* live) try {
+  auto end = std::make_shared<std::atomic<LiveDevice::End>>(LiveDevice::End::none);
+  std::thread thread;
+  ++drains;
+  const auto drain = [devices = devices_, d = live->device, end] {
+    *end = devices->drain(d).ok() ? LiveDevice::End::reached : LiveDevice::End::refused;
+    --drains;
+  };
+  if (core::start_thread("vmem-drain", drain, &thread).ok()) {
+    thread.detach();
+    live->end = std::move(end);
+  } else {
+    --drains;
+  }
+} catch (const std::bad_alloc&) {
+}
+
+// Unlocked. Until they are reached, or nothing has been for the time-out; all that were asked together.
+void ExitFlush::wait_for_ends(std::span<LiveDevice> live, uint64_t timeout_ms) {
+  StallClock progress;
+  progress.look(now_ns(), true);
+  for (LiveDevice& d : live) {
+    while (d.end != nullptr && *d.end == LiveDevice::End::none) {
+      progress.look(now_ns(), false);
+      if (progress.over(0, timeout_ms * uint64_t{1000000})) break;
+      core::add(counters_.swept_blocks);  // it ends by itself
+      usleep(1000);
+    }
+    d.over = d.end != nullptr && *d.end == LiveDevice::End::reached;
+    if (d.over) progress.made();
+    d.end.reset();  // may be the last one's, and under the lock nothing is freed
+  }
+}
+
+// Locked. What devices have been told to do while there are live leases for writing is waited for, as for a release,
+// and written. It is all of a device's work that is waited for: kernels that ask run on whatever stream, and a stream
+// that a lease names may be gone by now, with its number another's.
+Status ExitFlush::write_under_leases(Lock& lock) {
+  core::InplaceVector<LiveDevice, device::kMaxDevices> live;
+  BlockIndex none = 0;
+  const uint64_t timeout_ms = config_.fault_timeout_ms;
+  for (const auto& [base, r] : map_.regions()) {
+    if (concerns(*r)) find_live(*r, &live, &none);
+  }
+  if (live.empty()) return {};
+  lock.unlock();
+  core::step("exit.streams");
+  for (LiveDevice& d : live) drain_aside(&d);
+  wait_for_ends(live.all(), timeout_ms);
+  lock.lock();
+  RangeScan scan;
+  scan.all = true;
+  scan.wait = RangeScan::Wait::while_it_goes_on;
+  scan.progress.look(now_ns(), true);
+  Status result;
+  uintptr_t at = 0;
+  for (auto it = map_.regions().lower_bound(at); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
+    at = it->first + 1;
+    Region& r = *it->second;
+    if (!concerns(r)) continue;
+    Status s = write_leased(lock, r, live.all(), &scan);
+    if (result.ok()) result = std::move(s);
+  }
+  return result;
+}
+
+// known: the devices that were waited for.
+Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice> known, RangeScan* scan) {
+  core::InplaceVector<LiveDevice, device::kMaxDevices> live;
+  BlockIndex first = UINT64_MAX;
+  find_live(r, &live, &first);
+  if (live.empty()) return {};
+  ++r.in_flight;
+  Status s = range_flush_.write(lock, r, 0, r.blocks - 1, true, scan);
+  const auto left = std::find_if(live.begin(), live.end(), [&](const LiveDevice& of) {
+    lock.hold();
+    const auto reached = [&](const LiveDevice& d) { return d.device == of.device && d.over; };
+    // What is lost is said elsewhere.
+    return !device_set_[static_cast<size_t>(of.device)].lost && std::none_of(known.begin(), known.end(), reached);
+  });
+  if (left != live.end()) {
+    r.told_at_exit = r.granted + 1;
+    if (s.ok()) {
+      s = error(ETIMEDOUT,
+                "device %d has work under a live lease with VMEM_WRITE, whose end was not seen within %u ms; what it "
+                "stores from now on is lost. The first such block: %s",
+                left->device, config_.fault_timeout_ms, map_.where(r, first).c_str());
+    }
+  }
+  --r.in_flight;
+  map_.notify();
+  return s;
+}
+
+}  // namespace vmem::pager

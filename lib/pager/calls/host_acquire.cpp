@@ -1,0 +1,281 @@
+#include "pager/calls/host_acquire.h"
+
+#include <cerrno>
+
+#include "core/clock.h"
+#include "core/scope_guard.h"
+#include "core/step.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr unsigned kRefusals = 10;  // at least, until what the trap refuses is given up: a clock alone tells nothing
+constexpr std::chrono::milliseconds kLookAgain{20};
+
+Status no_memory() {
+  return error(ENOMEM, "no memory for bookkeeping");
+}
+
+}  // namespace
+
+struct HostAcquire::Coming {
+  bool tried = false;    // what is failed now has failed for this acquire
+  unsigned refused = 0;  // so often the trap would not have it in place, since ..
+  uint64_t refused_ns = 0;
+  uint64_t starving = StallClock::kNone;
+};
+
+Status HostAcquire::acquire(std::span<const vmem_range> ranges, const AcquireRequest* ask) {
+  std::vector<BlockSpan> spans(ranges.size());
+  Lock lock(map_.mutex());
+  if (Status s = check_ranges(ranges, spans); !s.ok()) return s;
+  if (Status s = check_asked(spans, ask); !s.ok()) return s;
+  for (const BlockSpan& s : spans) ++s.region->in_flight;
+  const core::ScopeGuard let_regions_go([&] {
+    lock.hold();
+    for (const BlockSpan& s : spans) --s.region->in_flight;
+    map_.notify();
+  });
+  if (!releases_.empty()) {
+    if (Status s = releases_.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) return s;
+  }
+  // However this ends but well, also for want of memory: nothing is leased.
+  size_t done = 0;
+  core::ScopeGuard undo([&] {
+    lock.hold();
+    for (size_t i = 0; i < done; ++i) grants_.take_back(spans[i], ranges[i].access, VMEM_HOST, nullptr);
+    for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
+  });
+  for (; done < spans.size(); ++done) {
+    if (Status s = grant(lock, spans, done, ranges[done].access, ask); !s.ok()) return s;
+  }
+  for (const BlockSpan& s : spans) hold(lock, s);
+  if (Status s = start_reads(lock, spans, ask); !s.ok()) return s;
+  for (size_t i = 0; i < spans.size(); ++i) {
+    for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
+      if (Status failure = bring(lock, *spans[i].region, b, ranges[i].access, ask); !failure.ok()) return failure;
+      if (b % kTurn == 0) lock.give_way();
+    }
+  }
+  undo.dismiss();
+  return {};
+}
+
+Status HostAcquire::check_ranges(std::span<const vmem_range> ranges, std::span<BlockSpan> out) {
+  for (size_t i = 0; i < ranges.size(); ++i) {
+    if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
+    if (out[i].region->backing == Backing::file_read && (ranges[i].access & VMEM_WRITE) != 0) {
+      return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
+    }
+  }
+  return {};
+}
+
+// Locked, and not while others give memory back: one of the spans.
+Status HostAcquire::grant(Lock& lock, std::span<const BlockSpan> spans, size_t which, unsigned access,
+                          const AcquireRequest* ask) {
+  Status s = grants_.grant(spans[which], access, VMEM_HOST, nullptr);
+  while (s.code() == -ENOMEM && supply_.give_back(lock)) {
+    // Without the lock meanwhile: a stream may have leased and released them, and kernels still have them.
+    if (s = releases_.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) break;
+    s = grants_.grant(spans[which], access, VMEM_HOST, nullptr);
+  }
+  return s;
+}
+
+// What is in memory already stays: the policies are told.
+void HostAcquire::hold(Lock& lock, const BlockSpan& span) {
+  Region& r = *span.region;
+  uint64_t hits = 0;
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last; b = r.table.next_populated(b + 1)) {
+    hits += r.table[b].state == State::resident;
+    map_.match_hold(r, b);
+    if (b % kTurn == 0) lock.give_way();
+  }
+  core::add(counters_.lease_blocks, span.last - span.first + 1);
+  core::add(counters_.lease_hits, hits);
+}
+
+// All that memory allows, before anybody waits for the first.
+Status HostAcquire::start_reads(Lock& lock, std::span<const BlockSpan> spans, const AcquireRequest* ask) {
+  bool room = true;
+  for (size_t i = 0; i < spans.size() && room; ++i) {
+    Region& r = *spans[i].region;
+    for (BlockIndex next = spans[i].first; next <= spans[i].last && room && !r.dying;) {
+      if (Status s = AcquireRequest::check(ask); !s.ok()) return s;
+      DeferredWork after;
+      room = start_fills(r, &next, spans[i].last, after);
+      if (after.empty()) {
+        lock.give_way();
+        continue;
+      }
+      lock.unlock();
+      core::step("acquire.started");
+      page_in_.run(after);
+      lock.lock();
+    }
+  }
+  return {};
+}
+
+// Locked. Begins to fill the blocks of a turn, from *next on. False: memory allows no more.
+bool HostAcquire::start_fills(Region& r, BlockIndex* next, BlockIndex last, DeferredWork& after) {
+  do {
+    const Block& block = r.table[*next];
+    if ((block.state != State::unpopulated && block.state != State::stored) || MemoryWaitQueue::marked(block)) continue;
+    if (failed_.retries().asleep(r, *next)) continue;
+    try {
+      if (!page_in_.start_fill(r, *next, Urgency::acquire, after)) return false;
+    } catch (const std::bad_alloc&) {
+      return false;  // what has begun must go on
+    }
+  } while (++*next <= last && *next % kTurn != 0);
+  return true;
+}
+
+// Waits until leased block b is in place; the lease keeps it there.
+Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const AcquireRequest* ask) {
+  Coming coming;
+  for (;;) {
+    if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
+    if (Status s = AcquireRequest::check(ask); !s.ok()) {
+      if (coming.starving != StallClock::kNone) waits_.queue().give_up_acquire(r, b);
+      return s;
+    }
+    if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
+    Block& block = r.table[b];
+    DeferredWork after;
+    switch (block.state) {
+      case State::resident:
+        return let_write(r, b, access);
+      case State::poisoned:
+        if (std::optional<Status> over = met_failed(lock, r, b, &coming)) return *std::move(over);
+        continue;
+      case State::unpopulated:
+      case State::stored:
+        coming.tried = true;
+        if (failed_.retries().asleep(r, b)) {
+          if (Status s = wait_for_retry(lock, r, b, &coming); !s.ok()) return s;
+          continue;
+        }
+        if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
+        if ((access & VMEM_WRITE) != 0) block.flags |= core::kStorePending;
+        if (!MemoryWaitQueue::marked(block) && !page_in_.start_fill(r, b, Urgency::acquire, after)) {
+          if (!waits_.starve(r, b, Urgency::acquire)) return no_memory();
+        }
+        break;
+      case State::staged:
+        if (!MemoryWaitQueue::marked(block) && !installer_.begin_install(r, b, after)) return no_memory();
+        break;
+      case State::on_device:
+        if (std::optional<Status> over = met_on_device(lock, r, b, &coming)) return *std::move(over);
+        continue;
+      default:
+        break;
+    }
+    if (after.empty()) {
+      if (Status s = wait(lock, r, b, &coming); !s.ok()) return s;
+      continue;
+    }
+    const bool installs = !after.install.empty();
+    page_in_.run(lock, after);
+    if (!installs) continue;
+    if (Status s = installed(lock, r, b, &coming); !s.ok()) return s;
+  }
+}
+
+// DMA must find the pages writable: a kernel without our handler could not resolve the protection.
+Status HostAcquire::let_write(Region& r, BlockIndex b, unsigned access) {
+  Block& block = r.table[b];
+  if ((access & VMEM_WRITE) == 0 || (block.flags & core::kProtected) == 0) return {};
+  Status s = trap_.unprotect(r.address(b), r.block_size);
+  if (s.code() != -EPERM) {
+    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    map_.note_dirty(r, b);
+  }
+  return s;
+}
+
+std::optional<Status> HostAcquire::met_failed(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kShowsFile) != 0 && (block.flags & core::kUnanswered) != 0) {
+    if (Status s = files_.revive(lock, r, b); !s.ok()) return s;
+    return std::nullopt;
+  }
+  if ((block.flags & core::kShowsFile) != 0) {  // as far as the file goes it is there
+    lock.unlock();
+    uint64_t size = 0;
+    Status s = store::current_size(r.file, &size);
+    lock.lock();
+    if (!s.ok()) return s;
+    if (size > r.file_offset + b * r.block_size) return Status();
+    coming->tried = true;
+  }
+  if (coming->tried || (block.flags & core::kLost) != 0) {
+    if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
+    const Status why = r.reason(b);
+    return Status(why.code() == -ENOMEM ? ENOMEM : EIO, why.text());
+  }
+  coming->tried = true;  // an old failure: the disk may have recovered
+  if (Status s = failed_.revive(r, b); !s.ok()) return s;
+  return std::nullopt;
+}
+
+std::optional<Status> HostAcquire::met_on_device(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
+  Completion completion{1, {}};
+  Transition* m = demoter_.begin(r, b, Leave::host);
+  if (m == nullptr) {  // no staging frame: one comes free when a staged block has been written
+    if (coming->starving == StallClock::kNone) coming->starving = deadline_.look(now_ns());
+    if (deadline_.hopeless(coming->starving)) return range_demoter_.cannot_leave(r, b);
+    lock.sleep_for(map_.changed(), kLookAgain);
+    return std::nullopt;
+  }
+  coming->starving = StallClock::kNone;
+  m->completion = &completion;
+  demoter_.run(lock, {&m, 1});
+  if (completion.status.ok()) return std::nullopt;
+  return Status(completion.status.code() == -ENOMEM ? ENOMEM : EIO, completion.status.text());
+}
+
+// The kernel had no memory to read it.
+Status HostAcquire::wait_for_retry(Lock& lock, const Region& r, BlockIndex b, Coming* coming) {
+  if (coming->starving == StallClock::kNone) coming->starving = deadline_.look(now_ns());
+  if (deadline_.hopeless(coming->starving)) return failed_.not_read(r, b);
+  lock.sleep_for(map_.changed(), kLookAgain);
+  return {};
+}
+
+// Somebody has tried to: the trap may have refused it.
+Status HostAcquire::installed(Lock& lock, const Region& r, BlockIndex b, Coming* coming) {
+  if (r.table[b].state != State::staged || MemoryWaitQueue::marked(r.table[b])) return {};
+  const uint64_t now = now_ns();
+  if (coming->refused++ == 0) coming->refused_ns = now;
+  if (coming->refused > kRefusals && now - coming->refused_ns >= config_.fault_timeout_ms * uint64_t{1000000}) {
+    return error(EIO, "a block could not be put in place, %u times in %u ms; the log says why, %s", coming->refused,
+                 config_.fault_timeout_ms, map_.where(r, b).c_str());
+  }
+  lock.sleep_for(map_.changed(), kLookAgain);
+  return {};
+}
+
+// For memory, or for whoever owns the block's transition.
+Status HostAcquire::wait(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
+  if (!MemoryWaitQueue::marked(r.table[b])) {
+    BlockWaiter waiter(map_.waiters(), r, b);
+    lock.sleep(waiter.changed);
+    return {};
+  }
+  if (coming->starving == StallClock::kNone) coming->starving = deadline_.look(now_ns());
+  if (deadline_.hopeless(coming->starving)) {
+    waits_.queue().give_up_acquire(r, b);
+    if (!writes_.error().ok()) return writes_.take_error();
+    if (Status s = map_.refusal(); !s.ok()) return s;
+    return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
+                 core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, grants_.holders().c_str());
+  }
+  lock.sleep_for(map_.changed(), std::chrono::milliseconds(50));
+  return {};
+}
+
+}  // namespace vmem::pager

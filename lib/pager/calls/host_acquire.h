@@ -1,0 +1,67 @@
+// Leases at the host: all ranges of an acquire are granted at once, what is not in place is brought there, and the
+// acquire returns when all of it is. Their end is StreamReleases::release(), as at a device.
+//
+//   however an acquire ends but well, nothing is leased
+//   all reads that memory allows are under way before the first is waited for
+//
+#pragma once
+
+#include <optional>
+#include <span>
+
+#include "pager/calls/range_demoter.h"
+#include "pager/host/truncated_files.h"
+#include "pager/lease/stream_releases.h"
+
+namespace vmem::pager {
+
+class HostAcquire : private Shared {
+ public:
+  HostAcquire(const Shared& shared, FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in,
+              LeaseManager& grants, StagingAllocator& supply, StreamReleases& releases, TruncatedFiles& files,
+              Demoter& demoter, RangeDemoter& range_demoter)
+      : Shared(shared),
+        failed_(failed),
+        waits_(waits),
+        installer_(installer),
+        page_in_(page_in),
+        grants_(grants),
+        supply_(supply),
+        releases_(releases),
+        files_(files),
+        demoter_(demoter),
+        range_demoter_(range_demoter) {}
+
+  // ask: of AcquireRequests::ask() with the same arguments; null: the caller waits.
+  core::Status acquire(std::span<const vmem_range> ranges, const AcquireRequest* ask) VMEM_UNLOCKED;
+
+ private:
+  struct Coming;  // how a wait for a block goes
+  core::Status check_ranges(std::span<const vmem_range> ranges, std::span<BlockSpan> out) VMEM_LOCKED;
+  core::Status grant(Lock& lock, std::span<const BlockSpan> spans, size_t which, unsigned access,
+                     const AcquireRequest* ask) VMEM_LOCKED;
+  void hold(Lock& lock, const BlockSpan& span) VMEM_LOCKED;
+  core::Status start_reads(Lock& lock, std::span<const BlockSpan> spans, const AcquireRequest* ask) VMEM_LOCKED;
+  bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, DeferredWork& after) VMEM_LOCKED;
+  core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const AcquireRequest* ask) VMEM_LOCKED;
+  core::Status let_write(Region& r, core::BlockIndex b, unsigned access) VMEM_LOCKED;
+  // Whether the block's wait is over, and how; none: it is to be looked at again.
+  std::optional<core::Status> met_failed(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+  std::optional<core::Status> met_on_device(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+  core::Status wait_for_retry(Lock& lock, const Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+  core::Status installed(Lock& lock, const Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+  core::Status wait(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
+
+  FailedBlocks& failed_;
+  MemoryWaits& waits_;
+  Installer& installer_;
+  PageIn& page_in_;
+  LeaseManager& grants_;
+  StagingAllocator& supply_;
+  StreamReleases& releases_;
+  TruncatedFiles& files_;
+  Demoter& demoter_;
+  RangeDemoter& range_demoter_;
+};
+
+}  // namespace vmem::pager

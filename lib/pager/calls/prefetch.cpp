@@ -1,0 +1,194 @@
+#include "pager/calls/prefetch.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <list>
+#include <optional>
+
+#include "core/step.h"
+#include "pager/block/location.h"
+
+namespace vmem::pager {
+
+namespace {
+
+Status no_memory() {
+  return error(ENOMEM, "no memory for bookkeeping");
+}
+
+}  // namespace
+
+// A point on a stream of some device that is in use: a hint's stream may be any device's.
+Status Prefetch::mark_stream(void* stream, int location, device::Ticket* out) {
+  Status why = error(EINVAL, "%p is not a stream of a device that has blocks here", stream);
+  for (int i = -1; i < devices_->count(); ++i) {
+    const int d = i < 0 ? location : i;
+    if (d < 0 || (i >= 0 && d == location)) continue;
+    if (Lock lock(map_.mutex()); !device_set_[static_cast<size_t>(d)].budget.begun()) continue;
+    why = devices_->check_stream(stream, d);
+    if (why.ok()) return devices_->record(stream, d, out);
+    if (why.code() != -EINVAL) return why;
+  }
+  return why;
+}
+
+Status Prefetch::prefetch(const void* ptr, size_t size, int location, void* stream) {
+  if (Status s = check_location(location, device_set_.size(), true); !s.ok()) return s;
+  if (location >= 0) {
+    if (Status s = device_set_.use(location); !s.ok()) return s;
+  }
+  BlockSpan span;
+  {
+    Lock lock(map_.mutex());
+    if (!releases_.empty()) releases_.reap(lock);
+    if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+    if (location >= 0 && !span.region->gpu)
+      return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
+    if (!span.region->gpu) stream = nullptr;  // what is in a stream's order does not use it
+  }
+  std::list<StreamHint> later;  // before the lock, as its ticket ends after it
+  if (stream != nullptr) {
+    later.emplace_back().location = location;
+    if (Status s = mark_stream(stream, location, &later.back().ticket); !s.ok()) return s;
+  }
+  DeferredWork after;
+  {
+    Lock lock(map_.mutex());
+    if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+    if (location >= 0 && !span.region->gpu) return error(EINVAL, "the region at %p was freed meanwhile", ptr);
+    if (!later.empty()) {
+      if (queues_.stream_hints.size() >= DeviceQueues::kMaxSpeculative) return {};
+      StreamHint& hint = later.back();
+      hint.id = ++queues_.last_hint;
+      hint.region = span.region;
+      hint.first = span.first;
+      hint.last = span.last;
+      queues_.stream_hints.splice(queues_.stream_hints.end(), later);
+      device_set_.work().notify_one();
+      return {};
+    }
+    if (Status s = start(span, location, after); !s.ok()) return s;
+  }
+  page_in_.run(after);
+  return {};
+}
+
+// Locked. Where it fails nothing has begun.
+Status Prefetch::start(const BlockSpan& span, int location, DeferredWork& after) {
+  if (location >= 0) return start_to_device(span, location, after);
+  forget_hints(queues_.promotion_requests, span);
+  if (span.region->gpu && queues_.demotion_requests.size() < DeviceQueues::kMaxSpeculative) {
+    if (!queues_.demotion_requests.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD}))
+      return no_memory();
+    device_set_.work().notify_one();
+    if (location == VMEM_SSD) return {};
+  }
+  if (location == VMEM_SSD) {
+    if (!reclaim_requests_.full() && !reclaim_requests_.add(span, false)) return no_memory();
+    pressure_.wake_reclaim();
+    return {};
+  }
+  // More than the cache holds would only chase out what was fetched first.
+  const uint64_t most = std::max<uint64_t>(1, frames_.room() / 4 * 3 / span.region->block_size);
+  const policy::Window window{span.first, 1, static_cast<uint32_t>(std::min(span.last - span.first + 1, most)),
+                              UINT64_MAX};
+  read_ahead_.speculate(*span.region, window, Urgency::prefetch);
+  read_ahead_.pump_speculative(after);
+  return {};
+}
+
+Status Prefetch::start_to_device(const BlockSpan& span, int device, DeferredWork& after) {
+  if (queues_.promotion_requests.size() >= DeviceQueues::kMaxSpeculative) return {};
+  const DeviceBudget& budget = device_set_[static_cast<size_t>(device)].budget;
+  if (budget.budget() < span.region->block_size) {
+    return error(ENOMEM, "device_budget %s of device %d holds no block of %s",
+                 core::human_bytes(budget.budget()).c_str(), device,
+                 core::human_bytes(span.region->block_size).c_str());
+  }
+  // More than the budget holds would only chase out what came first.
+  const uint64_t most = std::max<uint64_t>(1, budget.limit() / span.region->block_size);
+  if (!queues_.promotion_requests.push_back(
+          {span.region, span.first, std::min(span.last, span.first + most - 1), device, Urgency::prefetch, nullptr})) {
+    return no_memory();
+  }
+  promoter_.pump(after);
+  return {};
+}
+
+// Locked, but not while the driver is asked. Hints whose streams have got there take effect; false: none has.
+bool Prefetch::serve_stream_hints(Lock& lock) {
+  struct Look {
+    uint64_t id = 0;
+    device::Ticket ticket;
+    bool reached = false;
+  };
+  std::array<Look, 16> looks;
+  std::list<StreamHint> over;  // their tickets end without the lock
+  auto& hints = queues_.stream_hints;
+  size_t count = 0;
+  for (size_t left = hints.size(); left != 0 && count < looks.size(); --left) {
+    looks[count++] = {hints.front().id, hints.front().ticket, false};
+    hints.splice(hints.end(), hints, hints.begin());
+  }
+  if (count == 0) return false;
+  lock.unlock();
+  for (Look& look : std::span(looks.data(), count)) {
+    bool reached = false;
+    // A device that is lost never tells.
+    look.reached = !devices_->poll(look.ticket, &reached).ok() || reached;
+    look.ticket.reset();
+  }
+  lock.lock();
+  DeferredWork after;
+  for (const Look& look : std::span(looks.data(), count)) {
+    const auto h = std::find_if(hints.begin(), hints.end(), [&](const StreamHint& x) { return x.id == look.id; });
+    if (!look.reached || h == hints.end()) continue;
+    if (h->region != nullptr && !h->region->dying && !h->region->lost)
+      start({h->region, h->first, h->last}, h->location, after).ignore();  // a hint may be dropped
+    over.splice(over.end(), hints, h);
+  }
+  if (over.empty()) return false;
+  lock.unlock();
+  page_in_.run(after);
+  over.clear();
+  core::step("hint.served");
+  lock.lock();
+  return true;
+}
+
+// Locked. A few blocks of the oldest hint that asks blocks away from a device.
+bool Prefetch::serve_demotion(Lock& lock) {
+  if (!queues_.demotion_requests.empty()) releases_.reap(lock);
+  while (!queues_.demotion_requests.empty()) {
+    DemotionRequest& it = queues_.demotion_requests.front();
+    Region& r = *it.region;
+    Batch batch;
+    std::optional<BlockSpan> on;
+    BlockIndex b = r.table.next_populated(it.next);
+    for (; b <= it.last && b < r.blocks && batch.size() < staging_.of(r).frames.batch();
+         b = r.table.next_populated(b + 1)) {
+      if (comes_to_device(map_.frame_table(), r.table[b])) break;  // not there yet
+      if (r.table[b].state != State::on_device || leased(r, b)) continue;
+      Transition* m = demoter_.begin(r, b, it.to_ssd ? Leave::evict : Leave::host);
+      if (m == nullptr) break;
+      batch.push_back(m);
+    }
+    it.next = b;
+    if (batch.empty() && b <= it.last && b < r.blocks) return false;  // tried again when something has moved
+    if (b > it.last || b >= r.blocks) {
+      if (it.to_ssd) on = BlockSpan{&r, it.first, it.last};
+      queues_.demotion_requests.pop_front();
+    }
+    ++r.in_flight;
+    demoter_.run(lock, batch.all());
+    // What is in staging frames now goes on.
+    if (on && !r.dying && !reclaim_requests_.full() && reclaim_requests_.add(*on, false)) pressure_.wake_reclaim();
+    --r.in_flight;
+    map_.notify();
+    return true;
+  }
+  return false;
+}
+
+}  // namespace vmem::pager

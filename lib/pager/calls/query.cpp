@@ -1,0 +1,202 @@
+#include "pager/calls/query.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+
+#include "core/clock.h"
+#include "pager/block/location.h"
+#include "pager/threads/device_workers.h"
+
+namespace vmem::pager {
+
+namespace {
+
+void copy_name(char (&to)[64], std::string_view from) {
+  const size_t n = std::min(from.size(), sizeof to - 1);
+  memcpy(to, from.data(), n);
+  to[n] = '\0';
+}
+
+RegionCensus count(Region& r, uint64_t now) {
+  RegionCensus c{};
+  c.id = r.id;
+  c.base = reinterpret_cast<uintptr_t>(r.base);
+  c.size = r.size;
+  c.block_size = r.block_size;
+  uint64_t touched = 0;
+  for (size_t i = 0; i < static_cast<size_t>(State::count_); ++i) {
+    const State state = static_cast<State>(i);
+    if (state == State::unpopulated) continue;
+    const uint64_t blocks = r.table.count(state);
+    touched += blocks;
+    (core::in_memory(state)     ? c.host_bytes
+     : core::on_a_device(state) ? c.device_bytes
+     : state == State::poisoned ? c.failed_bytes
+                                : c.ssd_bytes) += blocks * r.block_size;
+  }
+  (r.from_file() ? c.ssd_bytes : c.zero_bytes) += (r.blocks - touched) * r.block_size;
+  // As vmem_query has it: until its copy is issued a block on its way to a device is in host memory.
+  const uint64_t coming = (r.table.count(State::promoting) - r.issued) * r.block_size;
+  c.device_bytes -= coming;
+  c.host_bytes += coming;
+  c.leased_bytes = r.leases.blocks() * r.block_size;
+  c.backing = r.backing;
+  c.gpu = r.gpu;
+  c.heat = r.heat.levels(now);
+  copy_name(c.name, r.name);
+  return c;
+}
+
+}  // namespace
+
+Status Query::query(const void* ptr, size_t size, vmem_residency* out) {
+  Lock lock(map_.mutex());
+  BlockSpan span;
+  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  Region& r = *span.region;
+  const uintptr_t from = reinterpret_cast<uintptr_t>(ptr), to = from + size;
+  ++r.in_flight;
+  out->zero_bytes = out->ssd_bytes = out->host_bytes = out->device_bytes = 0;
+  out->block_size = r.block_size;
+  uint64_t counted = 0;
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last; b = r.table.next_populated(b + 1)) {
+    if (b % kTurn == 0) lock.give_way();
+    const uintptr_t start = std::max(from, reinterpret_cast<uintptr_t>(r.address(b)));
+    const uintptr_t end = std::min(to, reinterpret_cast<uintptr_t>(r.address(b)) + r.block_size);
+    const State state = r.table[b].state;
+    if (state == State::unpopulated) continue;
+    counted += end - start;
+    // On its way to a device it is in a staging frame, or about to be, until its copy is issued.
+    const bool coming = state == State::promoting && !blocks_.has_come(r, b, r.table[b].device);
+    if (core::in_memory(state) || coming) {
+      out->host_bytes += end - start;
+    } else if (core::on_a_device(state)) {
+      out->device_bytes += end - start;
+    } else {
+      out->ssd_bytes += end - start;
+    }
+  }
+  (r.from_file() ? out->ssd_bytes : out->zero_bytes) += size - counted;
+  --r.in_flight;
+  map_.notify();
+  return {};
+}
+
+void Query::stats(struct vmem_stats* out) {
+  const auto read = [](const std::atomic<uint64_t>& c) { return c.load(std::memory_order_relaxed); };
+  out->faults = read(counters_.faults);
+  out->fault_ns_total = read(counters_.fault_ns_total);
+  out->fault_ns_max = read(counters_.fault_ns_max);
+  out->read_bytes = read(counters_.read_bytes);
+  out->write_bytes = read(counters_.write_bytes);
+  out->evictions = read(counters_.evictions);
+  out->clean_drops = read(counters_.clean_drops);
+  out->prefetched_blocks = read(counters_.prefetched_blocks);
+  out->prefetch_hits = read(counters_.prefetch_hits);
+  out->host_to_device_bytes = read(counters_.host_to_device_bytes);
+  out->device_to_host_bytes = read(counters_.device_to_host_bytes);
+  out->io_errors = read(counters_.io_errors);
+  out->checksum_errors = read(counters_.checksum_errors);
+  out->soft_faults = read(counters_.soft_faults);
+  out->prefetch_wasted = read(counters_.prefetch_wasted);
+  out->copied_bytes = read(counters_.copied_bytes);
+  out->lost_blocks = read(counters_.lost_blocks);
+  out->fault_around_blocks = read(counters_.fault_around_blocks);
+  out->background_write_bytes = read(counters_.background_write_bytes);
+  out->ssd_bytes = space_.used();
+  Lock lock(map_.mutex());
+  out->host_bytes = budget_.charged();
+  out->host_budget = budget_.limit();
+  out->device_bytes = 0;
+  for (const DeviceState& g : device_set_) out->device_bytes += g.budget.charged();
+  out->regions = map_.regions().size();
+  out->unknown_blocks = failed_.unknown_blocks();
+  out->dirty_bytes = map_.dirty().bytes();
+}
+
+Status Query::device_stats(int d, struct vmem_device_stats* out) {
+  if (Status s = check_location(d, device_set_.size(), false); !s.ok() || d < 0) {
+    return s.ok() ? error(ENODEV, "location %d is no device", d) : s;
+  }
+  if (Status s = device_set_.use(d); !s.ok()) return s;
+  Lock lock(map_.mutex());
+  releases_.reap(lock);
+  const DeviceState& g = device_set_[static_cast<size_t>(d)];
+  out->budget = g.budget.limit();
+  out->used_bytes = g.budget.charged();
+  out->leased_bytes = g.budget.leased();
+  out->in_bytes = g.in_bytes;
+  out->out_bytes = g.out_bytes;
+  out->evictions = g.evictions;
+  out->clean_drops = g.clean_drops;
+  out->driver_host_bytes = 0;
+  out->backend = device_set_.own_page_tables() ? VMEM_BACKEND_HANDLES : VMEM_BACKEND_MANAGED;
+  out->guest_bytes = map_.spilled().bytes(static_cast<size_t>(d));
+  out->to_peers = g.to_peers;
+  out->from_peers = g.from_peers;
+  // Counted now: the driver tells nobody when it takes host pages. A few blocks at a time, and without the lock.
+  std::array<uintptr_t, DeviceWorkers::kLook> blocks;
+  uintptr_t at = 0;
+  for (auto it = map_.regions().begin(); it != map_.regions().end();) {
+    Region& r = *it->second;
+    size_t count = 0, passed = 0;
+    BlockIndex b = at > it->first ? (at - it->first) / r.block_size : 0;
+    for (b = r.gpu && !r.dying ? r.table.next_populated(b) : r.blocks; b < r.blocks;
+         b = r.table.next_populated(b + 1)) {
+      if (count == blocks.size() || ++passed > DeviceWorkers::kPass) break;
+      if (r.table[b].state == State::on_device && r.table[b].device == d)
+        blocks[count++] = reinterpret_cast<uintptr_t>(r.address(b));
+    }
+    at = b < r.blocks ? reinterpret_cast<uintptr_t>(r.address(b)) : it->first + r.span;
+    if (count != 0 || b < r.blocks) {
+      const size_t size = r.block_size;
+      ++r.in_flight;
+      lock.unlock();
+      for (const uintptr_t block : std::span(blocks.data(), count)) {
+        uint64_t bytes = 0;
+        devices_->host_resident_bytes({block, size}, &bytes).ignore();
+        out->driver_host_bytes += bytes;
+      }
+      lock.lock();
+      --r.in_flight;
+      map_.notify();
+    }
+    it = map_.regions().lower_bound(at);
+    if (it != map_.regions().begin() && at < std::prev(it)->first + std::prev(it)->second->span) --it;
+  }
+  return {};
+}
+
+void Query::census(size_t max_regions, Snapshot* out) {
+  out->regions.clear();
+  out->regions.reserve(max_regions);  // before the lock: it is everybody's
+  out->devices.assign(device_set_.size(), DeviceCensus{});
+  for (size_t d = 0; d < device_set_.size(); ++d)
+    copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
+  out->device_tier = devices_ != nullptr ? devices_->name() : "";
+  const uint64_t now = now_ns();
+  Lock lock(map_.mutex());
+  out->regions_total = map_.regions().size();
+  for (const auto& [base, r] : map_.regions()) {
+    if (out->regions.size() == max_regions) break;
+    if (!r->dying) out->regions.push_back(count(*r, now));
+  }
+  for (size_t d = 0; d < device_set_.size(); ++d) {
+    const DeviceState& g = device_set_[d];
+    DeviceCensus& c = out->devices[d];
+    c.budget = g.budget.limit();
+    c.used = g.budget.charged();
+    c.leased = g.budget.leased();
+    c.in_bytes = g.in_bytes;
+    c.out_bytes = g.out_bytes;
+    c.evictions = g.evictions;
+    c.clean_drops = g.clean_drops;
+    c.spilled = map_.spilled().bytes(d);
+    c.lost = g.lost;
+  }
+}
+
+}  // namespace vmem::pager

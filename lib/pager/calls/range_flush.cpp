@@ -1,0 +1,155 @@
+#include "pager/calls/range_flush.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "core/thread.h"
+
+namespace vmem::pager {
+
+namespace {
+
+// A lease is in the way of writing the block: any, where it is to leave memory, else one for writing.
+bool leased_against(const Region& r, BlockIndex b, bool keep) {
+  const Leases* leases = r.leases.find(b);
+  return leases != nullptr && (!keep || std::any_of(leases->begin(), leases->end(),
+                                                    [](const Lease& l) { return (l.access & VMEM_WRITE) != 0; }));
+}
+
+struct FlushWait {
+  std::mutex mutex;
+  std::condition_variable done;
+  bool finished = false;
+};
+
+}  // namespace
+
+// Blocks that came to a device when that had been looked through, or were on their way.
+struct RangeFlush::Late {
+  uint64_t arrived = 0;  // before that
+  Leave how = Leave::sync;
+};
+
+void RangeFlush::write_batch(Lock& lock, Batch* batch) {
+  if (batch->empty()) return;
+  writeback_.evict_batch(lock, batch->all());
+  batch->clear();
+}
+
+Status RangeFlush::write(Lock& lock, Region& r, BlockIndex first, BlockIndex last, bool keep, RangeScan* scan) {
+  Writes writes;
+  begin(lock, {&r, first, last}, keep, scan, &writes);
+  return end(lock, &writes);
+}
+
+void RangeFlush::begin(Lock& lock, const BlockSpan& span, bool keep, RangeScan* scan, Writes* writes) {
+  Region& r = *span.region;
+  Batch& batch = writes->batch;
+  Completion& completion = writes->completion;
+  const Late late{r.arrived, keep ? Leave::sync : Leave::evict};
+  if (!batch.empty() && (r.gpu || (*batch.begin())->region->block_size != r.block_size)) write_batch(lock, &batch);
+  if (r.gpu && !scan->host) {
+    releases_.wait_for_region(lock, r, scan);
+    const Status from_device = range_demoter_.run(lock, r, span.first, span.last, late.how, scan);
+    if (completion.status.ok()) completion.status = from_device;  // and the rest is written all the same
+  }
+  const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
+  const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
+  bool again = false;  // the same block
+  for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && b < r.blocks;
+       b = r.table.next_populated(again ? b : b + 1)) {
+    again = false;
+    if (b % kTurn == 0) lock.give_way();
+    const bool lent =
+        scan->all && keep && r.table[b].state == State::isolating && map_.frame_table()[r.table[b].aux].lent_to_kernels;
+    if (!lent && core::in_transition(r.table[b].state)) {
+      write_batch(lock, &batch);  // never wait while holding transitions of our own
+      if (!map_.wait_stable(lock, r, b, scan)) break;
+    }
+    if (!scan->host) write_late(lock, r, b, late, scan, &batch, &completion.status);
+    if (r.dying) break;
+    core::add(counters_.swept_blocks);
+    const core::Block& block = r.table[b];
+    if (block.state != State::resident && block.state != State::staged && !lent) continue;
+    if (!scan->all && leased_against(r, b, keep)) {
+      scan->skipped = true;
+      continue;
+    }
+    if ((keep || scan->frees) &&
+        (!r.writable() || stood_protected(trap_.caps().pins, block, map_.frame_table()[block.aux])))
+      continue;
+    if (!keep) map_.withdraw(block.aux);
+    Transition* m = isolator_.begin_take(r, b, keep, false);
+    if (m == nullptr) {
+      if (!lent) map_.admit(r, b, map_.nonresident_age().shadow());
+      again = completion.outstanding != 0;  // what these have is free when they have ended
+      if (again) {
+        write_batch(lock, &batch);
+        for (const uint64_t all = completion.outstanding; completion.outstanding == all && all != 0;)
+          lock.sleep(map_.changed());
+        continue;
+      }
+      if (completion.status.ok())
+        completion.status = error(ENOMEM, "no memory, or no address space, for the image of a block");
+      break;
+    }
+    m->completion = &completion;
+    ++completion.outstanding;
+    batch.push_back(m);
+    if (batch.size() >= most) write_batch(lock, &batch);
+    while (completion.outstanding > outstanding && batch.empty()) lock.sleep(map_.changed());
+  }
+}
+
+Status RangeFlush::end(Lock& lock, Writes* writes) {
+  write_batch(lock, &writes->batch);
+  while (writes->completion.outstanding != 0) lock.sleep(map_.changed());
+  return writes->completion.status;
+}
+
+// What such a block brought is not written.
+void RangeFlush::write_late(Lock& lock, Region& r, BlockIndex b, const Late& late, RangeScan* scan, Batch* batch,
+                            Status* result) {
+  for (uint64_t seen = late.arrived; r.table[b].state == State::on_device && seen != r.arrived;) {
+    seen = r.arrived;
+    write_batch(lock, batch);
+    const Status s = range_demoter_.run(lock, r, b, b, late.how, scan);
+    if (result->ok()) *result = s;
+    if (!s.ok() || !map_.wait_stable(lock, r, b, scan)) break;
+  }
+}
+
+Status RangeFlush::flush_file(Lock& lock, Region& r) {
+  FlushWait wait;
+  store::Io io;
+  io.op = store::Io::Op::flush;
+  io.urgency = core::Urgency::acquire;
+  io.file = r.file_id;
+  io.user = &wait;
+  io.done = [](store::Io& done) {
+    FlushWait& w = *static_cast<FlushWait*>(done.user);
+    std::lock_guard guard(w.mutex);
+    w.finished = true;
+    w.done.notify_all();
+  };
+  lock.unlock();
+  store::Io* one = &io;
+  engine_.submit({&one, 1});
+  {
+    std::unique_lock guard(wait.mutex);
+    while (!wait.done.wait_for(guard, std::chrono::milliseconds(50), [&] { return wait.finished; })) {
+      if (!core::signals_have_come()) continue;
+      guard.unlock();
+      core::let_signals_in();
+      guard.lock();
+    }
+  }
+  lock.lock();
+  if (io.result != 0) return core::system_error(io.result, "flushing file %s failed", r.file.path.c_str());
+  return {};
+}
+
+}  // namespace vmem::pager

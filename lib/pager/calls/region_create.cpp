@@ -1,0 +1,298 @@
+#include "pager/calls/region_create.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/map_over.h"
+#include "core/mappings.h"
+#include "core/scope_guard.h"
+#include "core/step.h"
+
+namespace vmem::pager {
+
+using core::kHugePage;
+
+namespace {
+
+constexpr size_t kMaxRegion = size_t{1} << 46;
+// Of regions whose blocks adapt; so many that they make a huge page lie together.
+constexpr size_t kAdaptingBlock = 64 << 10;
+constexpr uint32_t kAdaptingGroup = kHugePage / kAdaptingBlock;
+
+// Of blocks that nobody gives the size of.
+size_t largest_chosen(policy::Access advised) {
+  switch (advised) {
+    case policy::Access::random:
+      return device::kUnit;
+    case policy::Access::sequential:
+      return size_t{32} << 20;
+    default:
+      return size_t{8} << 20;
+  }
+}
+
+Status open_file(const RegionSpec& what, bool direct, Region* r, store::Engine& engine) {
+  if (what.offset % core::kPage != 0) {
+    return error(EINVAL, "offset %llu is not a multiple of %zu", static_cast<unsigned long long>(what.offset),
+                 core::kPage);
+  }
+  constexpr uint64_t kEnd = INT64_MAX;  // of any file
+  if (what.offset > kEnd || what.size > kEnd - what.offset) {
+    return error(EINVAL, "offset %llu + size %zu is beyond the largest file, %llu bytes",
+                 static_cast<unsigned long long>(what.offset), what.size, static_cast<unsigned long long>(kEnd));
+  }
+  if (Status s = store::open_mapped(what.path, what.backing == Backing::file_shared, direct, &r->file, what.offset,
+                                    what.size, what.lock);
+      !s.ok())
+    return s;
+  core::ScopeGuard close([r] { store::close_mapped(&r->file); });  // also for want of memory
+  const uint64_t have = r->file.file.size;
+  if (r->file.file.block_device && what.offset + what.size > have) {  // it does not grow, as a file may
+    return error(EINVAL, "block device %s has %llu bytes, but offset %llu + size %zu needs %llu", what.path.c_str(),
+                 static_cast<unsigned long long>(have), static_cast<unsigned long long>(what.offset), what.size,
+                 static_cast<unsigned long long>(what.offset) + what.size);
+  }
+  if (Status s = engine.add_file(r->file.file.fd, &r->file_id); !s.ok()) return s;
+  close.dismiss();
+  r->has_file = true;
+  r->sparse = store::may_have_holes(r->file);
+  r->file_offset = what.offset;
+  return {};
+}
+
+}  // namespace
+
+void close_file(Region* r, store::Engine& engine) {
+  if (!r->has_file) return;
+  engine.remove_file(r->file_id);
+  store::close_mapped(&r->file);
+}
+
+Status give_addresses_back(trap::Trap& trap, const Region& r, void* base) {
+  constexpr int kReservation = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+  if (r.reserved && core::map_over(reinterpret_cast<uintptr_t>(base), r.span, PROT_NONE, kReservation, -1, 0) == 0)
+    return {};
+  return trap.unmap(base, r.span);
+}
+
+// How large the blocks of a region's device tier are; 0: it has none. Larger ones move faster, smaller ones waste less:
+// from 8 MiB on little is gained where something is ahead (0.95 to 0.99 of a pinned copy on an H200; 0.74 and 0.77 by 2
+// MiB), and each miss moves more. Larger ones gain where blocks come and go at once, and where zeros are made: worth it
+// where one follows the other. Those that are chosen leave a device, and what moves there, room for several.
+Status RegionCreate::device_block(const RegionSpec& what, size_t* out) {
+  constexpr uint64_t kSeveral = 16, kMostRounding = 3;  // percent of the region
+  *out = 0;
+  if (devices_ == nullptr || what.host_only) return {};
+  if (what.says_size()) {
+    *out = what.block_size;
+    if (*out >= device::kUnit && *out <= devices_->largest_unit()) return {};
+    const std::string least = core::human_bytes(device::kUnit), most = core::human_bytes(devices_->largest_unit());
+    return error(EINVAL, "block_size %s: a region with a device tier (%s) has blocks of %s%s%s; add VMEM_HOST_ONLY",
+                 core::human_bytes(*out).c_str(), devices_->name(), least.c_str(), least == most ? "" : " to ",
+                 least == most ? "" : most.c_str());
+  }
+  *out = devices_->unit();
+  if (!config_.auto_device_blocks) return {};
+  Lock lock(map_.mutex());
+  uint64_t budget = UINT64_MAX;
+  for (int d = 0; d < devices_->count(); ++d) {
+    const DeviceBudget& of = device_set_[static_cast<size_t>(d)].budget;
+    budget = std::min(budget, of.begun()                   ? of.budget()
+                              : config_.device_budget != 0 ? config_.device_budget
+                                                           : devices_->info(d).total_bytes / 5 * 4);
+  }
+  size_t block = std::min(largest_chosen(what.access), devices_->largest_unit());
+  for (; block > device::kUnit; block /= 2) {
+    const uint64_t rounding = core::round_up(what.size, block) - what.size;
+    StagingPool& pool = staging_.of(block);
+    if (rounding <= what.size / 100 * kMostRounding && kSeveral * block <= budget &&
+        kSeveral * block <= pool.growth.most() && staging_.can_serve(block))
+      break;
+  }
+  // Better too large than none.
+  for (size_t larger = 2 * block; !staging_.can_serve(block) && larger <= devices_->largest_unit(); larger *= 2) {
+    if (larger <= budget && staging_.can_serve(larger)) block = larger;
+  }
+  *out = block;
+  return {};
+}
+
+// Where a limit of the process is the reason, its words are better than those of whoever met it.
+Status RegionCreate::create(const RegionSpec& what, void** ptr) {
+  RegionSpec one = what;
+  if (Status s = device_block(what, &one.device_block); !s.ok()) return s;
+  // All sizes that are tried wait for memory together: no longer than one would.
+  const uint64_t mark = [this] {
+    Lock lock(map_.mutex());
+    return deadline_.look(now_ns());
+  }();
+  Status s;
+  for (;; one.device_block /= 2) {
+    core::step("create.trying");
+    try {
+      s = make(one, ptr, mark);
+    } catch (const std::bad_alloc&) {
+      s = no_memory_for_region(what.size);
+    }
+    // Blocks that nobody has asked for may be smaller, and need less.
+    const bool chosen = config_.auto_device_blocks && !what.says_size();
+    if (s.code() != -ENOMEM || !chosen || one.device_block <= device::kUnit) break;
+  }
+  if (s.code() != -ENOMEM) return s;
+  return core::name_limit(s, ("a region of " + core::human_bytes(what.size)).c_str());
+}
+
+struct RegionCreate::Shape {
+  bool gpu = false;
+  size_t block_size = 0, alignment = 0;
+  uint64_t blocks = 0;
+};
+
+Status RegionCreate::shape(const RegionSpec& what, Shape* out) {
+  if (what.size == 0) return error(EINVAL, "size is 0; give the bytes of the region");
+  if (what.size > kMaxRegion) {
+    return error(EINVAL, "size %zu is above the largest region, %s", what.size, core::human_bytes(kMaxRegion).c_str());
+  }
+  const bool gpu = what.device_block != 0;
+  size_t block_size = gpu ? what.device_block : what.adapts ? kAdaptingBlock : what.block_size;
+  while (!gpu && block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
+  const bool chosen = gpu && !what.says_size();  // who gives an address cannot know it
+  const size_t alignment = chosen ? kHugePage : std::max(kHugePage, std::min(block_size, core::kMaxBlock));
+  if (what.address % alignment != 0) {
+    return error(EINVAL, "address %#zx is not accepted; give a multiple of %s, or 0", size_t{what.address},
+                 core::human_bytes(alignment).c_str());
+  }
+  if (what.fixed && (what.address == 0 || gpu)) {
+    return error(
+        EINVAL, "VMEM_FIXED: %s",
+        gpu ? "a region with a device tier is where the driver has room; add VMEM_HOST_ONLY" : "no address is given");
+  }
+  *out = {gpu, block_size, alignment, core::round_up(what.size, block_size) / block_size};
+  return {};
+}
+
+// What is known of it before it has anything.
+Status RegionCreate::describe(const RegionSpec& what, const Shape& shape, Region& r) {
+  r.size = what.size;
+  r.span = shape.blocks * shape.block_size;
+  r.block_size = shape.block_size;
+  r.blocks = shape.blocks;
+  r.backing = what.backing;
+  r.codec = what.codec;
+  r.checksum = what.checksum;
+  const trap::Caps& caps = trap_.caps();
+  r.gpu = shape.gpu;
+  r.absent = caps.absent;
+  r.reserved = what.fixed;
+  if (what.fixed && caps.install)
+    return error(EOPNOTSUPP, "VMEM_FIXED: trap %s chooses the addresses of its ranges itself", caps.name);
+  if (caps.install && !r.gpu) {
+    r.transfer = Transfer::install;
+    r.probes = r.block_size >= kHugePage;
+  } else if (caps.move && config_.allow_move && r.block_size >= kHugePage && !r.gpu) {
+    r.transfer = Transfer::move;
+    r.probes = true;
+  } else {
+    r.transfer = Transfer::copy;
+    if (!caps.write_protect) {
+      return error(ENOTSUP, "trap %s can neither move pages nor write-protect them; Linux 5.7 or later is needed",
+                   caps.name);
+    }
+  }
+  return {};
+}
+
+// What its blocks need later is had now: out of memory is an error of this call and not of a touch.
+Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged) {
+  if (Status s = r.table.create(r.blocks); !s.ok()) return s;
+  if (Status s = store::prepare_codec(r.codec); !s.ok()) return s;
+  store::zero_digest(r.block_size);  // computed once, and not by the first fault
+  if (r.backing == Backing::anonymous || r.backing == Backing::file_private) {
+    if (!space_.reserve(r.span)) return no_memory_for_region(r.size);
+    r.stored_span = r.span;
+  }
+  Lock lock(map_.mutex());
+  Status s = charges_.charge(lock, r, mark);
+  while (s.code() == -ENOMEM && supply_.give_back(lock)) s = charges_.charge(lock, r, mark);
+  *charged = s.ok();
+  return s;
+}
+
+Status RegionCreate::have_addresses(const RegionSpec& what, const Shape& shape, const Region& r, uint64_t mark,
+                                    void** base) {
+  if (r.gpu) {
+    if (Status s = supply_.want(r, mark); !s.ok()) return s;
+    int born = 0;  // on any that is well
+    while (born + 1 < devices_->count() && !devices_->health(born).ok()) ++born;
+    if (Status s = devices_->reserve(r.span, r.block_size, born, base); !s.ok()) return s;
+    if (Status s = trap_.attach_at(*base, r.span, r.transfer); !s.ok()) {
+      devices_->release(*base).ignore();
+      return s;
+    }
+  } else if (what.fixed) {
+    *base = reinterpret_cast<void*>(what.address);
+    if (Status s = core::check_reserved(what.address, r.span); !s.ok()) return s;
+    if (Status s = trap_.attach_at(*base, r.span, r.transfer); !s.ok()) return s;
+  } else if (Status s = trap_.attach_blocks(r.span, shape.alignment, r.block_size, r.transfer, what.address, base);
+             !s.ok()) {
+    return s;
+  }
+  if (what.core_dump == 0) return {};
+  Status s = trap_.dump(*base, r.span, what.core_dump > 0 ? trap::CoreDump::yes : trap::CoreDump::no);
+  if (s.ok()) return s;
+  trap_.detach(*base, r.span).ignore();
+  (r.gpu ? devices_->release(*base) : give_addresses_back(trap_, r, *base)).ignore();
+  return s;
+}
+
+// mark: of who waits for memory for it.
+Status RegionCreate::make(const RegionSpec& what, void** ptr, uint64_t mark) {
+  Shape its;
+  if (Status s = shape(what, &its); !s.ok()) return s;
+  uint64_t readahead;
+  {
+    Lock lock(map_.mutex());
+    readahead = config_.readahead_bytes;
+  }
+  auto region = std::make_unique<Region>(its.blocks, static_cast<uint32_t>(readahead / its.block_size),
+                                         what.adapts && !its.gpu ? kAdaptingGroup : 1);
+  Region& r = *region;
+  if (Status s = describe(what, its, r); !s.ok()) return s;
+  core::OwnMap<uintptr_t, std::unique_ptr<Region>> alone;
+  alone.emplace(0, nullptr);
+  auto node = alone.extract(alone.begin());
+  if (r.from_file()) {
+    if (Status s = open_file(what, config_.direct_io, &r, engine_); !s.ok()) return s;
+  }
+  r.bounces = r.transfer == Transfer::copy || r.codec != store::Codec::raw;
+  // However this ends but well, also for want of memory: nothing of it is left.
+  bool charged = false;
+  core::ScopeGuard undo([&] {
+    if (charged) {
+      Lock lock(map_.mutex());
+      charges_.credit(r);
+    }
+    space_.unreserve(r.stored_span);
+    close_file(&r, engine_);
+  });
+  void* base = nullptr;
+  if (Status s = have_what_it_needs(r, mark, &charged); !s.ok()) return s;
+  if (Status s = have_addresses(what, its, r, mark, &base); !s.ok()) return s;
+  r.base = static_cast<std::byte*>(base);
+  r.noted.set(base, r.span);
+  node.key() = reinterpret_cast<uintptr_t>(base);
+  node.mapped() = std::move(region);
+  Lock lock(map_.mutex());
+  if (r.transfer == Transfer::copy) frames_.place(base, r.span);
+  r.id = sums_.next_region_id++;
+  map_.regions().insert(std::move(node));
+  undo.dismiss();
+  *ptr = base;
+  return {};
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,402 @@
+#include "pager/calls/region_free.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+#include <thread>
+#include <utility>
+
+#include "core/break.h"
+#include "core/clock.h"
+#include "core/inplace_vector.h"
+#include "core/log.h"
+#include "core/mappings.h"
+#include "core/step.h"
+#include "core/thread.h"
+#include "pager/calls/region_create.h"
+
+namespace vmem::pager {
+
+// Nothing that waits in a queue names the region any more.
+void RegionFree::forget(Region& r) {
+  waits_.queue().forget(r);
+  failed_.forget(r);
+  tables_.forget(r);
+  readahead_queue_.forget(r);
+  reclaim_requests_.forget(r);
+  map_.dirty().forget(r);
+  queues_.promotion_requests.erase_if([&](const PromotionRequest& w) { return w.region == &r; });
+  queues_.demotion_requests.erase_if([&](const DemotionRequest& d) { return d.region == &r; });
+  cpu_mappings_.forget(r);
+  for (StreamHint& h : queues_.stream_hints) {
+    if (h.region == &r) h.region = nullptr;  // its ticket ends without the lock
+  }
+}
+
+// Unlocked; nobody uses the region any more. Some of its frames, with their memory, serve the next region: to find and
+// to clear as much costs about what reading it does. The rest goes with the addresses.
+void RegionFree::keep_frames(Region& r) {
+  if (r.transfer != Transfer::move) return;
+  core::InplaceVector<std::pair<BlockIndex, std::byte*>, 64> turn;
+  uint64_t room = UINT64_MAX;
+  for (BlockIndex b = 0; b < r.blocks;) {
+    {
+      Lock lock(map_.mutex());
+      room = std::min(room, frames_.room_to_keep());
+      turn.clear();
+      for (b = r.table.next_populated(b); b < r.blocks && !turn.full() && room >= r.block_size;
+           b = r.table.next_populated(b + 1)) {
+        if (b % kTurn == 0) lock.give_way();
+        if (r.table[b].state != State::resident) continue;
+        std::byte* const slot = frames_.get_slot(r.block_size);
+        if (slot == nullptr) break;
+        turn.push_back({b, slot});
+        room -= r.block_size;
+      }
+    }
+    if (turn.empty()) return;
+    size_t taken = 0;
+    while (taken < turn.size() &&
+           trap_.take(r.address(turn[taken].first), r.block_size, turn[taken].second, r.transfer).ok())
+      ++taken;
+    if (taken != turn.size()) trap_.release_frames(turn[taken].second, r.block_size).ignore();  // torn, perhaps
+    Lock lock(map_.mutex());
+    for (size_t i = 0; i < taken; ++i) map_.frame_table()[r.table[turn[i].first].aux].bytes = turn[i].second;
+    for (size_t i = taken; i < turn.size(); ++i) frames_.put_slot(turn[i].second, r.block_size);
+    if (taken != turn.size()) return;  // pinned, as the others may be
+  }
+}
+
+// Locked on entry and on return, and not meanwhile. Whatever may use leased blocks, or asks, ends before they go. A
+// device whose page tables are its own is lost by a kernel that goes on, and with it all that is there alone; the
+// driver frees no managed memory before its kernels have ended. A thread of ours waits for them: they may wait for a
+// signal handler of this one.
+void RegionFree::finish_kernels(Lock& lock, Region& r) {
+  if (!r.gpu || !device_set_.own_page_tables()) return;
+  uint64_t used = 0;
+  r.leases.visit(0, r.blocks - 1, [&](BlockIndex, BlockIndex, const Leases& leases) {
+    if (leases.front().location >= 0) used |= uint64_t{1} << leases.front().location;
+    return true;
+  });
+  // Kernels that ask are told that nothing comes any more, and may have given up all that they had: they run yet.
+  for (size_t d = 0; r.kernels != 0 && d < device_set_.size(); ++d)
+    if (device_set_[d].budget.begun()) used |= uint64_t{1} << d;
+  if (used == 0) return;
+  ++r.in_flight;
+  const uint64_t until = now_ns() + config_.fault_timeout_ms * uint64_t{1000000};
+  lock.unlock();
+  core::step("free.draining");
+  bool drained = false;
+  std::thread draining;
+  Status started;
+  try {
+    started = core::start_thread(
+        "vmem-drain",
+        [&] {
+          drain(used, until);
+          const Lock ended(map_.mutex());
+          drained = true;
+          map_.notify();
+        },
+        &draining);
+  } catch (const std::bad_alloc&) {
+    started = Status(ENOMEM, "");
+  }
+  if (!started.ok()) drain(used, until);
+  lock.lock();
+  while (started.ok() && !drained) lock.sleep(map_.changed());
+  if (started.ok()) {
+    lock.unlock();
+    draining.join();
+    lock.lock();
+  }
+  --r.in_flight;
+  map_.notify();
+}
+
+// used: a bit for each device.
+void RegionFree::drain(uint64_t used, uint64_t until_ns) {
+  for (int d = 0; d < devices_->count(); ++d) {
+    if ((used >> d & 1) == 0) continue;
+    // Lost: nothing runs there. It is refused while anybody captures a graph.
+    Status s = devices_->drain(d);
+    for (; !s.ok() && devices_->health(d).ok() && now_ns() < until_ns; s = devices_->drain(d)) usleep(1000);
+    if (!s.ok() && devices_->health(d).ok())
+      core::log(core::Level::warning, "kernels may still use what is freed now: %.*s",
+                static_cast<int>(s.text().size()), s.text().data());
+  }
+}
+
+Status RegionFree::find(void* ptr, Region** out) {
+  const auto it = map_.regions().find(reinterpret_cast<uintptr_t>(ptr));
+  if (it != map_.regions().end() && !it->second->dying) {
+    *out = it->second.get();
+    return {};
+  }
+  const Region* inside = map_.find(reinterpret_cast<uintptr_t>(ptr));
+  return inside != nullptr && !inside->dying
+             ? error(EINVAL, "%p is %zu bytes inside a region; give its start, %p", ptr,
+                     static_cast<size_t>(static_cast<std::byte*>(ptr) - inside->base), static_cast<void*>(inside->base))
+             : error(EINVAL, "%p is not a region of libvmem (never was, or was freed)", ptr);
+}
+
+// Nobody leases it, or is about to.
+Status RegionFree::may_go(const Region& r) {
+  if (r.kernels != 0) {
+    return error(EBUSY, "region %llu is open to kernels that ask: %u ranges, %llu leased blocks; end them first",
+                 static_cast<unsigned long long>(r.id), r.kernels, static_cast<unsigned long long>(r.leases.blocks()));
+  }
+  if (r.leases.empty() && r.asked == 0) return {};
+  if (r.leases.empty()) {
+    return error(EBUSY, "region %llu has %u asynchronous leases on their way; end them first",
+                 static_cast<unsigned long long>(r.id), r.asked);
+  }
+  return error(EBUSY, "region %llu has %llu leased blocks; release them first", static_cast<unsigned long long>(r.id),
+               static_cast<unsigned long long>(r.leases.blocks()));
+}
+
+namespace {
+
+Status freed_meanwhile(const Region& r) {
+  return error(EINVAL, "%p was freed meanwhile by another thread", static_cast<void*>(r.base));
+}
+
+}  // namespace
+
+// Locked on entry and on return, and not meanwhile, as what follows.
+Status RegionFree::end_uses(Lock& lock, Region& r, bool force) {
+  if (!force && r.kernels != 0) return may_go(r);  // leases for kernels end all the time
+  if (!force && r.gpu) {
+    ++r.in_flight;
+    releases_.wait_for_region(lock, r);
+    --r.in_flight;
+    map_.notify();
+    if (r.dying) return freed_meanwhile(r);
+  }
+  if (!force) return may_go(r);
+  finish_kernels(lock, r);
+  if (r.dying) return freed_meanwhile(r);
+  ++r.in_flight;
+  staging_loans_.take_back(lock, r);
+  --r.in_flight;
+  map_.notify();
+  return r.dying ? freed_meanwhile(r) : Status();
+}
+
+// A sealed region (mseal) cannot be unmapped: it stays as it is, and may be freed when the process ends. Before
+// anything is undone.
+Status RegionFree::check_unsealed(Lock& lock, Region& r) {
+  ++r.in_flight;
+  lock.unlock();
+  const bool sealed = writer_.mappings().sealed(r.base, r.span);
+  lock.lock();
+  --r.in_flight;
+  map_.notify();
+  if (r.dying) return freed_meanwhile(r);
+  if (!sealed) return may_go(r);
+  return error(EPERM,
+               "region %llu, %s at %p, is sealed (mseal) and cannot be unmapped: it stays, and can be used; vmem_evict "
+               "gives its memory back",
+               static_cast<unsigned long long>(r.id), core::human_bytes(r.size).c_str(), static_cast<void*>(r.base));
+}
+
+namespace {
+
+// Why changes go with their region.
+Status lost_changes(const Region& r, const Status& why) {
+  uint64_t blocks = 0;
+  for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1))
+    blocks += (r.table[b].flags & core::kUnknown) != 0;
+  return error(
+      EIO, "region %llu is freed, and the changes of %llu blocks of %s (%s) that its file did not take are lost: %.*s",
+      static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(blocks),
+      core::human_bytes(r.block_size).c_str(), r.file.path.c_str(), static_cast<int>(why.text().size()),
+      why.text().data());
+}
+
+}  // namespace
+
+Status RegionFree::write_file(Lock& lock, Region& r, bool force, Status* lost) {
+  ++r.in_flight;
+  Status s = sync_.write_for_free(lock, r, force);
+  --r.in_flight;
+  map_.notify();
+  if (r.dying) return freed_meanwhile(r);
+  if (!s.ok() && lost != nullptr && s.code() != -EBUSY) {
+    *lost = lost_changes(r, s);
+  } else if (!s.ok()) {
+    if (!force) return s;
+    core::log(core::Level::error, "changes of a shared file are lost with its region: %.*s",
+              static_cast<int>(s.text().size()), s.text().data());
+  }
+  return force ? Status() : may_go(r);
+}
+
+void RegionFree::become_quiet(Lock& lock, Region& r, bool force) {
+  r.dying = true;
+  forget(r);
+  // Who accesses it is reported again, and answered by access_of_dying(): a signal handler, perhaps, that somebody
+  // waits for.
+  map_.notify();
+  if (!r.lost) {
+    lock.unlock();  // an operation of the module for each block
+    trap_.wake(r.base, r.span).ignore();
+    lock.lock();
+  }
+  while (r.in_flight != 0) lock.sleep(map_.changed());
+  if (force) finish_kernels(lock, r);  // of leases that came last
+  while (r.in_flight != 0) lock.sleep(map_.changed());
+  forget(r);
+  r.quiet = true;
+}
+
+// Parked threads get SIGBUS, resident pages go back to the system.
+void RegionFree::detach(Region& r) {
+  if (r.lost) {
+    // Parts of the range are nobody's any more: nothing may be mapped there by us.
+    for (BlockIndex b = 0; b < r.blocks; ++b) trap_.wake(r.address(b), r.block_size).ignore();
+  } else if (Status s = trap_.detach(r.base, r.span); !s.ok()) {
+    // At a limit of the process nothing more can be mapped. The addresses go all the same, and their threads wake.
+    core::log(s.code() == -ENOMEM ? core::Level::info : core::Level::error, "%.*s", static_cast<int>(s.text().size()),
+              s.text().data());
+  }
+}
+
+// Locked. Of a block that is in memory or on a device.
+void RegionFree::give_memory_back(Region& r, BlockIndex b, OnDevices* on_devices) {
+  const core::Block& block = r.table[b];
+  if (core::on_a_device(block.state)) {
+    device_set_[block.device].budget.frees(r.block_size);
+    (*on_devices)[block.device] += r.block_size;
+    if (map_.frame_table()[block.aux].cpu_mapped) budget_.credit(r.block_size);
+    cpu_mappings_.forget(r, b);
+    map_.free_entry(b, r);
+    return;
+  }
+  if (!core::in_memory(block.state)) return;
+  staging_.of(r).lent -= map_.frame_table()[block.aux].lent_to_kernels ? 1 : 0;  // its kernels have ended
+  std::byte* bytes = map_.frame_table()[block.aux].bytes;
+  if (bytes != nullptr) {
+    installer_.give_frame(r, bytes);
+  } else {
+    budget_.credit(r.block_size);
+  }
+  map_.free_entry(b, r);
+}
+
+// Locked on entry and on return, and not while extents go. Nobody finds the region any more.
+void RegionFree::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) {
+  core::InplaceVector<core::Extent, 256> extents;  // freeing needs no memory
+  const auto release_extents = [&]() VMEM_LOCKED {
+    lock.unlock();
+    for (const core::Extent e : extents) space_.release(e);
+    extents.clear();
+    lock.lock();
+  };
+  for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1)) {
+    core::Block& block = r.table[b];
+    if (extents.full()) release_extents();
+    if (b % kTurn == 0) lock.give_way();
+    if (block.extent) extents.push_back(block.extent);
+    failed_.clear_unknown(block);
+    give_memory_back(r, b, on_devices);
+  }
+  charges_.credit(r);
+  map_.progress().made();
+  DeferredWork after;
+  freed_.memory_freed(after);
+  lock.unlock();
+  page_in_.run(after);
+  for (const core::Extent e : extents) space_.release(e);
+  lock.lock();
+}
+
+// Locked. The memory that it had on devices; with page tables of its own a device keeps it.
+void RegionFree::nobodys(OnDevices* on_devices) {
+  for (size_t d = 0; d < device_set_.size(); ++d) {
+    if ((*on_devices)[d] == 0) continue;
+    device_set_[d].budget.freed(std::exchange((*on_devices)[d], 0));
+    if (device_set_.own_page_tables()) device_set_[d].budget.set_keeps(true);
+    device_set_.work().notify_all();
+  }
+}
+
+Status RegionFree::give_managed_back(Region& r, OnDevices* on_devices) {
+  if (core::broken("credit_after_release")) {
+    const Lock early(map_.mutex());
+    nobodys(on_devices);
+  }
+  Status released = devices_->release(r.base);
+  DeferredWork room;
+  {
+    Lock lock(map_.mutex());
+    nobodys(on_devices);
+    map_.progress().made();
+    promoter_.pump(room);
+  }
+  page_in_.run(room);
+  return released;
+}
+
+Status RegionFree::discard(void* ptr) {
+  Status lost;
+  Status s = end(ptr, false, &lost);
+  return s.ok() ? lost : s;
+}
+
+Status RegionFree::end(void* ptr, bool force, Status* lost) {
+  Lock lock(map_.mutex());
+  Region* found = nullptr;
+  if (Status s = find(ptr, &found); !s.ok()) return s;
+  Region& r = *found;
+  if (Status s = end_uses(lock, r, force); !s.ok()) return s;
+  if (!force && !r.gpu) {
+    if (Status s = check_unsealed(lock, r); !s.ok()) return s;
+  }
+  if (r.backing == Backing::file_shared) {
+    if (Status s = write_file(lock, r, force, lost); !s.ok()) return s;
+  }
+  become_quiet(lock, r, force);
+  lock.unlock();
+  core::step("free.quiet");
+  keep_frames(r);
+  detach(r);
+  lock.lock();
+  // Nobody finds it any more; those who know it by a resident see that it is dying.
+  const std::unique_ptr<Region> gone = std::move(map_.regions().extract(reinterpret_cast<uintptr_t>(ptr)).mapped());
+  grants_.forget(lock, r);
+  releases_.forget(r);
+  OnDevices on_devices = {};
+  give_blocks_back(lock, r, &on_devices);
+  lock.unlock();
+  space_.unreserve(gone->stored_span);
+  if (gone->stored_span != 0) writer_.store_has_room();
+  close_file(gone.get(), engine_);
+  // Last: from here on the addresses may be another region's.
+  if (gone->gpu) return give_managed_back(*gone, &on_devices);
+  Status unmapped = give_addresses_back(trap_, *gone, gone->base);
+  if (unmapped.code() != -ENOMEM) return unmapped;
+  // Its mapping is one with a neighbour's, and would become two.
+  unmapped = core::name_limit(unmapped, "what is left beside a region that goes");
+  core::log(core::Level::warning, "the addresses of a freed region stay taken, accesses of them get SIGBUS: %.*s",
+            static_cast<int>(unmapped.text().size()), unmapped.text().data());
+  return {};
+}
+
+void RegionFree::destroy_all() {
+  for (;;) {
+    void* base = nullptr;
+    {
+      Lock lock(map_.mutex());
+      const auto it =
+          std::find_if(map_.regions().begin(), map_.regions().end(), [](const auto& e) { return !e.second->dying; });
+      if (it == map_.regions().end()) return;
+      base = it->second->base;
+    }
+    destroy(base, true).ignore();  // freed by somebody else meanwhile: as well
+  }
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,97 @@
+// Frees regions: nobody uses one any more before its memory goes, and its addresses go last.
+//
+//   who may still use the region is refused (-EBUSY), or with force: what devices do with it ends, as far as it ever
+//   does, its loans come back, and what a shared file has not got is written
+//   changes that a file refuses keep its region, unless discard() or force says otherwise
+//   from `dying` on nothing of it is begun; from `quiet` on nobody has anything of it in flight
+//   what it had is given back once: memory, extents, what RegionCharges took, addresses
+//
+#pragma once
+
+#include <array>
+
+#include "pager/calls/region_charges.h"
+#include "pager/calls/sync.h"
+#include "pager/tier/promoter.h"
+#include "pager/tier/staging_loans.h"
+
+namespace vmem::pager {
+
+class RegionFree : private Shared {
+ public:
+  // devices: null: there is no device tier. queues, speculation, evict_requests, shown: under the lock.
+  RegionFree(const Shared& shared, device::Devices* devices, DeviceQueues& queues, ReadaheadQueue& speculation,
+             ReclaimRequests& reclaim_requests, DeviceSet& gpus, CpuMappings& cpu_mappings, MemoryPressure& pressure,
+             FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in, StoreWriter& writer,
+             LeaseManager& grants, StreamReleases& releases, StagingLoans& staging_loans, Promoter& promoter,
+             Sync& sync, RegionCharges& charges, MemoryFreed& freed)
+      : Shared(shared),
+        devices_(devices),
+        queues_(queues),
+        readahead_queue_(speculation),
+        reclaim_requests_(reclaim_requests),
+        device_set_(gpus),
+        cpu_mappings_(cpu_mappings),
+        pressure_(pressure),
+        failed_(failed),
+        waits_(waits),
+        installer_(installer),
+        page_in_(page_in),
+        writer_(writer),
+        grants_(grants),
+        releases_(releases),
+        staging_loans_(staging_loans),
+        promoter_(promoter),
+        sync_(sync),
+        charges_(charges),
+        freed_(freed) {}
+
+  // force: whatever holds it.
+  core::Status destroy(void* ptr, bool force) VMEM_UNLOCKED { return end(ptr, force, nullptr); }
+  // Also where its file refuses changes: -EIO, they are lost, and the region is gone.
+  core::Status discard(void* ptr) VMEM_UNLOCKED;
+  // Every region, whatever holds it.
+  void destroy_all() VMEM_UNLOCKED;
+
+ private:
+  using OnDevices = std::array<uint64_t, device::kMaxDevices>;  // bytes
+  core::Status find(void* ptr, Region** out) VMEM_LOCKED;
+  core::Status may_go(const Region& r) VMEM_LOCKED;
+  core::Status end_uses(Lock& lock, Region& r, bool force) VMEM_LOCKED;
+  core::Status check_unsealed(Lock& lock, Region& r) VMEM_LOCKED;
+  // lost: what the file did not take goes with the region, and is said there. Null: it keeps the region.
+  core::Status end(void* ptr, bool force, core::Status* lost) VMEM_UNLOCKED;
+  core::Status write_file(Lock& lock, Region& r, bool force, core::Status* lost) VMEM_LOCKED;
+  void finish_kernels(Lock& lock, Region& r) VMEM_LOCKED;
+  void drain(uint64_t used, uint64_t until_ns) VMEM_UNLOCKED;
+  void become_quiet(Lock& lock, Region& r, bool force) VMEM_LOCKED;
+  void forget(Region& r) VMEM_LOCKED;
+  void keep_frames(Region& r) VMEM_UNLOCKED;
+  void detach(Region& r) VMEM_UNLOCKED;
+  void give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) VMEM_LOCKED;
+  void give_memory_back(Region& r, core::BlockIndex b, OnDevices* on_devices) VMEM_LOCKED;
+  core::Status give_managed_back(Region& r, OnDevices* on_devices) VMEM_UNLOCKED;
+  void nobodys(OnDevices* on_devices) VMEM_LOCKED;
+
+  device::Devices* const devices_;
+  DeviceQueues& queues_;
+  ReadaheadQueue& readahead_queue_;
+  ReclaimRequests& reclaim_requests_;
+  DeviceSet& device_set_;
+  CpuMappings& cpu_mappings_;
+  MemoryPressure& pressure_;
+  FailedBlocks& failed_;
+  MemoryWaits& waits_;
+  Installer& installer_;
+  PageIn& page_in_;
+  StoreWriter& writer_;
+  LeaseManager& grants_;
+  StreamReleases& releases_;
+  StagingLoans& staging_loans_;
+  Promoter& promoter_;
+  Sync& sync_;
+  RegionCharges& charges_;
+  MemoryFreed& freed_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,361 @@
+#include "pager/host/fault_handler.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/fault_server.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "core/thread.h"
+
+namespace vmem::pager {
+
+Status FaultHandler::start() {
+  const int fd = trap_.event_descriptor();
+  watching_ = fd >= 0 && engine_.watch(fd, events_ready, this);
+  if (!watching_) {
+    if (Status s = core::start_thread(
+            "vmem-fault", [this] { loop(); }, &reads_);
+        !s.ok())
+      return s;
+  }
+  {
+    Lock lock(map_.mutex());
+    if (deadline_ms_ == 0) return {};
+  }
+  return core::start_thread(
+      "vmem-renew", [this] { renew_loop(); }, &renews_);
+}
+
+void FaultHandler::stop_renewing() {
+  stop_renewing_ = true;
+  deadline_changed_.notify_all();
+}
+
+void FaultHandler::stop() {
+  if (renews_.joinable()) renews_.join();
+  if (watching_) engine_.unwatch();
+  stop_.store(true);
+  if (!reads_.joinable()) return;
+  trap_.interrupt();
+  reads_.join();
+}
+
+void FaultHandler::set_deadline(unsigned ms) {
+  deadline_ms_ = ms;
+  deadline_changed_.notify_all();
+}
+
+// One round of the trap's events; true when there may be more. One thread at a time.
+bool FaultHandler::serve_events(int timeout_ms) {
+  std::array<trap::Event, 64> room;
+  size_t count = 0;
+  if (Status s = trap_.wait(room, timeout_ms, &count); !s.ok()) {
+    VMEM_LOG_ONCE(core::Level::error,
+                  "faults can no longer be read, threads that access blocks that are not present will wait: %.*s",
+                  static_cast<int>(s.text().size()), s.text().data());
+    return false;
+  }
+  if (count == 0) return timeout_ms < 0;
+  const std::span<const trap::Event> events(room.data(), count);
+  for (const trap::Event& e : events) {
+    if (e.kind == trap::Event::Kind::pressure) {
+      Lock lock(map_.mutex());
+      pressure_.press(e.bytes);
+    }
+    if (e.kind == trap::Event::Kind::tunables) above_.tunables_changed();
+  }
+  core::step("fault.read");
+  const uint64_t now = now_ns();
+  DeferredWork after;
+  {
+    Lock lock(map_.mutex());
+    for (const trap::Event& e : events) {
+      if (e.kind == trap::Event::Kind::fault) on_fault(e.fault, now, after);
+    }
+    read_ahead_.pump_speculative(after);
+  }
+  page_in_.run(after);
+  return timeout_ms < 0 || count == room.size();
+}
+
+void FaultHandler::loop() {
+  const core::ServesFaults serves;
+  while (!stop_.load(std::memory_order_relaxed) && serve_events(-1)) {
+  }
+}
+
+// On an I/O thread: the reads that faults cause are issued without waking another thread.
+void FaultHandler::events_ready(void* self) {
+  while (static_cast<FaultHandler*>(self)->serve_events(0)) {
+  }
+}
+
+void FaultHandler::renew(const Region& r, BlockIndex b) {
+  const Block& block = r.table[b];
+  // A block on its way to a device must not be met half made: see on_fault().
+  if (r.dying || (block.flags & core::kFaultPending) == 0 || block.state == State::promoting) return;
+  trap_.wake(r.address(b), r.block_size).ignore();
+}
+
+// A trap may give a touch up that is not answered in time (the module: fault_timeout_ms of its sysfs), so that nobody
+// waits for a runtime that is gone. This one is there, and its disk is slow or its queue for memory long: the threads
+// that wait are sent to report their touches again, which begins their time anew.
+void FaultHandler::renew_loop() {
+  Lock lock(map_.mutex());
+  while (!stop_renewing_) {
+    const unsigned ms = deadline_ms_;
+    const uint64_t until = now_ns() + std::max(ms, 30u) / 3 * uint64_t{1000000};
+    for (uint64_t now = now_ns(); !stop_renewing_ && now < until && ms == deadline_ms_; now = now_ns())
+      deadline_changed_.wait_for(lock, std::chrono::nanoseconds(until - now));
+    for (const auto& m : map_.transitions().all())
+      if (m->begun_ns != 0) renew(*m->region, m->block);
+    for (const MemoryWaiter& s : waits_.queue()) renew(*s.region, s.block);
+    for (const CpuFault& a : cpu_mappings_) renew(*a.region, a.block);
+  }
+}
+
+// An access of a region that is being freed gets SIGBUS. From here, where that can be, and not from detach() alone:
+// detach() waits for what is under way, and that may wait for a signal handler which makes this access. What is not
+// answered here is when the transition of its block has ended, or by detach(). Begins no transition, of no block.
+void FaultHandler::access_of_dying(Region& r, BlockIndex b, const trap::Fault& fault) {
+  if (r.lost || r.quiet) return;  // nothing of ours may be put there; the frames are taken out
+  Block& block = r.table[b];
+  void* const page = reinterpret_cast<void*>(fault.address);
+  switch (block.state) {
+    case State::resident:
+      if (fault.kind == trap::FaultKind::write_protect) {
+        block.flags &= static_cast<uint16_t>(~core::kProtected);
+        trap_.unprotect(r.address(b), r.block_size).ignore();
+        return;
+      }
+      if (met_before(fault.address)) trap_.fill_zero(page, core::kPage).ignore();  // as on_fault() does
+      trap_.wake(page, core::kPage).ignore();
+      return;
+    case State::isolating:
+    case State::writing_back:  // a hole that the program made, perhaps met by a thread of ours
+      if (const Frame& frame = map_.frame_table()[block.aux]; frame.in_place && !frame.dropping &&
+                                                              fault.kind != trap::FaultKind::write_protect &&
+                                                              !trap_.fill_zero(page, core::kPage).ok())
+        trap_.wake(page, core::kPage).ignore();
+      return;
+    case State::on_device:  // page tables of the device's own: the trap stands there, or the CPU is shown a copy
+      if (map_.frame_table()[block.aux].cpu_mapped) {
+        trap_.unprotect(r.address(b), r.block_size).ignore();
+        return;
+      }
+      [[fallthrough]];
+    case State::unpopulated:
+    case State::stored:
+    case State::staged:
+    case State::poisoned:
+      // Refused: it is poisoned already, all of it or a part, or will be asked for again.
+      if (!trap_.fail(r.address(b), r.block_size).ok() && !trap_.fail(page, core::kPage).ok())
+        trap_.wake(r.address(b), r.block_size).ignore();
+      return;
+    default:
+      return;
+  }
+}
+
+// What a fault tells of how the region is used.
+void FaultHandler::note_access(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now) {
+  const Block& block = r.table[b];
+  const bool protection = block.state == State::resident && fault.kind == trap::FaultKind::write_protect;
+  if ((block.flags & core::kFaultPending) == 0 && block.state != State::resident && block.state != State::poisoned)
+    r.heat.note(b, r.blocks, now);
+  if (fault.kind == trap::FaultKind::read) {
+    r.stores_in_row = 0;
+  } else if (r.stores_in_row < UINT8_MAX && (!protection || (block.flags & core::kReadAhead) != 0)) {
+    ++r.stores_in_row;
+  }
+}
+
+// The fault would make one more block dirty, and there are too many: it waits until some have been written. Of a block
+// that is moved into place, as of one that the module has, later stores are not seen: a load makes it dirty as well.
+bool FaultHandler::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now) {
+  DirtyBlocks& dirty = map_.dirty();
+  if (r.backing != Backing::file_shared || !dirty.slows(now)) return false;
+  const Block& block = r.table[b];
+  if (core::in_memory(block.state) && dirty.listed(block.aux)) return false;
+  const bool stores = fault.kind != trap::FaultKind::read;
+  switch (block.state) {
+    case State::unpopulated:
+    case State::staged:
+      if ((block.flags & core::kFaultPending) != 0 || (!stores && r.transfer == Transfer::copy)) return false;
+      break;
+    case State::reading:
+    case State::mapping:
+      if (!stores || (block.flags & core::kStorePending) != 0) return false;
+      break;
+    case State::resident:
+      if (fault.kind != trap::FaultKind::write_protect) return false;
+      break;
+    default:
+      return false;
+  }
+  return dirty.slow(r, b, now);
+}
+
+// Unpopulated, or stored: its bytes have to be had.
+void FaultHandler::met_absent(Region& r, BlockIndex b, const trap::Fault& fault, uint16_t wanted, DeferredWork& after) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kFaultPending) != 0) return;  // queued for memory already
+  core::add(counters_.faults);
+  if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.refuse_growth(r, b);
+  block.flags |= wanted;
+  DeferredWork fill;
+  if (!page_in_.start_fill(r, b, Urgency::fault, fill)) waits_.starve_fault(r, b, 0, 0, fault.thread);
+  if (!fill.submit.empty()) fill.submit.tail->accessed = fault.address - reinterpret_cast<uintptr_t>(r.address(b));
+  read_ahead_.follow(r, b, false);
+  if (r.adapts && !fill.submit.empty()) read_ahead_.read_beside(r, b, fill.submit);
+  after.submit.append(fill.submit);
+  after.zero.append(fill.zero);
+}
+
+void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& fault) {
+  Block& block = r.table[b];
+  read_ahead_.used(r, b);
+  if (fault.kind == trap::FaultKind::write_protect) {
+    core::add(counters_.write_protect_faults);
+    // Under the lock: a reclaim thread that protects this block next must come after.
+    const Status s = trap_.unprotect(r.address(b), r.block_size);
+    if (s.code() == -EPERM) return met_shut(r, b, s);
+    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    map_.note_dirty(r, b);
+    return;
+  }
+  core::add(counters_.spurious_faults);
+  void* const page = reinterpret_cast<void*>(fault.address);
+  // Twice on one page of a block that is in place: the program dropped the page itself (madvise). As for any memory it
+  // then reads zeros; a page that is there after all makes this fail and changes nothing. Stores to it are not trapped,
+  // so that the block counts as clean no more.
+  if (met_before(fault.address) && trap_.fill_zero(page, core::kPage).ok() && (block.flags & core::kProtected) != 0) {
+    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    trap_.unprotect(r.address(b), r.block_size).ignore();
+    map_.note_dirty(r, b);
+  }
+  trap_.wake(page, core::kPage).ignore();
+}
+
+// A store to a block that may not be let through: the program has forbidden the call since. What is protected the store
+// has, so that the block leaves, and comes back without protection when the access is made again.
+void FaultHandler::met_shut(Region& r, BlockIndex b, const Status& why) {
+  VMEM_LOG_ONCE(core::Level::error,
+                "%.*s. Was ioctl forbidden after libvmem had started? Stores to blocks that are protected wait until "
+                "those have left memory and come back, and changed blocks cannot leave",
+                static_cast<int>(why.text().size()), why.text().data());
+  failed_.ask_later(r, b);
+  if ((r.table[b].flags & core::kProtected) == 0 || leased(r, b) || reclaim_requests_.full()) return;
+  if (reclaim_requests_.add({&r, b, b}, false)) pressure_.wake_reclaim();
+}
+
+void FaultHandler::met_failed(Region& r, BlockIndex b, const trap::Fault& fault) {
+  const Block& block = r.table[b];
+  void* const page = reinterpret_cast<void*>(fault.address);
+  if ((block.flags & core::kUnanswered) != 0) failed_.fail_accesses(r, b);
+  // Other pages of it get SIGBUS already, perhaps, after an unfail() that was refused half way: this one, too.
+  if ((block.flags & core::kUnanswered) != 0 && !trap_.fail(page, core::kPage).ok() && failed_.retries().asleep(r, b))
+    return;
+  if (met_before(fault.address)) trap_.fail(page, core::kPage).ignore();  // the program dropped the mark (madvise)
+  trap_.wake(page, core::kPage).ignore();
+}
+
+// Whether the page has been reported before, though nothing was to be done. Threads that meet several in turn do not
+// keep each other from being answered, but for those few that share a place.
+bool FaultHandler::met_before(uintptr_t address) {
+  uintptr_t& last = spurious_[address / core::kPage * 0x9e3779b97f4a7c15u >> 58];
+  return std::exchange(last, address) == address;
+}
+
+// The block is owned by one of our threads. Where its pages are in place, the program dropped this one itself
+// (madvise), and it may be that thread which met the hole, while hashing: it must not wait for itself. A page that is
+// there makes this fail; so may, by the same answer, a page table that the kernel frees at this moment, since the
+// program drops all that is in it (Linux 6.14).
+void FaultHandler::fill_hole(Frame& frame, const trap::Fault& fault) {
+  if (!frame.in_place || fault.kind == trap::FaultKind::write_protect) return;
+  void* const page = reinterpret_cast<void*>(fault.address);
+  const Status s = trap_.fill_zero(page, core::kPage);
+  frame.holed |= s.ok();
+  // The access is made again. The end of what goes on with the block may wait for it.
+  if (!s.ok()) trap_.wake(page, core::kPage).ignore();
+}
+
+// Longer than others: the states side by side, which is how they are read.
+void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork& after) {
+  Region* r = map_.find(fault.address);
+  if (r == nullptr) {
+    // Its region was freed between the touch and this report: let the thread meet what is there now.
+    trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+    return;
+  }
+  const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
+  if (r->dying) return access_of_dying(*r, b, fault);
+  Block& block = r->table[b];
+  if (!core::in_transition(block.state) && block.state != State::resident && failed_.retries().waits(*r, b)) return;
+  if (slow_down(*r, b, fault, now)) return;
+  const uint16_t wanted =
+      static_cast<uint16_t>(core::kFaultPending | (fault.kind == trap::FaultKind::read ? 0 : core::kStorePending));
+  note_access(*r, b, fault, now);
+  switch (block.state) {
+    case State::unpopulated:
+    case State::stored:
+      met_absent(*r, b, fault, wanted, after);
+      break;
+    case State::reading:
+      if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
+      block.flags |= wanted;
+      read_ahead_.used(*r, b);
+      break;
+    case State::staged:
+      core::add(counters_.faults);
+      core::add(counters_.soft_faults);
+      block.flags |= wanted;
+      read_ahead_.used(*r, b);
+      if (map_.frame_table()[block.aux].admitted) map_.policy(block.aux).touched(block.aux);
+      installer_.begin_install(*r, b, after);
+      counters_.fault_took(now_ns() - now);
+      break;
+    case State::mapping:
+      // Most are woken when all is in place. The program may have dropped this one since.
+      if (fault.kind != trap::FaultKind::write_protect) map_.frame_table()[block.aux].holed = true;
+      block.flags |= wanted;
+      read_ahead_.used(*r, b);
+      break;
+    case State::isolating:
+    case State::writing_back:
+      if (!map_.frame_table()[block.aux].dropping) fill_hole(map_.frame_table()[block.aux], fault);
+      if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
+      block.flags |= wanted;
+      break;
+    case State::resident:
+      met_resident(*r, b, fault);
+      break;
+    case State::poisoned:
+      met_failed(*r, b, fault);
+      break;
+    case State::demoting:
+      fill_hole(map_.frame_table()[block.aux], fault);
+      // The trap stands there already, the books do not say so yet: settle() grants it.
+      core::add(counters_.faults);
+      block.flags |= wanted;
+      break;
+    case State::promoting:
+      // Where the CPU sees what the device sees: woken when the block has been made: it goes on then, and parks at the
+      // device's door. Sooner it would come back at once, again and again, and one of its tries would fall between the
+      // mapping of the block and its shutting.
+      if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
+      block.flags |= wanted;
+      break;
+    case State::on_device:
+      if (cpu_mappings_.met(*r, b, fault, now_ns())) devices_.notify_one();
+      break;
+    case State::count_:
+      break;
+  }
+}
+
+}  // namespace vmem::pager

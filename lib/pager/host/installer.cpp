@@ -1,0 +1,239 @@
+#include "pager/host/installer.h"
+
+#include <cerrno>
+
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "pager/block/block_run.h"
+#include "pager/host/drop_pages.h"
+
+namespace vmem::pager {
+
+// Locked. From here install() owns the block; the policy must not name it.
+void Installer::start_installing(Transition* m, State from, TransitionList& install) {
+  Region& r = *m->region;
+  r.table.change(m->block, from, State::mapping);
+  map_.frame_table()[r.table[m->block].aux].holed = false;
+  failed_.goes_in_place(r, m->block);
+  const FrameId id = r.table[m->block].aux;
+  m->pinned_in_policy = map_.frame_table()[id].admitted;
+  if (m->pinned_in_policy) map_.policy(id).hold(id);
+  install.push_back(m);
+}
+
+// The block is staged: it goes in place, or waits for memory. The transition finishes in install(). False: not even
+// that can be remembered, as starve_fault() has it.
+bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
+  if (r.lost) return true;  // there is no place any more
+  if (start_install(r, b, after)) return true;
+  r.table[b].flags |= core::kFaultPending;
+  return waits_.starve_fault(r, b);
+}
+
+// False, and nothing changed, when there is no memory.
+bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, const MemoryWaiter* waited) {
+  if (!map_.reserve_transition()) return false;
+  Block& block = r.table[b];
+  const bool staged = in_staging(map_.frame_table()[block.aux].pool);
+  // The bytes will be in two places for a moment.
+  if (staged && !budget_.charge(r.block_size, 0)) return false;
+  Transition* m = map_.new_transition(r, b);
+  m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
+  m->mark = waited != nullptr ? waited->mark : deadline_.look(m->begun_ns);
+  m->image = map_.frame_table()[block.aux].bytes;
+  m->in_staging = staged;
+  m->io.size = 0;
+  m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kStorePending) == 0 &&
+               (block.flags & core::kDigest) != 0 && (block.flags & core::kDirty) == 0;
+  start_installing(m, State::staged, after.install);
+  return true;
+}
+
+void Installer::give_frame(Region& r, std::byte* image) {
+  if (r.gpu && staging_.of(r).frames.owns(image)) {
+    staging_.of(r).frames.put(image);
+  } else if (r.transfer == Transfer::copy) {
+    frames_.put_bounce(image, r.block_size);
+    budget_.credit(r.block_size);
+  } else {
+    frames_.put(image, r.block_size);
+  }
+}
+
+// Unlocked; owns the transitions (mapping) of the first, and of others that the same call can put in place.
+void Installer::install(TransitionList& transitions, DeferredWork& after) {
+  const Batch run = take_run(transitions);
+  const auto fill = [&](const Transition& first, size_t blocks) {
+    const Region& r = *first.region;
+    core::step("install.before");
+    Status s = in_slot(first) ? trap_.put_back(r.address(first.block), r.block_size, first.image)
+                              : trap_.fill(r.address(first.block), blocks * r.block_size, first.image, r.transfer,
+                                           first.protect ? trap::Protect::yes : trap::Protect::no);
+    core::step("install.after");
+    return s;
+  };
+  const Status all = fill(*run[0], run.size());
+  // One block's trouble is not the others'. Where all are left half way there is no telling which are whole.
+  const bool alone = run.size() > 1 && !all.ok() && all.code() != -ENOTRECOVERABLE;
+  for (Transition* m : run) installed(m, alone ? fill(*m, 1) : all, after);
+}
+
+// Locked; state mapping. The trap would not have it: the block is staged again.
+void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  if (m->in_staging && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
+    // The trap's own copy of it was refused memory: as for any frame, others leave for it.
+    r.table.change(m->block, State::mapping, State::staged);
+    budget_.credit(r.block_size);
+    map_.admit(r, m->block, 0);
+    pressure_.hold_back_after_refusal(s);
+    block.flags |= core::kFaultPending;
+    waits_.starve_fault(r, m->block, m->since_ns, m->mark);
+    map_.free_transition(m);
+    freed_.memory_freed(after);
+    return;
+  }
+  // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
+  r.table.change(m->block, State::mapping, State::staged);
+  if (m->in_staging) budget_.credit(r.block_size);
+  map_.admit(r, m->block, 0);
+  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
+  m->status = s;
+  failed_.answer_later(r, m->block, s);
+  map_.free_transition(m);
+}
+
+// Unlocked; the trap has said of the block, or of all that were put in place with it, how that went.
+void Installer::installed(Transition* m, const Status& s, DeferredWork& after) {
+  const Region& r = *m->region;
+  if (s.ok()) {
+    core::add(r.transfer == Transfer::copy ? counters_.copied_bytes : counters_.moved_bytes, r.block_size);
+  }
+  const bool in_the_way = half_way(s) || s.code() == -EEXIST;
+  m->torn = in_the_way && torn_by_fill(m, s);
+  if (m->torn) drop_torn(trap_, r, m->block);
+  if (in_the_way && !m->torn && !drop_one(trap_, r, m->block)) {
+    Lock lock(map_.mutex());
+    m->status = s;
+    pinned_.push_back(m);
+    pressure_.wake_reclaim();
+    return;
+  }
+  settle_installed(m, s, after);
+}
+
+// Locked on entry and on return.
+void Installer::retry_pinned(Lock& lock, DeferredWork& after) {
+  TransitionList now, still;
+  now.append(pinned_);
+  lock.unlock();
+  while (!now.empty()) {
+    Transition* const m = now.pop();
+    if (!drop_one(trap_, *m->region, m->block)) {
+      still.push_back(m);
+      continue;
+    }
+    const Status s = std::exchange(m->status, {});
+    settle_installed(m, s, after);
+  }
+  lock.lock();
+  pinned_.append(still);
+}
+
+// Unlocked; the owner of the block's transition. Where it failed nothing of the block is in place any more.
+void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& after) {
+  Region& r = *m->region;
+  std::byte* const at = r.address(m->block);
+  const bool torn = m->torn;
+  // Where pages were in place for a moment, others than the parked threads may have stored to them; the trap has taken
+  // that back into the frame.
+  const bool changed = !s.ok() && !torn && !m->protect && r.writable() && r.transfer == Transfer::copy &&
+                       !(store::digest(m->image, r.block_size) == r.table[m->block].digest);
+  Lock lock(map_.mutex());
+  Block& block = r.table[m->block];
+  if (changed) {
+    block.flags &= static_cast<uint16_t>(~core::kDigest);
+    if (r.gpu) block.flags |= core::kDirty;
+  }
+  if (m->pinned_in_policy) map_.policy(block.aux).unhold(block.aux);
+  if (torn) {
+    lose_filled(m, s);
+    freed_.memory_freed(after);
+    return;
+  }
+  if (!s.ok()) {
+    refused(m, s, after);
+    return;
+  }
+  Frame& frame = map_.frame_table()[block.aux];
+  if (r.transfer == Transfer::move) {
+    frames_.put_slot(m->image, r.block_size);
+    frame.bytes = nullptr;
+  } else if (m->in_staging) {  // from now on it is a block like any other in host memory
+    staging_.of(r).frames.put(m->image);
+    frame.bytes = nullptr;
+    map_.withdraw(block.aux);
+    frame.pool = kHostPool;
+    block.flags &= static_cast<uint16_t>(~core::kDirty);
+  } else if (r.transfer == Transfer::copy) {
+    frames_.put_bounce(m->image, r.block_size);
+    frame.bytes = nullptr;
+  }
+  r.table.change(m->block, State::mapping, State::resident);
+  block.flags &= static_cast<uint16_t>(~core::kProtected);
+  frame.proven = m->protect;
+  if (m->protect) {
+    // A store met the protection between fill() and this lock: it was reported as a request, nobody else will answer
+    // it.
+    const bool stores = (block.flags & core::kStorePending) != 0;
+    const bool stays = !stores || trap_.unprotect(at, r.block_size).code() == -EPERM;
+    if (stays) block.flags |= core::kProtected;
+    if (stays && stores) trap_.wake(at, r.block_size).ignore();
+  }
+  if ((block.flags & core::kProtected) == 0) map_.note_dirty(r, m->block);
+  if (frame.holed) trap_.wake(at, r.block_size).ignore();
+  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
+  map_.admit(r, m->block, frame.shadow);
+  if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
+  map_.free_transition(m);
+  freed_.memory_freed(after);
+}
+
+// Unlocked; the owner of the block's transition, whose fill() stopped half way, or found a page in its way. False: the
+// frame has all of its bytes still. True: nobody has them.
+bool Installer::torn_by_fill(const Transition* m, const Status& why) {
+  const Region& r = *m->region;
+  const core::Block& block = r.table[m->block];
+  // Copied, and nothing that was stored meanwhile is to be kept: the frame has all of it still.
+  const bool whole = r.transfer == trap::Transfer::copy && (m->protect || !r.writable());
+  bool torn = half_way(why) && !whole;
+  if (!torn && r.transfer == trap::Transfer::move) {
+    // A page was in the way: one of the frame's own, already moved, or a stranger. The digest tells.
+    torn = (block.flags & core::kDigest) == 0 || !(store::digest(m->image, r.block_size) == block.digest);
+  }
+  if (torn) {
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
+                   why.text().data(), map_.place(r, m->block).c_str());
+    core::settle_log();
+  }
+  return torn;
+}
+
+// Locked; state mapping, after torn_by_fill().
+void Installer::lose_filled(Transition* m, const Status& why) {
+  Region& r = *m->region;
+  map_.free_entry(m->block, r);
+  if (m->in_staging) {
+    staging_.of(r).frames.put(m->image);
+    budget_.credit(r.block_size);
+  } else {
+    give_frame(r, m->image);
+  }
+  failed_.mark_lost(r, m->block, State::mapping, why);
+  m->status = r.reason(m->block);
+  map_.free_transition(m);
+}
+
+}  // namespace vmem::pager

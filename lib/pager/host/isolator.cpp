@@ -1,0 +1,292 @@
+#include "pager/host/isolator.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "core/break.h"
+#include "core/fault_server.h"
+#include "core/log.h"
+#include "core/step.h"
+#include "core/unwatched_reads.h"
+#include "pager/block/block_run.h"
+#include "pager/host/drop_pages.h"
+#include "store/codec.h"
+
+namespace vmem::pager {
+
+// Claims a resident or staged block for the way out, or one that is lent, which is kept. nullptr: no address space for
+// its image.
+Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
+  Block& block = r.table[b];
+  Frame& frame = map_.frame_table()[block.aux];
+  const bool held = block.state == State::staged || frame.lent_to_kernels;
+  // What stays in place a device may store to that has pinned it before, whatever protects it. So what is to go is
+  // taken away first, where the trap sees pins then.
+  const bool takes = !keep && trap_.caps().pins == trap::Pins::taken_away && !core::broken("pins");
+  const bool in_place = !held && ((r.transfer == Transfer::copy && !takes) ||
+                                  (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
+  std::byte* image = held                              ? frame.bytes
+                     : in_place                        ? r.address(b)
+                     : r.transfer == Transfer::install ? frame.bytes
+                                                       : frames_.get_slot(r.block_size);
+  if (image == nullptr) return nullptr;
+  if (!map_.reserve_transition()) {
+    if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
+    return nullptr;
+  }
+  r.table.change(b, block.state, frame.lent_to_kernels ? State::writing_back : State::isolating);
+  Transition* m = map_.new_transition(r, b);
+  m->image = image;
+  m->way = core::Way::host_to_ssd;
+  m->keep = keep;
+  m->probe = probe;
+  m->from_staged = held;
+  m->in_place = in_place;
+  m->in_staging = in_staging(frame.pool);
+  m->clean = !r.writable() || (!held && stood_protected(trap_.caps().pins, block, frame)) ||
+             (m->in_staging && proven_clean(block));
+  m->elsewhere = (block.flags & core::kUnknown) != 0;
+  m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
+  frame.in_place = in_place;
+  frame.dropping = frame.holed = false;
+  if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
+    m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
+    // Where the program has changed rights nothing is compressed in its place.
+    if (m->coded != nullptr && in_place && r.guarded && (m->aside = frames_.get_bounce(r.block_size)) == nullptr) {
+      frames_.put_bounce(m->coded, r.block_size);
+      m->coded = nullptr;
+    }
+  }
+  // Nobody waits for memory that a pin has kept before: others are reclaimed meanwhile.
+  if (!keep && !probe && !frame.pinned) writes_.leaves(m->leaving, r.block_size, leaves_pool(*m));
+  if ((keep || probe) && frame.admitted) map_.policy(block.aux).hold(block.aux);
+  return m;
+}
+
+// A look at what it holds may be worth it: nobody has found yet that the store has something else.
+bool Isolator::may_be_clean(const Region& r, BlockIndex b) const {
+  const Block& block = r.table[b];
+  if (map_.frame_table()[block.aux].unwritten) return false;
+  if (!r.writable() || (block.flags & core::kProtected) != 0) return true;
+  return (block.flags & (core::kDigest | core::kUnknown)) == core::kDigest;
+}
+
+namespace {
+
+// On its own: who calls may have little of a stack, and needs it where rights have been changed alone.
+[[gnu::noinline]] int digest_guarded(store::Digester& digester, const std::byte* from, size_t size,
+                                     core::Absent absent) {
+  std::array<std::byte, size_t{16} << 10> room;  // as the processor's nearest cache has
+  for (size_t at = 0; at < size; at += room.size()) {
+    const size_t bytes = std::min(room.size(), size - at);
+    if (const int error = core::read_guarded(room.data(), from + at, bytes, absent); error != 0) return error;
+    digester.update(room.data(), bytes);
+  }
+  return 0;
+}
+
+}  // namespace
+
+// Of a block that stays where it is. The program may take the right to read a page of it at any moment, or make it a
+// guard page. Where it has done so in the region once, no load of ours meets that; where it has not yet, it is looked
+// for again after each kLook bytes, so that the first time of all can fall into no more than 12 us.
+Status Isolator::digest_in_place(Transition* m, Look* look) {
+  constexpr size_t kLook = size_t{256} << 10;
+  const Region& r = *m->region;
+  store::Digester digester;
+  core::may_wait_for_a_fault("a block is compared in its place");
+  for (size_t at = 0; at < r.block_size; at += kLook) {
+    const std::byte* const from = r.address(m->block) + at;
+    const size_t bytes = std::min(r.block_size - at, kLook);
+    if (!r.guarded && (from < look->first || from + bytes > look->last || look->left < bytes)) {
+      const size_t rest = r.span - static_cast<size_t>(from - r.base);
+      *look = {.first = from, .last = from + std::min(kLook, rest), .left = kLook};
+      look->loads = may_load(mappings_, r, from, static_cast<size_t>(look->last - from));
+    }
+    look->left -= std::min(look->left, bytes);
+    int error = 0;
+    if (m->aside != nullptr) {
+      error = core::read_guarded(m->aside + at, from, bytes, r.absent);
+      digester.update(m->aside + at, bytes);
+    } else if (r.guarded || !look->loads) {
+      error = digest_guarded(digester, from, bytes, r.absent);
+    } else {
+      const core::UnwatchedReads unwatched;
+      digester.update(from, bytes);
+    }
+    if (error == 0) continue;
+    Status s =
+        core::error(EFAULT,
+                    "%zu bytes at %p cannot be read (mprotect, munmap, a guard page?), and /proc/self/mem does not "
+                    "help: their block stays in memory, and is not written",
+                    bytes, static_cast<const void*>(from));
+    VMEM_LOG_ONCE(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    return s;
+  }
+  if (m->aside != nullptr) m->image = m->aside;
+  m->digest = digester.finish();
+  return {};
+}
+
+// On threads that answer for the trap, which must not meet it.
+bool Isolator::still_same(const Transition* m) const {
+  const Region& r = *m->region;
+  if (trap_.caps().pins != trap::Pins::taken_away || m->aside != nullptr) return true;
+  std::array<std::byte, size_t{16} << 10> room;
+  store::Digester digester;
+  for (size_t at = 0; at < r.block_size; at += room.size()) {
+    const size_t bytes = std::min(room.size(), r.block_size - at);
+    if (core::read_guarded_at_once(room.data(), r.address(m->block) + at, bytes, r.absent) != 0) return false;
+    digester.update(room.data(), bytes);
+  }
+  return digester.finish() == m->digest;
+}
+
+// Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
+void Isolator::take_one(Transition* m, Look* look) {
+  Region& r = *m->region;
+  const Block& block = r.table[m->block];
+  std::byte* const at = r.address(m->block);
+  core::step("evict.taking");
+  if (!m->from_staged) {
+    // What is in place is write-protected by now, or could not be; what goes to a slot is there, or could not.
+    if (!m->in_place && r.transfer != Transfer::copy) m->status = trap_.take(at, r.block_size, m->image, r.transfer);
+    if (!m->status.ok()) {
+      settle_torn_take(m);
+      return;
+    }
+    m->out = !m->in_place;
+  }
+  core::step("evict.taken");
+  if (m->probe || m->clean) return;
+  if (m->in_place) {
+    m->status = digest_in_place(m, look);
+    if (!m->status.ok()) return;
+  } else {
+    m->digest = store::digest(m->image, r.block_size);
+  }
+  m->clean = m->has_digest && (core::broken("compare") || m->digest == block.digest);
+  if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
+    m->clean = m->zeros = true;
+  }
+}
+
+// Unlocked; in the order of address_order(). Blocks of copied ranges leave for their slots, neighbours by one call.
+// Blocks that are pinned are often many, of one buffer, and registered for long: the batch waits for the first of them.
+// A call that has asked for its blocks waits for each.
+void Isolator::take_to_slots(std::span<Transition* const> batch) {
+  core::InplaceVector<std::byte*, Batch::capacity()> slots;
+  const auto goes = [](const Transition& m) {
+    return !m.in_place && !m.from_staged && m.region->transfer == Transfer::copy;
+  };
+  bool any_pinned = false;
+  for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
+    if (!goes(*batch[i])) continue;
+    Region& r = *batch[i]->region;
+    while (i + n < batch.size() && goes(*batch[i + n]) && batch[i + n]->region == &r) ++n;
+    const std::span<Transition* const> transitions = batch.subspan(i, n);
+    slots.clear();
+    for (const Transition* m : transitions) slots.push_back(m->image);
+    std::sort(slots.begin(), slots.end());
+    for (size_t k = 0; k < n; ++k) transitions[k]->image = slots[k];
+    const auto take = [&](const Transition& first, size_t blocks) {
+      const trap::PinWait wait = any_pinned && first.completion == nullptr ? trap::PinWait::none : trap::PinWait::brief;
+      Status s = trap_.take(r.address(first.block), blocks * r.block_size, first.image, Transfer::copy, wait);
+      any_pinned |= s.code() == -EBUSY;
+      return s;
+    };
+    for (size_t k = 0, run = 1; k < n; k += run, run = 1) {
+      while (k + run < n && goes_on(*transitions[k], *transitions[k + run], run)) ++run;
+      const Status all = take(*transitions[k], run);
+      // One block's pin is not the others'. Where all are left half way there is no telling which are whole.
+      const bool alone = run > 1 && !all.ok() && !half_way(all);
+      for (Transition* m : transitions.subspan(k, run)) {
+        if (alone) m->clean = !r.writable();  // pages that went and came back are not protected any more
+        m->status = alone ? take(*m, 1) : all;
+      }
+    }
+  }
+}
+
+// Unlocked. The slots of blocks that the store has.
+void Isolator::empty_clean(std::span<Transition* const> batch) {
+  core::InplaceVector<trap::Range, Batch::capacity()> ranges;
+  for (Transition* m : batch) {
+    if (!m->status.ok() || m->probe || !m->clean || m->keep || !in_slot(*m)) continue;
+    const auto at = reinterpret_cast<uintptr_t>(m->image);
+    const size_t size = m->region->block_size;
+    m->emptied = true;
+    if (!ranges.empty() && ranges.back().address + ranges.back().size == at) {
+      ranges.back().size += size;
+    } else {
+      ranges.push_back({at, size});
+    }
+  }
+  if (!ranges.empty()) trap_.release_many(ranges.all()).ignore();  // what stays is the slot's next user's trouble
+}
+
+// Unlocked. The pages of blocks that are in place, and that the store has.
+void Isolator::drop_clean(std::span<Transition* const> batch) {
+  const auto goes = [](const Transition& m) { return m.status.ok() && !m.probe && m.clean && m.in_place && !m.keep; };
+  DropList drops;
+  {
+    // From here an absent page of these blocks is our doing: its touch must wait for the block to be read again.
+    Lock lock(map_.mutex());
+    for (Transition* m : batch) {
+      if (!goes(*m)) continue;
+      Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
+      if (frame.holed) {  // there may have been stores since it was looked at
+        m->keep = true;
+        writes_.settled(m->leaving);
+        continue;
+      }
+      frame.dropping = true;
+      drops.add(*m);
+    }
+  }
+  if (drops.empty() || drop_pages(trap_, drops.all())) return;
+  for (Transition* m : batch) {
+    if (goes(*m) && !drop_one(trap_, *m->region, m->block))
+      m->status = core::error(EBUSY, "a page of the block is pinned");
+  }
+}
+
+// Unlocked; the owner of the block's transition, whose take() failed. What is left of the block where that was torn
+// goes, and the slot is empty again whatever was found in it.
+void Isolator::settle_torn_take(Transition* m) {
+  Region& r = *m->region;
+  if (m->in_place || r.transfer == Transfer::install || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
+  if (half_way(m->status)) {
+    VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
+                   m->status.text().data(), map_.place(r, m->block).c_str());
+    core::settle_log();
+    drop_torn(trap_, r, m->block);
+    m->torn = true;
+  }
+  trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are the slot's next user's trouble
+}
+
+void Isolator::isolate(std::span<Transition*> batch, Batch* writes) {
+  bool drops = false;
+  std::sort(batch.begin(), batch.end(), address_order);
+  protect_in_place(trap_, batch);
+  take_to_slots(batch);
+  Look look;
+  const Region* last = nullptr;
+  for (Transition* m : batch) {
+    if (std::exchange(last, m->region) != m->region) look = {};
+    take_one(m, &look);
+    if (!m->status.ok() || m->probe) continue;
+    if (m->clean) {
+      drops |= m->in_place && !m->keep;
+    } else if (!m->only_clean) {
+      writes->push_back(m);
+    }
+  }
+  if (drops) drop_clean(batch);
+  empty_clean(batch);
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,204 @@
+#include "pager/host/readahead.h"
+
+#include <algorithm>
+
+#include "pager/block/block_run.h"
+#include "pager/host/bounce_limits.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr uint64_t kRefill = 1 << 20;  // bytes; the engine's largest transfer
+constexpr uint64_t kIdleRooms = 16;    // a stream is idle when blocks left so many times their room since its last use
+
+// A declared scan of more than memory holds will not come back soon.
+bool scanned(const Region& r, uint64_t room) {
+  return r.access == policy::Access::sequential && r.span >= room / 2;
+}
+
+}  // namespace
+
+// A block that was read ahead is touched: it, and those of its stream up to it, were worth reading.
+void Readahead::used(Region& r, BlockIndex b) {
+  Block& block = r.table[b];
+  if ((block.flags & core::kReadAhead) == 0) return;
+  const bool marker = (block.flags & core::kReadaheadMarker) != 0;
+  const int64_t stride = std::max<int32_t>(1, std::abs(map_.frame_table()[block.aux].stride));
+  const int64_t step = map_.frame_table()[block.aux].stride < 0 ? stride : -stride;
+  block.flags &= core::kForgetReadAhead;
+  map_.frame_table().seen(map_.frame_table()[block.aux]);
+  core::add(counters_.prefetch_hits);
+  for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
+    Block& before = r.table[static_cast<BlockIndex>(i)];
+    if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
+    before.flags &= core::kForgetReadAhead;
+    map_.frame_table().seen(map_.frame_table()[before.aux]);
+    core::add(counters_.prefetch_hits);
+    if (map_.frame_table()[before.aux].admitted) map_.policy(before.aux).touched(before.aux);
+  }
+  follow(r, b, marker);
+}
+
+// Tells read-ahead of a fault, and does what follows from it.
+void Readahead::follow(Region& r, BlockIndex b, bool marker) {
+  const uint64_t limit = budget_.ahead_limit();
+  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, map_.nonresident_age().pages()});
+  pass(r, r.readahead.passed(), true);
+  pass(r, r.readahead.given_up(), false);
+  if (w) {
+    const uint64_t bytes = w->count * r.block_size;
+    if (map_.frame_table().ahead_bytes() + bytes > limit) give_up_idle(bytes);
+    speculate(r, *w, Urgency::readahead);
+  }
+  drop_behind(r);
+}
+
+// Block b is being read for a fault, `reads` has its transition: with it what lies beside it, where that is how the
+// region is used. It stays the first, and the others follow in the order of their places, so that upwards all are one
+// read, and downwards the others are one that nobody waits for. A stream reads ahead in its own time.
+void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
+  if (r.access != policy::Access::normal || r.readahead.streams() || !waits_.queue().empty()) return;
+  const BlockIndex first = r.fault_around.first(b);
+  uint64_t present = 0;
+  for (uint32_t i = 0; i < r.fault_around.count(b); ++i)
+    present |= uint64_t{core::in_memory(r.table[first + i].state)} << i;
+  policy::Run run = r.fault_around.around(b, present);
+  if (run.count < 2) return;
+  run.count = std::min(run.count, 1 + budget_.ahead_limit() / r.block_size / 4);
+  // The run goes on as it is used: one that was stored to will be.
+  const Block& before = r.table[static_cast<BlockIndex>(static_cast<int64_t>(b) - run.stride)];
+  const bool stores = r.writable() && (before.flags & core::kProtected) == 0 &&
+                      (before.state == State::resident || (before.flags & core::kStorePending) != 0);
+  const uint64_t cap = speculative_limit(r, config_, budget_);
+  TransitionList others;
+  for (uint64_t i = 1; i < run.count; ++i) {
+    const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
+    Block& block = r.table[n];
+    // Zeros are made faster than they are moved, and what is waited for has its turn.
+    const bool stored = block.state == State::stored;
+    const bool in_file = block.state == State::unpopulated && r.from_file() && !r.in_hole(n) && tables_.may_grow(r, n);
+    DeferredWork fill;
+    if ((!stored && !in_file) || (block.flags & core::kFaultPending) != 0 || MemoryWaitQueue::marked(block) ||
+        !readahead_queue_.may_start(r.block_size, cap) || !page_in_.start_fill(r, n, Urgency::readahead, fill)) {
+      run.count = i;
+      break;
+    }
+    Transition* m = fill.submit.pop();
+    m->io.urgency = Urgency::fault;  // as b's: engines merge what is of one urgency
+    m->stored_soon = stores;
+    readahead_queue_.started(*m);
+    core::add(counters_.fault_around_blocks);
+    run.stride > 0 ? others.push_back(m) : others.push_front(m);
+  }
+  if (r.transfer == trap::Transfer::copy && !stores) place_together(others, page_in_.together());
+  reads.append(others);
+  r.readahead.presume(run);
+}
+
+// The reader of a stream is past these (used), or nobody comes for them. In a declared scan they leave before anything
+// else, the oldest first; what nobody used does so in any case, and keeps its marks, so that it counts as wasted if
+// that is true.
+void Readahead::pass(Region& r, const policy::Run& run, bool used) {
+  const bool leave = !used || scanned(r, frames_.room());
+  readahead_queue_.forget(r, run);
+  for (uint64_t i = 0; i < run.count; ++i) {
+    const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
+    Block& block = r.table[b];
+    if (block.state != State::resident && (used || block.state != State::staged)) continue;
+    Frame& frame = map_.frame_table()[block.aux];
+    if (!used && !frame.ahead) continue;
+    if ((block.flags & core::kReadAhead) != 0 && frame.admitted) map_.policy(block.aux).touched(block.aux);
+    if (used && (block.flags & core::kReadAhead) != 0) {
+      block.flags &= core::kForgetReadAhead;
+      core::add(counters_.prefetch_hits);
+    }
+    if (used) map_.frame_table().seen(frame);
+    if (!leave || !frame.admitted) continue;
+    bool pinned = false;
+    if (temperature(r, b, &pinned) != policy::Temperature::normal || pinned) continue;
+    map_.policy(block.aux).advise(block.aux, policy::Temperature::cold, r.priority, false);
+  }
+}
+
+// There is no room to read `bytes` ahead: streams that nobody has read from while memory was filled many times over
+// make some.
+void Readahead::give_up_idle(uint64_t bytes) {
+  const uint64_t room = frames_.room() / core::kPage;
+  if (map_.nonresident_age().pages() < looked_ahead_ + room / 8 || map_.nonresident_age().pages() < kIdleRooms * room)
+    return;
+  looked_ahead_ = map_.nonresident_age().pages();
+  for (auto& [base, region] : map_.regions()) {
+    for (size_t i = 0; i < policy::ReadAhead::kStreams && bytes != 0; ++i) {
+      const policy::Run run = region->readahead.give_up(map_.nonresident_age().pages() - kIdleRooms * room);
+      if (run.count == 0) break;
+      pass(*region, run, false);
+      bytes -= std::min(bytes, run.count * region->block_size);
+    }
+  }
+}
+
+// What a declared scan has passed makes room at once, so that the same few frames, warm and huge, serve the whole scan,
+// and write-back keeps step with the stores.
+void Readahead::drop_behind(Region& r) {
+  if (!scanned(r, frames_.room()) || reclaim_requests_.full()) return;
+  const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
+  if (run.count == 0) return;
+  const auto last =
+      static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count - 1) * run.stride);
+  if (!reclaim_requests_.add({&r, std::min(run.first, last), std::max(run.first, last)}, true)) return;
+  pressure_.wake_reclaim();
+}
+
+void Readahead::speculate(Region& r, const policy::Window& w, Urgency urgency) {
+  if (w.count == 0) return;
+  if (!readahead_queue_.add({&r, w.first, w.stride, w.count, w.marker, urgency})) r.readahead.on_dropped(w.count);
+}
+
+void Readahead::pump_speculative(DeferredWork& after) {
+  bool more = false;  // of what this call began
+  while (!readahead_queue_.empty()) {
+    Speculative& s = readahead_queue_.front();
+    Region& r = *s.region;
+    if (s.count == 0 || s.next >= r.blocks) {
+      readahead_queue_.pop();
+      continue;
+    }
+    if (s.urgency == Urgency::readahead && map_.frame_table().ahead_bytes() + r.block_size > budget_.ahead_limit()) {
+      r.readahead.on_cut({s.next, s.stride, s.count});
+      readahead_queue_.pop();
+      continue;
+    }
+    const uint64_t cap = speculative_limit(r, config_, budget_);
+    // Blocks that are asked for together are read together: not one for each that has come.
+    const uint64_t room = more ? r.block_size : std::max<uint64_t>(r.block_size, std::min(cap / 2, kRefill));
+    if (!readahead_queue_.may_start(room, cap)) return;
+    more = true;
+    Block& block = r.table[s.next];
+    if ((block.state == State::unpopulated || block.state == State::stored) && !MemoryWaitQueue::marked(block) &&
+        // Nothing to read ahead in a hole: zeros are made faster than they are moved.
+        !(block.state == State::unpopulated &&
+          (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !tables_.may_grow(r, s.next)))) {
+      if (r.gpu && s.urgency == Urgency::prefetch) {  // on its way to a device, most likely
+        if (!page_in_.start_staging(r, s.next, Urgency::prefetch, after)) return;
+      } else if (!page_in_.start_fill(r, s.next, s.urgency, after)) {
+        return;
+      }
+      readahead_queue_.started(*after.submit.tail);
+      core::add(counters_.prefetched_blocks);
+      block.flags |= core::kReadAhead;
+      if (s.urgency == Urgency::prefetch) {
+        block.flags |= core::kPrefetched;
+      } else {
+        map_.frame_table().read_ahead(map_.frame_table()[block.aux]);
+      }
+      if (s.urgency == Urgency::readahead && s.next == s.marker) block.flags |= core::kReadaheadMarker;
+      map_.frame_table()[block.aux].stride = static_cast<int32_t>(s.stride);
+    } else if (core::in_memory(block.state) && s.urgency == Urgency::readahead && s.next == s.marker) {
+      // The marker is in memory already: nobody would notice the stream pass it. The next miss begins a new window.
+    }
+    s.advance(1);
+  }
+}
+
+}  // namespace vmem::pager

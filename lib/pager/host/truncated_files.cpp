@@ -1,0 +1,69 @@
+#include "pager/host/truncated_files.h"
+
+#include "core/log.h"
+#include "core/scope_guard.h"
+#include "core/step.h"
+#include "device/managed/park.h"
+
+namespace vmem::pager {
+
+namespace {
+
+// Unlocked; state reading, and the file's own pages are mapped there. The trap takes their place, and for a moment
+// there is neither: meanwhile touches park at the gate, which regions with a device tier have. On error touches meet
+// the file as before (*shown), or SIGBUS.
+Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b, bool* shown) {
+  if (Status s = device::park::check(); !s.ok()) return s;
+  const uintptr_t at = reinterpret_cast<uintptr_t>(r.address(b));
+  device::park::set(at, r.block_size, device::park::Gate::shut);
+  const core::ScopeGuard open([&] { device::park::set(at, r.block_size, device::park::Gate::open); });
+  Status s = trap.unmap_file(r.address(b), r.block_size);
+  if (!s.ok()) *shown = map_file(trap, r, b).ok();
+  return s;
+}
+
+// .. They stay, and what was stored to them is dropped: without a gate they cannot be replaced under a reader.
+Status drop_shown(trap::Trap& trap, const Region& r, BlockIndex b) {
+  const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), core::round_up(r.file_bytes(b), core::kPage)};
+  return trap.drop({&range, 1});
+}
+
+}  // namespace
+
+Status TruncatedFiles::revive(Lock& lock, Region& r, BlockIndex b) {
+  if (!map_.reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
+  Block& block = r.table[b];
+  const uint32_t shadow = block.aux;
+  const FrameId id = map_.new_entry(r, b, nullptr);
+  r.table.change(b, State::poisoned, State::reading);
+  Transition* m = map_.new_transition(r, b);
+  const bool hides = r.gpu && !device_set_.own_page_tables();
+  bool shown = (block.flags & core::kUnanswered) == 0;
+  lock.unlock();
+  core::step("file.hiding");
+  Status s = hides ? hide_file(trap_, r, b, &shown) : drop_shown(trap_, r, b);
+  lock.lock();
+  map_.give_entry(id);
+  block.aux = shadow;
+  DeferredWork after;
+  if (s.ok() && hides) {
+    block.flags &= static_cast<uint16_t>(~(core::kShowsFile | core::kLost | core::kTold | core::kUnanswered));
+    r.table.change(b, State::reading, block.extent ? State::stored : State::unpopulated);
+    tables_.charge(r);
+    r.reasons.erase(b);
+    map_.free_transition(m);
+    page_in_.settle(r, b, after);
+  } else {
+    if (!s.ok()) VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
+    block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending | core::kUnanswered));
+    if (!shown) block.flags |= core::kUnanswered;
+    r.table.change(b, State::reading, State::poisoned);
+    trap_.wake(r.address(b), r.block_size).ignore();
+    map_.free_transition(m);
+  }
+  freed_.memory_freed(after);
+  page_in_.run(lock, after);
+  return s;
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,68 @@
+// The way out of host memory: a block is isolated, compared with what the store has, and written if it differs. Only
+// then IsolatedBlocks lets it go; or puts it back, where it is to stay, is wanted again, or could not be written.
+//
+//   state isolating, writing back: Writeback owns the block, from evict_batch() until IsolatedBlocks has it; its memory
+//   goes only when the store has the bytes, or nobody wants them any more
+//
+// Called under the pager's lock, but for what says otherwise.
+#pragma once
+
+#include <span>
+
+#include "pager/account/shared.h"
+#include "pager/host/emergency_buffer.h"
+#include "pager/host/isolated_blocks.h"
+#include "pager/host/isolator.h"
+#include "pager/host/page_in.h"
+#include "pager/host/store_writer.h"
+
+namespace vmem::pager {
+
+class Writeback final : private Shared, private IoEnd {
+ public:
+  Writeback(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in, IsolatedBlocks& isolated,
+            Isolator& isolator, StoreWriter& writer, MemoryFreed& freed)
+      : Shared(shared),
+        failed_(failed),
+        installer_(installer),
+        page_in_(page_in),
+        isolated_(isolated),
+        isolator_(isolator),
+        writer_(writer),
+        freed_(freed) {}
+
+  // Takes each transition, in state isolating, to its end, or to a write whose end comes later. No more than a Batch
+  // holds. Unlocked, or with a lock that is dropped meanwhile.
+  void evict_batch(std::span<Transition*> batch) VMEM_UNLOCKED;
+  void evict_batch(Lock& lock, std::span<Transition*> batch) VMEM_LOCKED;
+
+  // Blocks that wait for the end of a pin as they are put in place; as Installer has it.
+  bool any_pinned() const VMEM_LOCKED { return installer_.any_pinned(); }
+  void retry_pinned(Lock& lock) VMEM_LOCKED;
+
+ private:
+  void io_ended(Transition* m) VMEM_UNLOCKED override;
+  void settle_taken(Transition* m, DeferredWork& after) VMEM_LOCKED;
+  void put_back_dirty(Transition* m, DeferredWork& after) VMEM_LOCKED;
+  void finish_clean(Transition* m, DeferredWork& after) VMEM_LOCKED;
+  void finish_write(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
+  bool drop_written(Transition* m) VMEM_UNLOCKED;
+  void drop_cut_off(Transition* m) VMEM_UNLOCKED;
+  void stays_cut_off(Transition* m) VMEM_LOCKED;
+  void end_write(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
+  bool write_aside(Transition* m) VMEM_UNLOCKED;
+  bool write_copy(Transition* m, std::byte* copy) VMEM_UNLOCKED;
+  void pass_spare(DeferredWork& after) VMEM_UNLOCKED;
+  void settle_write(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
+
+  FailedBlocks& failed_;
+  Installer& installer_;
+  PageIn& page_in_;
+  IsolatedBlocks& isolated_;
+  Isolator& isolator_;
+  StoreWriter& writer_;
+  MemoryFreed& freed_;
+  EmergencyBuffer spare_;
+};
+
+}  // namespace vmem::pager

@@ -1,0 +1,334 @@
+#include "pager/lease/stream_releases.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <array>
+#include <bitset>
+#include <cerrno>
+#include <chrono>
+
+#include "core/at_exit.h"
+#include "core/break.h"
+#include "core/clock.h"
+#include "core/step.h"
+
+namespace vmem::pager {
+
+namespace {
+
+// Where the stream's leases of these ranges are: a device, or, last, the host. Empty where it does not have them all.
+std::bitset<device::kMaxDevices + 1> locations_of(std::span<const BlockSpan> spans, void* stream) {
+  std::bitset<device::kMaxDevices + 1> at;
+  for (const BlockSpan& s : spans) {
+    const LeaseMap& leases = s.region->leases;
+    if (leases.unleased(s.first, s.last, stream) <= s.last) return {};
+    each_leased_run(leases, s.first, s.last + 1, [&](BlockIndex, BlockIndex, int location) {
+      at.set(location >= 0 ? static_cast<size_t>(location) : device::kMaxDevices);
+      return true;
+    });
+  }
+  return at;
+}
+
+}  // namespace
+
+// Locked. At exit, of a release that its stream has taken: kernels may have stored since the files were written.
+void StreamReleases::forget_saved(const PendingRelease& ending) {
+  for (const BlockSpan& s : ending.spans) {
+    for (BlockIndex b = s.first; b <= s.last; ++b) {
+      const Block& block = s.region->table[b];
+      if (core::on_a_device(block.state)) map_.frame_table()[block.aux].saved = false;
+    }
+  }
+}
+
+bool StreamReleases::end_soon(int d, uint64_t now_ns) const {
+  std::array<const PendingRelease*, 16> oldest;
+  uint64_t after = 0;
+  while (const size_t count = pending_.oldest(after, oldest)) {
+    for (const PendingRelease* e : std::span(oldest.data(), count)) {
+      if (e->device == d && now_ns < std::max(e->since_ns, ended_ns_[static_cast<size_t>(d)]) + kSoon) return true;
+      after = e->id;
+    }
+  }
+  return false;
+}
+
+// Each thread looks at the oldest release of every lane, and what it learned counts if that release has not ended
+// meanwhile.
+void StreamReleases::reap(Lock& lock) {
+  struct Look {
+    uint64_t id = 0;
+    int device = 0;
+    device::Ticket ticket;
+    bool over = false;
+    Status health;
+  };
+  std::array<Look, 16> looks;
+  std::array<const PendingRelease*, 16> oldest;
+  std::list<PendingRelease> over;  // a ticket ends without the lock too; their regions are in flight
+  for (uint64_t after = 0;;) {
+    const size_t count = pending_.oldest(after, oldest);
+    for (size_t i = 0; i < count; ++i) looks[i] = {oldest[i]->id, oldest[i]->device, oldest[i]->ticket, false, {}};
+    if (count == 0 && over.empty()) return;
+    lock.unlock();
+    over.clear();
+    core::step("reap.looking");
+    for (size_t i = 0; i < count; ++i) {
+      Look& look = looks[i];
+      // A lost device never tells; what its kernels did is lost with it, and the lease too. What one that is well does
+      // not tell now it tells later.
+      if (!devices_->poll(look.ticket, &look.over).ok()) {
+        look.health = devices_->health(look.device);
+        look.over = !look.health.ok();
+      }
+      if (core::broken("release_event")) look.over = true;
+      look.ticket.reset();
+    }
+    lock.lock();
+    if (count == 0) continue;
+    after = looks[count - 1].id;
+    for (const Look& look : std::span(looks.data(), count)) {
+      const PendingRelease* const e = pending_.find(look.id);
+      if (!look.over || e == nullptr) continue;
+      if (!look.health.ok()) device_set_.saw_loss(look.device, look.health);
+      for (const BlockSpan& s : e->spans) ++s.region->in_flight;
+      ended_ns_[static_cast<size_t>(e->device)] = now_ns();
+      grants_.end(*e);
+      pending_.end(*e, &over);
+      after = 0;  // the next of its lane may be over too
+    }
+    for (const PendingRelease& e : over) {
+      for (const BlockSpan& s : e.spans) {
+        map_.match_holds(lock, s);
+        --s.region->in_flight;
+      }
+    }
+    if (!over.empty()) map_.notify();
+  }
+}
+
+namespace {
+
+// A stream passes a release without telling anybody: looked at often at first, then less.
+class Patience {
+ public:
+  void wait(core::BigLock& lock, std::condition_variable& changed) VMEM_LOCKED {
+    lock.sleep_for(changed, std::chrono::microseconds(pause_));
+    pause_ = std::min(pause_ * 2, 1000u);
+  }
+
+ private:
+  unsigned pause_ = 20;
+};
+
+}  // namespace
+
+// Locked. Nothing but leases that are ending keeps the ranges at another location: *wait. -EBUSY: live leases do.
+Status StreamReleases::check_pending(std::span<const BlockSpan> spans, int location, bool* wait) {
+  for (const BlockSpan& s : spans) {
+    if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
+    const Lease* live = nullptr;
+    BlockIndex at = 0;
+    s.region->leases.visit(s.first, s.last, [&](BlockIndex first, BlockIndex, const Leases& leases) {
+      if (leases.front().location == location) return true;
+      const auto found = std::find_if(leases.begin(), leases.end(), [](const Lease& l) { return l.count != 0; });
+      if (found != leases.end()) live = &*found;
+      at = first;
+      *wait = true;
+      return live == nullptr;
+    });
+    if (live != nullptr) {
+      return error(EBUSY, "%s is leased at location %d; release it there first", map_.where(*s.region, at).c_str(),
+                   live->location);
+    }
+  }
+  return {};
+}
+
+// Locked. Leases that are ending have the room that these need: *wait. -ENOMEM: live ones do.
+Status StreamReleases::check_room(std::span<const BlockSpan> spans, int d, bool* wait) {
+  const DeviceBudget& budget = device_set_[static_cast<size_t>(d)].budget;
+  uint64_t need = 0;
+  size_t largest = 0;
+  for (const BlockSpan& s : spans) {
+    largest = std::max(largest, s.region->block_size);
+    need += (s.last - s.first + 1 - s.region->leases.leased(s.first, s.last)) * s.region->block_size;
+  }
+  if (budget.room_for_lease(need)) return {};
+  if (!budget.room_once_ended(need)) {
+    return error(
+        ENOMEM,
+        "the lease of %s, in whole blocks of %s%s, does not fit device %d: device_budget %s, %s leased already; "
+        "holders: %s",
+        core::human_bytes(need).c_str(), spans.size() == 1 ? "" : "up to ", core::human_bytes(largest).c_str(), d,
+        core::human_bytes(budget.budget()).c_str(), core::human_bytes(budget.live()).c_str(),
+        grants_.holders().c_str());
+  }
+  *wait = true;
+  return {};
+}
+
+Status StreamReleases::wait_for_turn(Lock& lock, std::span<const BlockSpan> spans, std::span<const BlockSpan> apart,
+                                     int location, const AcquireRequest* ask) {
+  Patience patience;
+  const uint64_t begun = now_ns();
+  for (;;) {
+    reap(lock);
+    bool wait = false, room = false;
+    if (Status s = AcquireRequest::check(ask); !s.ok()) return s;
+    if (Status s = check_pending(spans, location, &wait); !s.ok()) return s;
+    if (Status s = check_device_stale(spans, &wait); !s.ok()) return s;
+    if (!wait && location >= 0) {
+      if (Status s = check_room(apart, location, &wait); !s.ok()) return s;
+      room = wait;
+    }
+    if (!wait) return {};
+    if (ask != nullptr && now_ns() - begun > ask->patience_ns)
+      return error(room ? EAGAIN : EALREADY, "releases are in the way whose streams have not got there");
+    patience.wait(lock, map_.changed());
+  }
+}
+
+void StreamReleases::wait_for_region(Lock& lock, Region& r, RangeScan* scan) {
+  if (!r.gpu) return;
+  Patience patience;
+  size_t before = 0;
+  for (reap(lock); pending_.any(r) && !r.dying; reap(lock)) {
+    if (scan == nullptr || scan->wait == RangeScan::Wait::always) {
+      patience.wait(lock, map_.changed());
+      continue;
+    }
+    if (pending_.size() < before) scan->progress.made();
+    before = pending_.size();
+    if (!map_.wait_on(lock, scan, map_.changed())) return;
+  }
+}
+
+Status StreamReleases::check_device_stale(std::span<const BlockSpan> spans, bool* wait) {
+  for (const BlockSpan& s : spans) {
+    const Region& r = *s.region;
+    if (r.device_stale == 0) continue;
+    for (BlockIndex b = r.table.next_populated(s.first); b <= s.last && b < r.blocks;
+         b = r.table.next_populated(b + 1)) {
+      if (!core::on_a_device(r.table[b].state) || !map_.frame_table()[r.table[b].aux].device_stale)
+        continue;  // a sync has it, too
+      const Leases* leases = r.leases.find(b);
+      if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
+        return core::error(EBUSY, "%s: the CPU stored to it under a READ lease, which keeps what it was; release that",
+                           map_.where(r, b).c_str());
+      *wait = true;
+    }
+  }
+  return {};
+}
+
+// The leases of a release are ending: what is at devices is noted, and waits for its stream to be recorded.
+void StreamReleases::add(Lock& lock, std::span<const BlockSpan> spans, void* end, std::list<PendingRelease>* made,
+                         std::vector<PendingRelease*>* mine) {
+  for (auto e = made->begin(); e != made->end();) {
+    const auto next = std::next(e);
+    if (!e->spans.empty()) {
+      e->end = end;
+      e->thread = pthread_self();
+      e->since_ns = now_ns();
+      mine->push_back(&*e);
+      pending_.add(*made, e);
+    }
+    e = next;
+  }
+  for (const BlockSpan& s : spans) ++s.region->in_flight;
+  for (const BlockSpan& s : spans) map_.match_holds(lock, s);
+  for (const BlockSpan& s : spans) --s.region->in_flight;
+  map_.notify();
+  // Reclaim threads that lack nothing sleep, and a release gives them nothing to do.
+  if (waits_.must_evict() || !waits_.queue().empty() || supply_.is_short()) pressure_.wake_all_reclaim();
+}
+
+// Marks the point on its stream. On error the leases are live again, and the release is among what is over.
+Status StreamReleases::record(PendingRelease& ending, std::list<PendingRelease>* over) {
+  device::Ticket ticket;
+  Status recorded = devices_->record(ending.end, ending.device, &ticket);
+  Status health = recorded.ok() ? Status() : devices_->health(ending.device);
+  if (!recorded.ok() && health.ok() && recorded.code() != -EBUSY && recorded.code() != -ENOMEM) {
+    // Of a stream that is no more nobody can ask for a point.
+    core::step("release.draining");
+    recorded = devices_->drain(ending.device);
+    if (!recorded.ok()) health = devices_->health(ending.device);
+    if (!recorded.ok() && health.ok()) {
+      recorded = error(EBUSY, "the stream %p takes no mark, and device %d cannot be waited for instead: %.*s",
+                       ending.end, ending.device, static_cast<int>(recorded.text().size()), recorded.text().data());
+    }
+  }
+  Lock lock(map_.mutex());
+  if (!recorded.ok() && health.ok()) {
+    grants_.revive(ending);
+    pending_.end(ending, over);
+    map_.notify();
+    return recorded;
+  }
+  // A device that is lost ends everything at once, and so does a stream that is no more.
+  if (!health.ok()) device_set_.saw_loss(ending.device, health);
+  if (recorded.ok() && core::exiting()) forget_saved(ending);
+  ending.ticket = std::move(ticket);
+  ending.recorded = true;
+  return {};
+}
+
+// A lease at a device ends when the stream gets to here. What marks that point on the stream may block for as long as
+// the stream is held, if its launch queue is full: nothing of ours is kept meanwhile but the leases, which end.
+Status StreamReleases::release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access) {
+  std::vector<BlockSpan> spans(ranges.size());
+  std::list<PendingRelease> made;
+  std::vector<PendingRelease*> mine;
+  size_t devices = 1, room = ranges.size();  // nothing grows under the lock
+  Status result(ENOBUFS, "");
+  bool asked = false;
+  while (result.code() == -ENOBUFS) {
+    while (made.size() < devices) made.emplace_back();
+    for (PendingRelease& e : made) e.spans.reserve(room);
+    mine.reserve(devices);
+    ++devices, room *= 2;  // for the next try
+    Lock lock(map_.mutex());
+    for (size_t i = 0; i < ranges.size(); ++i) {
+      if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
+    }
+    // A lease at the host ends at once, one at a device once the stream has taken a mark: where there are both, or
+    // several devices, a stream that takes none is found out before anything ends.
+    if (const auto at = locations_of(spans, stream); !asked && at.count() > 1) {
+      lock.unlock();
+      asked = true;
+      for (size_t d = 0; d < device::kMaxDevices; ++d) {
+        if (!at[d]) continue;
+        if (Status s = devices_->check_stream(end, static_cast<int>(d)); s.code() == -EBUSY) return s;
+      }
+      continue;
+    }
+    result = grants_.release(lock, spans, knows_access ? ranges.data() : nullptr, stream, &made);
+    if (!result.ok()) continue;
+    add(lock, spans, end, &made, &mine);
+  }
+  if (mine.empty() || !result.ok()) return result;
+  core::step("release.recording");
+  for (PendingRelease* e : mine) {
+    if (Status s = record(*e, &made); !s.ok()) result = std::move(s);
+  }
+  Lock lock(map_.mutex());
+  reap(lock);
+  if (a_worker_waits()) device_set_.work().notify_one();
+  return result;
+}
+
+// Locked. Something that a worker does could not be done while blocks were leased. To wake one for nothing costs more
+// than all else of a release.
+bool StreamReleases::a_worker_waits() {
+  if (!queues_.promotion_requests.empty() || !queues_.demotion_requests.empty() || cpu_mappings_.waits()) return true;
+  for (size_t d = 0; d < device_set_.size(); ++d) {
+    if (device_set_[d].budget.missing() != 0) return true;
+    if (map_.spilled().bytes(d) != 0 && map_.spilled().over(d, device_set_[d].budget, now_ns()) != 0) return true;
+  }
+  return false;
+}
+
+}  // namespace vmem::pager

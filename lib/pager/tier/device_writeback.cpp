@@ -1,0 +1,108 @@
+#include "pager/tier/device_writeback.h"
+
+#include "core/log.h"
+#include "core/step.h"
+
+namespace vmem::pager {
+
+void DeviceWriteback::write(std::span<Transition* const> transitions, DeferredWork& after) {
+  Batch changed;
+  for (Transition* m : transitions) {
+    if (!m->status.ok()) continue;
+    m->digest = store::digest(m->image, m->region->block_size);
+    m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
+    if (!m->clean) changed.push_back(m);
+  }
+  writer_.prepare_writes(changed.all());
+  for (Transition* m : transitions) {
+    if (!m->status.ok() || m->clean) {
+      finish_write(m, after);
+      continue;
+    }
+    Lock lock(map_.mutex());
+    writer_.to_store(m, *this, after);
+  }
+}
+
+void DeviceWriteback::io_ended(Transition* m) {
+  DeferredWork after;
+  if (m->io.result != 0) m->status = Status(m->io.result, "");
+  finish_write(m, after);
+  page_in_.run(after);
+}
+
+void DeviceWriteback::give_back_frame(Transition* m) {
+  Region& r = *m->region;
+  if (m->kept) {
+    map_.copies().unhold(r.table[m->block].aux);
+  } else if (m->image != nullptr) {
+    staging_.of(r).frames.put(m->image);
+  }
+}
+
+// Locked. cut: not all of it is there.
+void DeviceWriteback::note_written(Transition* m, bool cut) {
+  Region& r = *m->region;
+  Block& block = r.table[m->block];
+  if (!m->clean) {
+    core::add(counters_.write_bytes, cut ? m->io.transferred : m->stored);
+    if (r.backing != Backing::file_shared) {
+      // Under the lock, as finish_write() has it.
+      if (m->new_extent && block.extent) space_.release(block.extent);
+      block.extent = m->extent;
+    }
+    block.digest = m->digest;
+    block.flags |= core::kDigest;
+    if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
+    failed_.clear_unknown(block);
+    map_.frame_table()[block.aux].droppable = false;
+    if (r.backing == Backing::file_shared) writes_.file_succeeded(r);
+  }
+  // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
+  if (!cut && !lent_for_writing(r, m->block) && !map_.frame_table()[block.aux].device_stale)
+    block.flags &= static_cast<uint16_t>(~core::kDirty);
+}
+
+// Unlocked; state demoting, held on its device, and now written, or not.
+void DeviceWriteback::finish_write(Transition* m, DeferredWork& after) {
+  Region& r = *m->region;
+  const device::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
+  core::step("device.written");
+  if (writer_.find_elsewhere(m)) {
+    Lock lock(map_.mutex());
+    writer_.to_store(m, *this, after);
+    return;
+  }
+  // Open before the books say that it stays: a store that asks meanwhile waits for them (on_touch).
+  const Status opened = devices_->open({&range, 1}, device::Access::read);
+  core::step("device.opened");
+  const bool cut = m->status.ok() && !m->clean && r.backing == Backing::file_shared && m->io.transferred < m->stored;
+  if (cut) {
+    VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
+                   m->stored - m->io.transferred, map_.place(r, m->block).c_str());
+  }
+  Lock lock(map_.mutex());
+  Block& block = r.table[m->block];
+  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  m->coded = nullptr;
+  if (!m->status.ok() && m->stored == 0) {
+    m->status = error(-m->status.code(), "%.*s: not written, %s", static_cast<int>(m->status.text().size()),
+                      m->status.text().data(), map_.where(r, m->block).c_str());
+  }
+  if (m->status.ok()) {
+    note_written(m, cut);
+  } else if (m->stored != 0) {
+    writer_.note_write_failure(m);
+    writer_.give_back_extent(m);
+  }
+  if (!m->status.ok() || cut) map_.frame_table()[block.aux].saved = false;
+  give_back_frame(m);
+  if (!opened.ok() && m->status.ok()) m->status = opened;
+  blocks_.stays(r, m->block);
+  const core::FrameId id = block.aux;
+  if (map_.frame_table()[id].admitted) map_.policy(id).unhold(id);
+  map_.free_transition(m);
+  freed_.memory_freed(after);
+}
+
+}  // namespace vmem::pager

@@ -1,0 +1,95 @@
+#include "pager/tier/kernel_ranges.h"
+
+#include <algorithm>
+#include <cerrno>
+
+#include "pager/block/location.h"
+
+namespace vmem::pager {
+
+Status KernelRanges::check(const BlockSpan& span, unsigned access, int d, uint64_t budget) {
+  const Region& r = *span.region;
+  if (!r.gpu) {
+    return error(EINVAL, "the range is in a region without a device tier (VMEM_HOST_ONLY); make it without that flag");
+  }
+  if (r.backing == Backing::file_read && (access & VMEM_WRITE) != 0) {
+    return error(EACCES, "the range is in a region mapped with VMEM_MAP_READ; open it with VMEM_READ");
+  }
+  const DeviceBudget& device_budget = device_set_[static_cast<size_t>(d)].budget;
+  const uint64_t blocks = span.last - span.first + 1;
+  if (blocks > paging::kMaxBlocks) {
+    return error(EINVAL, "the range has %llu blocks, more than %u", static_cast<unsigned long long>(blocks),
+                 paging::kMaxBlocks);
+  }
+  // Where others have some of it at the moment, leases wait for that as everybody's do.
+  if (const uint64_t all = device_budget.budget(); budget > all) {
+    return error(ENOMEM, "a budget of %s for kernels does not fit device %d: device_budget %s",
+                 core::human_bytes(budget).c_str(), d, core::human_bytes(all).c_str());
+  }
+  if (budget != 0 && budget < r.block_size) {
+    return error(EINVAL, "a budget of %llu bytes does not hold a block of %s", static_cast<unsigned long long>(budget),
+                 core::human_bytes(r.block_size).c_str());
+  }
+  return {};
+}
+
+Status KernelRanges::open(const vmem_range& range, int d, uint64_t budget, KernelRange* out) {
+  if (d < 0) return error(EINVAL, "kernels run on devices; %d is not the number of one", d);
+  if (Status s = check_location(d, device_set_.size(), false); !s.ok()) return s;
+  if (Status s = device_set_.use(d); !s.ok()) return s;
+  Region* region = nullptr;
+  {
+    Lock lock(map_.mutex());
+    BlockSpan span;
+    if (Status s = map_.check_range(range.ptr, range.size, &span); !s.ok()) return s;
+    Region& r = *span.region;
+    if (Status s = check(span, range.access, d, budget); !s.ok()) return s;
+    const uint64_t most = budget != 0 ? budget : device_set_[static_cast<size_t>(d)].budget.limit() / 2;
+    const uint64_t blocks = span.last - span.first + 1, frames = std::clamp<uint64_t>(most / r.block_size, 1, blocks);
+    out->first = reinterpret_cast<uintptr_t>(r.address(span.first));
+    out->end = std::min(reinterpret_cast<uintptr_t>(r.address(span.last)) + r.block_size,
+                        reinterpret_cast<uintptr_t>(r.base) + r.size);
+    out->block_size = r.block_size;
+    out->blocks = static_cast<uint32_t>(blocks);
+    out->frames = static_cast<uint32_t>(frames);
+    out->readahead =
+        r.access == policy::Access::random ? 0 : static_cast<uint32_t>(config_.readahead_bytes / r.block_size);
+    out->device = d;
+    out->region = r.id;
+    ++r.kernels;
+    ++staging_.kernel_ranges;
+    ++r.in_flight;
+    region = &r;
+  }
+  Status s = devices_->make_paging_words(d, out->blocks, out->frames, &out->words);
+  Lock lock(map_.mutex());
+  if (!s.ok()) {
+    --region->kernels;
+    --staging_.kernel_ranges;
+  }
+  while (staging_.ending != 0) lock.sleep(map_.changed());  // before any kernel asks
+  --region->in_flight;
+  map_.notify();
+  return s;
+}
+
+// The words end outside the lock.
+void KernelRanges::close(KernelRange* range) {
+  range->words.reset();
+  Lock lock(map_.mutex());
+  --staging_.kernel_ranges;
+  device_set_.work().notify_all();
+  Region* const r = map_.find(range->first);
+  if (r != nullptr && r->id == range->region) --r->kernels;
+  map_.notify();
+}
+
+void KernelRanges::not_changed(std::span<const vmem_range> ranges, int d) {
+  Lock lock(map_.mutex());
+  BlockSpan span;
+  for (const vmem_range& range : ranges) {
+    if (map_.check_range(range.ptr, range.size, &span).ok()) blocks_.not_changed(span, d);
+  }
+}
+
+}  // namespace vmem::pager

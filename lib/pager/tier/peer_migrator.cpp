@@ -1,0 +1,208 @@
+#include "pager/tier/peer_migrator.h"
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <optional>
+#include <utility>
+
+#include "core/clock.h"
+#include "core/inplace_vector.h"
+#include "core/step.h"
+#include "pager/block/batch.h"
+#include "pager/block/block_run.h"
+
+namespace vmem::pager {
+
+namespace {
+
+constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; no spilled block tries a device again that could not take one
+
+}  // namespace
+
+Transition* PeerMigrator::begin(Region& r, BlockIndex b, int d) {
+  Block& block = r.table[b];
+  Frame& frame = map_.frame_table()[block.aux];
+  Transition* m = map_.new_transition(r, b);
+  m->device = block.device;
+  m->migrates = true;
+  m->way = core::Way::between_devices;
+  m->was_spilled = map_.spilled().remove(block.aux);
+  if (frame.admitted) map_.policy(block.aux).remove(block.aux);
+  frame.admitted = false;
+  frame.pool = static_cast<uint8_t>(kDevicePools + d);
+  r.table.change(b, State::on_device, State::demoting);
+  device_set_[block.device].budget.leaves(r.block_size, true);
+  device_set_[static_cast<size_t>(d)].budget.charge(r.block_size);
+  block.device = static_cast<uint8_t>(d);
+  return m;
+}
+
+// Each transition has its status. Only where the driver keeps the page tables: it moves neighbours together.
+void PeerMigrator::copy(std::span<Transition* const> batch, int d, int by) {
+  core::step("device.migrating");
+  for (size_t i = 0; i < batch.size();) {
+    core::InplaceVector<device::Range, device::kMostRanges> ranges;
+    std::array<Status, device::kMostRanges> each;
+    const size_t first = i;
+    while (i < batch.size() && !ranges.full()) {
+      // Each range succeeds or fails alone. One that fails may have moved in part, which to managed memory is the same.
+      const Region& r = *batch[i]->region;
+      size_t n = 1;
+      while (i + n < batch.size() && batch[i + n]->region == &r && batch[i + n]->block == batch[i]->block + n) ++n;
+      ranges.push_back({reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size});
+      i += n;
+    }
+    devices_->migrate(ranges.all(), d, by, std::span(each.data(), ranges.size())).ignore();  // `each` says it
+    for (size_t k = first, range = 0; range < ranges.size(); ++range) {
+      const size_t n = ranges[range].size / batch[k]->region->block_size;
+      for (const size_t end = k + n; k < end; ++k) batch[k]->status = each[range];
+    }
+  }
+}
+
+// Locked. Where its status says so it has not gone.
+void PeerMigrator::settle(Transition* m, int d) {
+  DeviceState& g = device_set_[static_cast<size_t>(d)];
+  Region& r = *m->region;
+  DeviceState& from = device_set_[static_cast<size_t>(m->device)];
+  Block& block = r.table[m->block];
+  Frame& frame = map_.frame_table()[block.aux];
+  if (!m->status.ok()) {
+    from.budget.stays(r.block_size, true);
+    g.budget.credit(r.block_size);
+    if (m->spills) {
+      map_.spilled().remove(block.aux);
+      map_.spilled().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
+    } else {
+      g.failure = m->status;
+      ++g.failures;
+    }
+    block.device = static_cast<uint8_t>(m->device);
+    frame.pool = static_cast<uint8_t>(kDevicePools + m->device);
+    frame.hinted = (block.flags & core::kReadAhead) != 0;
+  } else {
+    if (frame.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
+    from.budget.left(r.block_size, true);
+    from.out_bytes += r.block_size;
+    g.in_bytes += r.block_size;
+    if (m->spills) ++from.evictions;
+    (m->spills ? from.to_peers : g.from_peers) += m->spills || m->was_spilled ? r.block_size : 0;
+  }
+  blocks_.stays(r, m->block);
+  blocks_.know_again(*m);
+  map_.free_transition(m);
+}
+
+// Unlocked. Each has its status.
+void PeerMigrator::settle_all(std::span<Transition* const> moved, int d) {
+  bool full = false;
+  for (const Transition* m : moved) {
+    if (m->status.ok()) continue;
+    full |= m->status.code() == -ENOMEM;
+    for (const int end : {m->device, d}) {
+      const Status health = devices_->health(end);
+      const Lock lock(map_.mutex());
+      device_set_.saw_loss(end, health);
+    }
+  }
+  const uint64_t kept = full ? device_set_.kept(d) : 0;
+  DeferredWork after;
+  Lock lock(map_.mutex());
+  if (device_set_.own_page_tables()) device_set_[static_cast<size_t>(d)].budget.set_keeps(true);
+  for (Transition* m : moved) settle(m, d);
+  if (full) device_set_.follow_down(d, kept);
+  freed_.memory_freed(after);
+  lock.unlock();
+  page_in_.run(after);
+}
+
+// What one worker moves in a turn, one after the other.
+class PeerMigrator::Line final : public device::Migration {
+ public:
+  // Those, or as many of what waits as a turn has.
+  Line(PeerMigrator& migrator, int d, std::span<Transition* const> batch)
+      : peer_migrator_(migrator), d_(d), batch_(batch) {}
+  Line(PeerMigrator& migrator, int d, uint64_t turn) : peer_migrator_(migrator), d_(d), turn_(turn) {}
+
+  std::optional<device::Range> next() override {
+    // The next may have to wait for one that is under way, and that may take long: who waits for what has ended does
+    // not.
+    if (under_way_count_ >= kBusyWith) rest();
+    if (next_ == batch_.size() && !take_more()) {
+      rest();
+      return std::nullopt;
+    }
+    Transition* m = batch_[next_++];
+    under_way_.push_back(m);
+    ++under_way_count_;
+    return device::Range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
+  }
+  void ended(device::Range range, Status status) override {
+    Transition* m = under_way_.pop();
+    --under_way_count_;
+    m->status = std::move(status);
+    ended_.push_back(m);
+    ended_bytes_ += range.size;
+    if (ended_.full() || ended_bytes_ >= kBatchBytes) rest();
+  }
+
+ private:
+  // With so many under way devices have enough to do while others come to rest; they begin more before they wait.
+  static constexpr size_t kBusyWith = 8;
+
+  // Of small blocks several at once: whoever waits for them looks each time.
+  void rest() {
+    if (!ended_.empty()) peer_migrator_.settle_all(ended_.all(), d_);
+    ended_.clear();
+    ended_bytes_ = 0;
+  }
+  bool take_more() {
+    if (turn_ == 0) return false;
+    const Lock lock(peer_migrator_.map_.mutex());
+    taken_ = take_batch<kPeerBatch>(peer_migrator_.device_set_[static_cast<size_t>(d_)].incoming,
+                                    std::min(turn_, kPeerBatchBytes));
+    for (const Transition* m : taken_) turn_ -= std::min<uint64_t>(turn_, m->region->block_size);
+    batch_ = taken_.all();
+    next_ = 0;
+    return !taken_.empty();
+  }
+
+  PeerMigrator& peer_migrator_;
+  const int d_;
+  uint64_t turn_ = 0;  // bytes that may be taken yet
+  core::InplaceVector<Transition*, kPeerBatch> taken_;
+  std::span<Transition* const> batch_;
+  size_t next_ = 0;
+  TransitionList under_way_;
+  size_t under_way_count_ = 0;
+  core::InplaceVector<Transition*, kDeviceBatch> ended_;
+  uint64_t ended_bytes_ = 0;
+};
+
+void PeerMigrator::run(std::span<Transition* const> batch, int d, int by) {
+  if (device_set_.own_page_tables()) {
+    core::step("device.migrating");
+    Line line(*this, d, batch);
+    return devices_->migrate_all(line, d, by);
+  }
+  copy(batch, d, by);
+  settle_all(batch, d);
+}
+
+void PeerMigrator::run_waiting(int d) {
+  if (device_set_.own_page_tables()) {
+    core::step("device.migrating");
+    Line line(*this, d, kPeerTurnBytes);
+    return devices_->migrate_all(line, d, d);
+  }
+  core::InplaceVector<Transition*, kPeerBatch> batch;
+  {
+    const Lock lock(map_.mutex());
+    batch = take_batch<kPeerBatch>(device_set_[static_cast<size_t>(d)].incoming, kPeerBatchBytes);
+  }
+  copy(batch.all(), d, d);
+  settle_all(batch.all(), d);
+}
+
+}  // namespace vmem::pager

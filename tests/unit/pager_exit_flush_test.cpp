@@ -1,0 +1,166 @@
+// Shared files at exit: what is written whoever leases it, and that nothing is waited for for ever.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "pager/calls/exit_flush.h"
+#include "pager/tier/retry.h"
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::State;
+using vmem::core::Status;
+using vmem::pager::Backing;
+using vmem::pager::DeferredWork;
+using vmem::pager::Region;
+using vmem::store::Io;
+namespace core = vmem::core;
+
+// Their work ends when the test says so.
+class Working : public vmem::pager::test::FakeDevices {
+ public:
+  Status drain(int d) override {
+    std::unique_lock lock(mutex_);
+    ++drained;
+    ended_.wait(lock, [this] { return !busy_; });
+    return health(d);
+  }
+  void be_busy(bool on) {
+    const std::lock_guard lock(mutex_);
+    busy_ = on;
+    ended_.notify_all();
+  }
+  std::atomic<size_t> drained{0};
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  bool busy_ = false;
+};
+
+class PagerExitFlush : public vmem::pager::test::DeviceParts {
+ protected:
+  Region& changed(Backing backing) {
+    Region& r = region(1, backing);
+    bring(r, 0);
+    put(r, 0, 7);
+    return r;
+  }
+  // A shared file, and a block of it that device 0 has changed, leased there for writing.
+  Region& leased() {
+    Region& r = device_region(1);
+    r.backing = Backing::file_shared;
+    supply_frames(r);
+    devices.transitions = true;
+    EXPECT_TRUE(gpus.use(0).ok());
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    r.table[0].flags |= core::kDirty;
+    EXPECT_TRUE(grants.grant({&r, 0, 0}, VMEM_WRITE, 0, nullptr).ok());
+    return r;
+  }
+  void end_lease(Region& r) {
+    BigLock lock(map.mutex());
+    grants.take_back({&r, 0, 0}, VMEM_WRITE, 0, nullptr);
+    r.table[0].flags = 0;
+    remove(r, 0);
+  }
+  void TearDown() override {
+    working.be_busy(false);
+    while (vmem::pager::drains != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    DeviceParts::TearDown();
+  }
+
+  Working working;
+  vmem::pager::RangeFlush range_writer{shared, isolator, write_back, releases, range_demoter};
+  vmem::pager::ExitFlush exit_writes{shared, &working, gpus, failed, range_writer};
+};
+
+TEST_F(PagerExitFlush, OnlySharedFilesAreWrittenAndLeasesDoNotMatter) {
+  changed(Backing::anonymous);
+  Region& r = changed(Backing::file_shared);
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(grants.grant({&r, 0, 0}, VMEM_WRITE, VMEM_HOST, nullptr).ok());
+  }
+  ASSERT_TRUE(exit_writes.flush_shared().ok());
+  EXPECT_EQ(written(), 1u);
+  EXPECT_EQ(working.drained, 0u) << "no device has a lease";
+  BigLock lock(map.mutex());
+  grants.take_back({&r, 0, 0}, VMEM_WRITE, VMEM_HOST, nullptr);
+}
+
+TEST_F(PagerExitFlush, WhatNeedsNoDeviceIsWrittenWithoutAskingOne) {
+  Region& r = leased();
+  changed(Backing::file_shared);
+  ASSERT_TRUE(exit_writes.flush_host().ok());
+  EXPECT_EQ(written(), 1u);
+  EXPECT_EQ(devices.copied, 0u);
+  EXPECT_EQ(working.drained, 0u);
+  end_lease(r);
+}
+
+TEST_F(PagerExitFlush, AFailureIsTheAnswerAndTheOthersAreWritten) {
+  changed(Backing::file_shared);
+  changed(Backing::file_shared);
+  engine.tear(EIO, 1);
+  EXPECT_EQ(exit_writes.flush_shared().code(), -EIO);
+  EXPECT_EQ(written(), 2u);
+  EXPECT_TRUE(exit_writes.flush_shared().ok()) << "it is tried again";
+  EXPECT_EQ(written(), 3u);
+}
+
+TEST_F(PagerExitFlush, ABlockThatDoesNotComeToRestIsGivenUpAfterTheTimeOut) {
+  config.fault_timeout_ms = 30;
+  Region& other = changed(Backing::file_shared);
+  Region& r = region(1, Backing::file_shared);
+  engine.hold(Io::Op::read, true);
+  DeferredWork after;
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(page_in.start_fill(r, 0, core::Urgency::fault, after));
+  }
+  page_in.run(after);
+  engine.until_held(1);
+  EXPECT_EQ(exit_writes.flush_shared().code(), -ETIMEDOUT);
+  EXPECT_TRUE(r.unfinished);
+  EXPECT_FALSE(other.unfinished);
+  engine.hold(Io::Op::read, false);
+  engine.let_go();
+  engine.until_idle();
+  EXPECT_TRUE(exit_writes.flush_shared().ok());
+  EXPECT_FALSE(r.unfinished);
+}
+
+TEST_F(PagerExitFlush, WhatADeviceStoresUnderALeaseIsWaitedForAndWritten) {
+  Region& r = leased();
+  ASSERT_TRUE(exit_writes.flush_shared().ok());
+  EXPECT_EQ(working.drained, 1u);
+  EXPECT_GE(written(), 1u);
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_EQ(r.told_at_exit, 0u);
+  end_lease(r);
+}
+
+TEST_F(PagerExitFlush, ADeviceThatNeverEndsIsWaitedForOnce) {
+  config.fault_timeout_ms = 30;
+  Region& r = leased();
+  working.be_busy(true);
+  const Status s = exit_writes.flush_shared();
+  EXPECT_EQ(s.code(), -ETIMEDOUT);
+  EXPECT_NE(s.text().find("device 0"), std::string_view::npos) << s.text();
+  EXPECT_GE(written(), 1u) << "what could be had is in the file";
+  EXPECT_TRUE(exit_writes.flush_shared().ok()) << "it was told";
+  EXPECT_EQ(working.drained, 1u);
+  end_lease(r);
+}
+
+}  // namespace

@@ -1,0 +1,175 @@
+// What is told of blocks and devices, and what may be set, on fakes.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "pager/calls/query.h"
+#include "pager/calls/tunables.h"
+#include "pager/host/fault_handler.h"
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::State;
+using vmem::core::Status;
+using vmem::pager::Region;
+using vmem::pager::Snapshot;
+namespace device = vmem::device;
+
+// The driver has a page of host memory for each block that is looked at.
+class PagedDevices final : public vmem::pager::test::FakeDevices {
+ public:
+  Status host_resident_bytes(device::Range, uint64_t* out) override {
+    *out = 4096;
+    return {};
+  }
+};
+
+class PagerQuery : public vmem::pager::test::PromotionParts {
+ protected:
+  PagedDevices paged;
+  vmem::pager::Query queries{shared, &paged, gpus, blocks, failed, releases};
+};
+
+TEST_F(PagerQuery, EachByteOfARangeIsInOneTier) {
+  Region& r = region(4);
+  bring(r, 0);
+  PagerParts::put_away(r, 1, 7);
+  vmem_residency where = {};
+  ASSERT_TRUE(queries.query(r.base, r.size, &where).ok());
+  EXPECT_EQ(where.host_bytes, kBlock);
+  EXPECT_EQ(where.ssd_bytes, kBlock);
+  EXPECT_EQ(where.zero_bytes, 2 * kBlock);
+  EXPECT_EQ(where.block_size, kBlock);
+  ASSERT_TRUE(queries.query(r.address(0) + 4096, kBlock, &where).ok());
+  EXPECT_EQ(where.host_bytes, kBlock - 4096);
+  EXPECT_EQ(where.ssd_bytes, 4096u);
+  EXPECT_EQ(queries.query(r.base, 2 * r.size, &where).code(), -EINVAL);
+  EXPECT_EQ(r.in_flight, 0u);
+}
+
+TEST_F(PagerQuery, TheCensusAgreesWithThem) {
+  Region& r = device_region(3);
+  r.name = "table";
+  {
+    BigLock lock(map.mutex());
+    place(r, 0, 1);
+  }
+  bring_with(r, 1, 5);
+  Snapshot census;
+  queries.census(8, &census);
+  ASSERT_EQ(census.regions.size(), 1u);
+  vmem_residency where = {};
+  ASSERT_TRUE(queries.query(r.base, r.size, &where).ok());
+  EXPECT_EQ(census.regions[0].device_bytes, where.device_bytes);
+  EXPECT_EQ(census.regions[0].device_bytes, kUnit);
+  EXPECT_EQ(census.regions[0].host_bytes, where.host_bytes);
+  EXPECT_EQ(census.regions[0].zero_bytes, where.zero_bytes);
+  EXPECT_STREQ(census.regions[0].name, "table");
+  ASSERT_EQ(census.devices.size(), 2u);
+  EXPECT_EQ(census.devices[1].used, kUnit);
+  Snapshot small;
+  queries.census(0, &small);
+  EXPECT_TRUE(small.regions.empty());
+  EXPECT_EQ(small.regions_total, 1u);
+  BigLock lock(map.mutex());
+  remove(r, 0);
+}
+
+TEST_F(PagerQuery, ADeviceTellsOfItselfAndOfWhatItsDriverHasOfTheHost) {
+  Region& r = device_region(3);
+  {
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    place(r, 2, 0);
+  }
+  struct vmem_device_stats stats = {};
+  ASSERT_TRUE(queries.device_stats(0, &stats).ok());
+  EXPECT_EQ(stats.budget, 4 * kUnit);
+  EXPECT_EQ(stats.used_bytes, 2 * kUnit);
+  EXPECT_EQ(stats.driver_host_bytes, 2 * 4096u);
+  EXPECT_EQ(queries.device_stats(2, &stats).code(), -ENODEV);
+  EXPECT_EQ(queries.device_stats(VMEM_HOST, &stats).code(), -ENODEV);
+  struct vmem_stats all = {};
+  queries.stats(&all);
+  EXPECT_EQ(all.device_bytes, 2 * kUnit);
+  EXPECT_EQ(all.regions, 1u);
+  EXPECT_EQ(r.in_flight, 0u);
+  BigLock lock(map.mutex());
+  remove(r, 0);
+  remove(r, 2);
+}
+
+class PagerTunables : public vmem::pager::test::PromotionParts, private vmem::pager::FaultHandler::Above {
+ protected:
+  void tunables_changed() override {}
+  uint64_t host_budget() {
+    BigLock lock(map.mutex());
+    return budget.limit();
+  }
+  uint64_t device_budget() {
+    BigLock lock(map.mutex());
+    return gpus[0].budget.limit();
+  }
+  // Of the module's kind, which has something to say.
+  vmem::pager::test::FakeTrap module{true, true, true};
+  vmem::pager::Shared with_module{module,  engine, space,  config, counters, budget, frames,
+                                  staging, map,    writes, clock,  reserve,  tables};
+  vmem::pager::FaultHandler faults{shared,     pressure,  failed,       waits,       installer, page_in,
+                                   read_ahead, evictions, cpu_mappings, gpus.work(), *this};
+  vmem::pager::Tunables tunables{with_module, config, &devices, gpus,     pressure, page_in,
+                                 reader,      supply, releases, promoter, faults,   *this};
+};
+
+TEST_F(PagerTunables, TheLeastThatWasSetOrSaidIsInForce) {
+  module.set_knobs({.readahead_bytes = 1 << 20, .fault_timeout_ms = 50});
+  tunables.set_readahead(8 << 20);
+  tunables.set_fault_timeout(20);
+  EXPECT_EQ(config.readahead_bytes, 1u << 20);
+  EXPECT_EQ(config.fault_timeout_ms, 20u);
+  module.set_knobs({.readahead_bytes = 64 << 20, .fault_timeout_ms = 10});
+  tunables.follow_module();
+  EXPECT_EQ(config.readahead_bytes, 8u << 20) << "as it was set";
+  EXPECT_EQ(config.fault_timeout_ms, 10u);
+}
+
+TEST_F(PagerTunables, HostMemoryThatLiveLeasesHoldStays) {
+  Region& r = region(64);
+  for (BlockIndex b = 0; b < 48; ++b) {
+    bring(r, b);
+    lease(r, b, VMEM_READ);
+  }
+  const uint64_t before = host_budget();
+  EXPECT_EQ(tunables.set_host_budget(32 * kBlock).code(), -EBUSY);
+  EXPECT_EQ(host_budget(), before);
+  EXPECT_TRUE(tunables.set_host_budget(2 * before).ok());
+  EXPECT_EQ(host_budget(), 2 * before);
+  EXPECT_NE(freed, 0u) << "whoever waits for memory is served";
+  for (BlockIndex b = 0; b < 48; ++b) end_lease(r, b, VMEM_READ);
+}
+
+TEST_F(PagerTunables, ADevicesBudgetHoldsItsLeasesAndIsNoMoreThanItHas) {
+  Region& r = device_region(2);
+  {
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    place(r, 1, 0);
+    ASSERT_TRUE(grants.grant({&r, 0, 1}, VMEM_READ, 0, this).ok());
+  }
+  EXPECT_EQ(tunables.set_device_budget(kUnit).code(), -EBUSY);
+  EXPECT_EQ(tunables.set_device_budget(uint64_t{1} << 40).code(), -ENOMEM);
+  EXPECT_EQ(tunables.set_device_budget(kUnit / 2).code(), -EINVAL) << "it holds no block";
+  EXPECT_EQ(device_budget(), 4 * kUnit);
+  ASSERT_TRUE(tunables.set_device_budget(2 * kUnit).ok());
+  EXPECT_EQ(device_budget(), 2 * kUnit);
+  EXPECT_EQ(config.device_budget, 2 * kUnit) << "of those that are used later, too";
+  BigLock lock(map.mutex());
+  grants.take_back({&r, 0, 1}, VMEM_READ, 0, this);
+  map.match_holds(lock, {&r, 0, 1});
+  remove(r, 0);
+  remove(r, 1);
+}
+
+}  // namespace

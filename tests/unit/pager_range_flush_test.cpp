@@ -1,0 +1,181 @@
+// Writing the blocks of a range: what is written and what is skipped, where the blocks are afterwards, and what is
+// told.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "pager/calls/range_flush.h"
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::BlockIndex;
+using vmem::core::State;
+using vmem::core::Status;
+using vmem::pager::Backing;
+using vmem::pager::DeferredWork;
+using vmem::pager::RangeScan;
+using vmem::pager::Region;
+using vmem::store::Io;
+namespace core = vmem::core;
+
+class PagerRangeFlush : public vmem::pager::test::DeviceParts {
+ protected:
+  Region& changed(size_t count, Backing backing = Backing::anonymous) {
+    Region& r = region(count, backing);
+    for (BlockIndex b = 0; b < count; ++b) change(r, b, b + 1);
+    return r;
+  }
+  void change(Region& r, BlockIndex b, uint64_t value) {
+    bring(r, b);
+    put(r, b, value);
+  }
+  Status write(Region& r, bool keep, RangeScan* scan) {
+    BigLock lock(map.mutex());
+    ++r.in_flight;
+    Status s = writer_of_ranges.write(lock, r, 0, r.blocks - 1, keep, scan);
+    --r.in_flight;
+    return s;
+  }
+  Status write(Region& r, bool keep) {
+    RangeScan scan;
+    Status s = write(r, keep, &scan);
+    EXPECT_FALSE(scan.skipped);
+    return s;
+  }
+  vmem::pager::RangeFlush writer_of_ranges{shared, isolator, write_back, releases, range_demoter};
+};
+
+TEST_F(PagerRangeFlush, WhatTheStoreDoesNotHaveIsWrittenOnceAndStays) {
+  Region& r = changed(3);
+  ASSERT_TRUE(write(r, true).ok());
+  EXPECT_EQ(written(), 3u);
+  for (BlockIndex b = 0; b < 3; ++b) {
+    EXPECT_EQ(state(r, b), State::resident);
+    EXPECT_NE(flags(r, b, core::kProtected), 0) << "else it could change unseen";
+  }
+  ASSERT_TRUE(write(r, true).ok());
+  EXPECT_EQ(written(), 3u);
+}
+
+TEST_F(PagerRangeFlush, WhatIsToLeaveMemoryIsInTheStoreAlone) {
+  Region& r = changed(2);
+  ASSERT_TRUE(write(r, true).ok());
+  ASSERT_TRUE(write(r, false).ok());
+  EXPECT_EQ(written(), 2u) << "it had been written already";
+  for (BlockIndex b = 0; b < 2; ++b) EXPECT_EQ(state(r, b), State::stored);
+}
+
+TEST_F(PagerRangeFlush, BlocksUnderALeaseForWritingAreSkippedUnlessLeasesDoNotMatter) {
+  Region& r = changed(3);
+  lease(r, 0, VMEM_WRITE);
+  lease(r, 1, VMEM_READ);
+  RangeScan scan;
+  ASSERT_TRUE(write(r, true, &scan).ok());
+  EXPECT_TRUE(scan.skipped);
+  EXPECT_EQ(written(), 2u);
+  EXPECT_EQ(flags(r, 0, core::kProtected), 0) << "who leases it goes on storing";
+  scan = {};
+  scan.all = true;
+  ASSERT_TRUE(write(r, true, &scan).ok());
+  EXPECT_FALSE(scan.skipped);
+  EXPECT_EQ(written(), 3u);
+  end_lease(r, 0, VMEM_WRITE);
+  end_lease(r, 1, VMEM_READ);
+}
+
+TEST_F(PagerRangeFlush, WhatIsLeasedInWhateverWayDoesNotLeaveMemory) {
+  Region& r = changed(2);
+  lease(r, 0, VMEM_READ);
+  RangeScan scan;
+  ASSERT_TRUE(write(r, false, &scan).ok());
+  EXPECT_TRUE(scan.skipped);
+  EXPECT_EQ(state(r, 0), State::resident);
+  EXPECT_EQ(state(r, 1), State::stored);
+  end_lease(r, 0, VMEM_READ);
+}
+
+TEST_F(PagerRangeFlush, AWriteThatFailsIsToldAndTheRestIsWrittenAllTheSame) {
+  Region& r = changed(3);
+  engine.tear(EIO, 2);
+  EXPECT_EQ(write(r, true).code(), -EIO);
+  EXPECT_EQ(written(), 3u);
+  size_t unknown = 0;
+  for (BlockIndex b = 0; b < 3; ++b) {
+    EXPECT_EQ(state(r, b), State::resident);
+    unknown += flags(r, b, core::kUnknown) != 0;
+  }
+  EXPECT_EQ(unknown, 1u);
+  ASSERT_TRUE(write(r, true).ok());
+  EXPECT_EQ(written(), 4u) << "the one that failed";
+}
+
+TEST_F(PagerRangeFlush, ARegionThatNobodyStoresToIsNotLookedAt) {
+  Region& r = region(1, Backing::file_read);
+  bring(r, 0);
+  ASSERT_TRUE(write(r, true).ok());
+  EXPECT_EQ(written(), 0u);
+}
+
+TEST_F(PagerRangeFlush, WhatADeviceHasChangedIsWrittenAndStaysThereUnlessOnlyTheHostMatters) {
+  Region& r = device_region(1);
+  supply_frames(r);
+  devices.transitions = true;
+  ASSERT_TRUE(gpus.use(0).ok());
+  {
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+    r.table[0].flags |= core::kDirty;
+  }
+  RangeScan scan;
+  scan.all = scan.host = true;
+  ASSERT_TRUE(write(r, true, &scan).ok());
+  EXPECT_EQ(written(), 0u);
+  ASSERT_TRUE(write(r, true).ok());
+  EXPECT_EQ(written(), 1u);
+  EXPECT_EQ(state(r, 0), State::on_device);
+  EXPECT_EQ(flags(r, 0, core::kDirty), 0);
+  ASSERT_TRUE(write(r, false).ok());
+  EXPECT_EQ(state(r, 0), State::stored);
+}
+
+TEST_F(PagerRangeFlush, WhoDoesNotWaitLeavesWhatIsUnderWayAndWritesTheRest) {
+  Region& r = region(3);
+  for (const BlockIndex b : {0, 2}) change(r, b, 5);
+  ASSERT_TRUE(write(r, false).ok());
+  change(r, 2, 6);
+  engine.hold(Io::Op::read, true);
+  DeferredWork after;
+  {
+    BigLock lock(map.mutex());
+    ASSERT_TRUE(page_in.start_fill(r, 0, core::Urgency::fault, after));
+  }
+  page_in.run(after);
+  engine.until_held(1);
+  RangeScan scan;
+  scan.wait = RangeScan::Wait::never;
+  ASSERT_TRUE(write(r, true, &scan).ok());
+  EXPECT_EQ(scan.left, 1u);
+  EXPECT_EQ(scan.first_left, 0u);
+  EXPECT_EQ(written(), 3u);
+  engine.hold(Io::Op::read, false);
+  engine.let_go();
+}
+
+TEST_F(PagerRangeFlush, AFilesFlushIsWaitedForAndItsFailureIsTold) {
+  Region& r = region(1, Backing::file_shared);
+  r.file.path = "the-file";
+  {
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(writer_of_ranges.flush_file(lock, r).ok());
+  }
+  EXPECT_EQ(engine.count(Io::Op::flush), 1u);
+  engine.fail(Io::Op::flush, EIO);
+  BigLock lock(map.mutex());
+  const Status s = writer_of_ranges.flush_file(lock, r);
+  EXPECT_EQ(s.code(), -EIO);
+  EXPECT_NE(s.text().find("the-file"), std::string_view::npos) << s.text();
+}
+
+}  // namespace

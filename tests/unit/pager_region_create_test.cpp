@@ -1,0 +1,203 @@
+// Making regions: how large their blocks are and how they come to their place, and that a region which cannot be made
+// leaves nothing.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+
+#include "pager/calls/region_create.h"
+#include "pager_device_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::Status;
+using vmem::pager::Backing;
+using vmem::pager::Region;
+using vmem::pager::RegionSpec;
+using vmem::pager::test::FakeDevices;
+using vmem::trap::Transfer;
+namespace core = vmem::core;
+namespace device = vmem::device;
+
+// They have address space, and count what they gave.
+class Places : public FakeDevices {
+ public:
+  size_t largest_unit() const override { return size_t{32} << 20; }
+  Status reserve(size_t size, size_t block, int, void** out) override {
+    if (reserve_error != 0) return core::error(reserve_error, "as the test wants it");
+    block_size = block;
+    size_ = size;
+    *out = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    ++reserved;
+    return {};
+  }
+  Status release(void* at) override {
+    munmap(at, size_);
+    --reserved;
+    return {};
+  }
+  size_t reserved = 0, block_size = 0;
+  int reserve_error = 0;
+
+ private:
+  size_t size_ = 0;
+};
+
+class PagerRegionCreate : public vmem::pager::test::DeviceParts {
+ protected:
+  static RegionSpec host(size_t size, size_t block_size = kBlock) {
+    RegionSpec what;
+    what.size = size;
+    what.block_size = block_size;
+    what.host_only = true;
+    return what;
+  }
+  Region* made(const RegionSpec& what) {
+    void* at = nullptr;
+    const Status s = maker.create(what, &at);
+    EXPECT_TRUE(s.ok()) << s.text();
+    BigLock lock(map.mutex());
+    return s.ok() ? map.find(reinterpret_cast<uintptr_t>(at)) : nullptr;
+  }
+  Status refused(const RegionSpec& what) {
+    void* at = this;
+    Status s = maker.create(what, &at);
+    EXPECT_FALSE(s.ok());
+    EXPECT_EQ(at, this);
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(map.regions().empty());
+    EXPECT_EQ(sums.reserved_blocks, 0u);
+    EXPECT_EQ(reserve.bytes(), 0u);
+    return s;
+  }
+  void have_memory() {
+    BigLock lock(map.mutex());
+    budget.set(uint64_t{80} << 20);
+    reserve.follow_budget();
+  }
+  Places places;
+  vmem::pager::RegionTotals sums;
+  vmem::pager::RegionCharges charges{shared, sums, speculation, gpus, pressure, failed, waits};
+  vmem::pager::RegionCreate maker{shared, nullptr, sums, gpus, supply, charges};
+  vmem::pager::RegionCreate with_devices{shared, &places, sums, gpus, supply, charges};
+};
+
+TEST_F(PagerRegionCreate, ARegionIsFoundWhenAllOfItIsThere) {
+  const Region* const a = made(host(3 * kBlock + 1));
+  const Region* const b = made(host(kBlock));
+  ASSERT_NE(a, nullptr);
+  ASSERT_NE(b, nullptr);
+  EXPECT_EQ(a->blocks, 4u);
+  EXPECT_EQ(a->size, 3 * kBlock + 1);
+  EXPECT_EQ(a->span, 4 * kBlock);
+  EXPECT_EQ(a->stored_span, a->span) << "its blocks have room in the store";
+  EXPECT_LT(a->id, b->id);
+  EXPECT_FALSE(a->gpu);
+}
+
+TEST_F(PagerRegionCreate, ASmallRegionHasSmallerBlocks) {
+  EXPECT_EQ(made(host(5000, 64 << 10))->block_size, 8192u);
+  RegionSpec adapts = host(8 << 20);
+  adapts.adapts = true;
+  const Region* const r = made(adapts);
+  EXPECT_EQ(r->block_size, size_t{64} << 10);
+  EXPECT_TRUE(r->adapts);
+}
+
+TEST_F(PagerRegionCreate, HowBlocksComeToTheirPlaceFollowsFromTheTrapAndTheirSize) {
+  have_memory();
+  EXPECT_EQ(made(host(1 << 20))->transfer, Transfer::copy);
+  EXPECT_TRUE(made(host(1 << 20))->bounces);
+  const Region* const large = made(host(4 << 20, core::kHugePage));
+  EXPECT_EQ(large->transfer, Transfer::move);
+  EXPECT_TRUE(large->probes);
+  EXPECT_FALSE(large->bounces);
+  config.allow_move = false;
+  EXPECT_EQ(made(host(4 << 20, core::kHugePage))->transfer, Transfer::copy);
+}
+
+TEST_F(PagerRegionCreate, WhatCannotBeIsRefusedAndLeavesNothing) {
+  EXPECT_EQ(refused(host(0)).code(), -EINVAL);
+  EXPECT_EQ(refused(host(size_t{1} << 47)).code(), -EINVAL);
+  RegionSpec odd = host(kBlock);
+  odd.address = 4096;
+  EXPECT_EQ(refused(odd).code(), -EINVAL);
+  EXPECT_EQ(refused(host(64 << 20, 4 << 20)).code(), -ENOMEM) << "fewer than four blocks fit";
+  RegionSpec file = host(kBlock);
+  file.backing = Backing::file_read;
+  file.path = "/nonexistent/file";
+  EXPECT_EQ(refused(file).code(), -ENOENT);
+  file.offset = 1;
+  EXPECT_EQ(refused(file).code(), -EINVAL);
+}
+
+TEST_F(PagerRegionCreate, AFileMayBeShorterThanItsRegionButNoneIsLongerThanTheLargest) {
+  const char* tmp = getenv("TMPDIR");
+  std::string path = std::string(tmp != nullptr ? tmp : "/var/tmp") + "/vmem-maker.XXXXXX";
+  const int fd = mkstemp(path.data());
+  ASSERT_GE(fd, 0);
+  ASSERT_EQ(ftruncate(fd, 2 * kBlock), 0);
+  close(fd);
+  RegionSpec file = host(3 * kBlock);
+  file.backing = Backing::file_shared;
+  file.path = path;
+  file.offset = uint64_t{INT64_MAX} / kBlock * kBlock;
+  EXPECT_EQ(refused(file).code(), -EINVAL);
+  file.size = 2 * kBlock;
+  file.offset = kBlock;
+  Region* const r = made(file);
+  ASSERT_NE(r, nullptr);
+  EXPECT_TRUE(r->has_file);
+  EXPECT_EQ(r->file_offset, kBlock);
+  EXPECT_EQ(r->stored_span, 0u) << "the store has nothing of it";
+  vmem::pager::close_file(r, engine);
+  unlink(path.c_str());
+}
+
+TEST_F(PagerRegionCreate, BlocksOfADeviceTierAreNeitherSmallerNorLargerThanItsUnits) {
+  RegionSpec what = host(64 << 20);
+  what.host_only = false;
+  what.fixed_block_size = true;
+  size_t block = 1;
+  EXPECT_EQ(with_devices.device_block(what, &block).code(), -EINVAL);
+  what.block_size = size_t{4} << 20;
+  ASSERT_TRUE(with_devices.device_block(what, &block).ok());
+  EXPECT_EQ(block, size_t{4} << 20);
+  what.fixed_block_size = false;
+  ASSERT_TRUE(with_devices.device_block(what, &block).ok());
+  EXPECT_EQ(block, kUnit);
+  what.host_only = true;
+  ASSERT_TRUE(with_devices.device_block(what, &block).ok());
+  EXPECT_EQ(block, 0u);
+  ASSERT_TRUE(maker.device_block(what, &block).ok()) << "there is no device tier";
+  EXPECT_EQ(block, 0u);
+}
+
+TEST_F(PagerRegionCreate, ARegionWithADeviceTierLiesWhereTheDevicesSayOrNowhere) {
+  have_memory();
+  RegionSpec what = host(4 << 20);
+  what.host_only = false;
+  void* at = nullptr;
+  places.reserve_error = ENOMEM;
+  EXPECT_EQ(with_devices.create(what, &at).code(), -ENOMEM);
+  {
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(map.regions().empty());
+    EXPECT_EQ(staging.of(kUnit).regions, 0u);
+  }
+  places.reserve_error = 0;
+  ASSERT_TRUE(with_devices.create(what, &at).ok());
+  EXPECT_EQ(places.reserved, 1u);
+  EXPECT_EQ(places.block_size, kUnit);
+  BigLock lock(map.mutex());
+  const Region* const r = map.find(reinterpret_cast<uintptr_t>(at));
+  ASSERT_NE(r, nullptr);
+  EXPECT_TRUE(r->gpu);
+  EXPECT_EQ(staging.of(*r).regions, 1u);
+}
+
+}  // namespace

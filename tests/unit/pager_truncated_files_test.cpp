@@ -1,0 +1,91 @@
+// Blocks that show their file: what they are when its pages have gone, cannot go, or cannot come back.
+#include <gtest/gtest.h>
+
+#include "device/managed/park.h"
+#include "pager/host/truncated_files.h"
+#include "pager_managed_parts.h"
+
+namespace {
+
+using vmem::core::BigLock;
+using vmem::core::State;
+using vmem::core::Status;
+using vmem::pager::Region;
+using vmem::pager::TruncatedFiles;
+namespace core = vmem::core;
+namespace park = vmem::device::park;
+
+class PagerTruncatedFiles : public vmem::pager::test::ManagedParts {
+ protected:
+  void SetUp() override { ASSERT_TRUE(park::install().ok()); }
+  void TearDown() override {
+    park::uninstall();
+    vmem::pager::test::ManagedParts::TearDown();
+  }
+  // Block 0 of a region shows its file, and somebody has asked for it.
+  Region& shown(unsigned more = 0) {
+    Region& r = device_region(2);
+    BigLock lock(map.mutex());
+    r.backing = vmem::pager::Backing::file_private;
+    r.table.change(0, State::unpopulated, State::poisoned);
+    tables.charge(r);
+    r.table[0].flags |= static_cast<uint16_t>(core::kShowsFile | core::kFaultPending | more);
+    return r;
+  }
+  Status revive(TruncatedFiles& of, Region& r) {
+    BigLock lock(map.mutex());
+    Status s = of.revive(lock, r, 0);
+    EXPECT_FALSE(map.transitions().in_flight());
+    return s;
+  }
+  TruncatedFiles files{with_counting, managed_gpus, page_in, *this};
+};
+
+TEST_F(PagerTruncatedFiles, WhereAccessesParkItIsAnOrdinaryBlockAgain) {
+  Region& r = shown(core::kLost | core::kTold);
+  {
+    BigLock lock(map.mutex());
+    r.table[0].flags &= static_cast<uint16_t>(~core::kFaultPending);
+  }
+  ASSERT_TRUE(revive(files, r).ok());
+  EXPECT_EQ(counting.unmapped, 1u);
+  EXPECT_TRUE(counting.dropped.empty());
+  EXPECT_EQ(state(r, 0), State::unpopulated);
+  EXPECT_EQ(flags(r, 0, core::kShowsFile | core::kLost | core::kTold | core::kUnanswered), 0);
+  EXPECT_GT(freed, 0u) << "who waits for memory hears of it";
+}
+
+TEST_F(PagerTruncatedFiles, WithoutAGateItGoesOnShowingItsFileAndLosesWhatWasStored) {
+  Region& r = shown();
+  TruncatedFiles own(with_counting, gpus, page_in, *this);
+  ASSERT_TRUE(revive(own, r).ok());
+  EXPECT_EQ(counting.unmapped, 0u);
+  ASSERT_EQ(counting.dropped.size(), 1u);
+  EXPECT_EQ(counting.dropped[0].address, reinterpret_cast<uintptr_t>(r.address(0)));
+  EXPECT_EQ(counting.dropped[0].size, kUnit);
+  EXPECT_EQ(state(r, 0), State::poisoned);
+  EXPECT_EQ(flags(r, 0, core::kShowsFile | core::kFaultPending | core::kUnanswered), core::kShowsFile);
+  EXPECT_EQ(counting.woken, 1u);
+}
+
+TEST_F(PagerTruncatedFiles, WhatCannotGoShowsTheFileAsBefore) {
+  Region& r = shown();
+  counting.unmap_error = ENOMEM;
+  EXPECT_EQ(revive(files, r).code(), -ENOMEM);
+  EXPECT_EQ(counting.mapped, 1u);
+  EXPECT_EQ(state(r, 0), State::poisoned);
+  EXPECT_EQ(flags(r, 0, core::kShowsFile | core::kUnanswered), core::kShowsFile);
+  EXPECT_EQ(counting.woken, 1u);
+}
+
+TEST_F(PagerTruncatedFiles, WhatShowsNothingIsMarkedUntilItCanGo) {
+  Region& r = shown();
+  counting.unmap_error = counting.map_error = ENOMEM;
+  EXPECT_EQ(revive(files, r).code(), -ENOMEM);
+  EXPECT_NE(flags(r, 0, core::kUnanswered), 0) << "accesses get SIGBUS";
+  counting.unmap_error = 0;
+  ASSERT_TRUE(revive(files, r).ok());
+  EXPECT_EQ(state(r, 0), State::unpopulated);
+}
+
+}  // namespace

@@ -1,0 +1,188 @@
+// What leaves memory is counted once, writes that fail are tried again ever more seldom, and a failure is told once.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <memory>
+#include <vector>
+
+#include "pager/account/writeback_throttle.h"
+#include "pager/block/region.h"
+#include "pager/block/transition.h"
+
+namespace {
+
+using vmem::core::error;
+using vmem::core::Status;
+using vmem::pager::kHostPool;
+using vmem::pager::kStagingPools;
+using vmem::pager::Region;
+using vmem::pager::Transition;
+using vmem::pager::WritebackThrottle;
+
+constexpr uint64_t kMs = 1000000, kNow = 3600000 * kMs;
+
+class PagerWritebackThrottle : public ::testing::Test {
+ protected:
+  PagerWritebackThrottle() {
+    small.block_size = 4096;
+    large.block_size = 2 << 20;
+  }
+  // One more move under way.
+  Transition& move(Region& r) {
+    transitions.push_back(std::make_unique<Transition>());
+    transitions.back()->region = &r;
+    transitions.back()->begun_ns = kNow;
+    return *transitions.back();
+  }
+  void leaves(Transition& m, bool staging = false) {
+    write_back.leaves(m.leaving, m.region->block_size, staging ? kStagingPools : kHostPool);
+  }
+  std::string check(uint64_t now = kNow) { return write_back.check(transitions, now); }
+
+  WritebackThrottle write_back;
+  Region small{16, 4}, large{16, 4};
+  std::vector<std::unique_ptr<Transition>> transitions;
+};
+
+TEST_F(PagerWritebackThrottle, WhatLeavesIsCountedByWhoseMemoryItIs) {
+  Transition &a = move(small), &b = move(large), &c = move(large);
+  leaves(a);
+  leaves(b);
+  leaves(c, true);
+  EXPECT_EQ(write_back.leaving(), 4096u + (2 << 20));
+  EXPECT_EQ(write_back.leaving(kStagingPools), 2u << 20);
+  EXPECT_EQ(check(), "");
+  write_back.settled(b.leaving);
+  EXPECT_EQ(write_back.leaving(), 4096u);
+  write_back.settled(c.leaving);
+  EXPECT_EQ(write_back.leaving(kStagingPools), 0u);
+  EXPECT_EQ(check(), "");
+}
+
+TEST_F(PagerWritebackThrottle, AMoveIsCountedOnceAndSettledOnce) {
+  Transition& m = move(large);
+  write_back.settled(m.leaving);
+  EXPECT_EQ(write_back.leaving(), 0u) << "a block that is synced or probed was never said to leave";
+  leaves(m);
+  leaves(m);
+  EXPECT_EQ(write_back.leaving(), 2u << 20);
+  leaves(m, true);
+  EXPECT_EQ(write_back.leaving(), 0u);
+  EXPECT_EQ(write_back.leaving(kStagingPools), 2u << 20);
+  write_back.settled(m.leaving);
+  write_back.settled(m.leaving);
+  EXPECT_EQ(write_back.leaving() + write_back.leaving(kStagingPools), 0u);
+  EXPECT_EQ(check(), "");
+}
+
+TEST_F(PagerWritebackThrottle, TheCheckSeesAMoveThatEndedAndLeavesStill) {
+  Transition& m = move(large);
+  leaves(m);
+  EXPECT_EQ(check(), "");
+  m.begun_ns = 0;
+  EXPECT_NE(check().find("a move is over"), std::string::npos) << check();
+}
+
+TEST_F(PagerWritebackThrottle, TheCheckSeesAMoveThatWasForgotten) {
+  leaves(move(large));
+  transitions.clear();
+  EXPECT_NE(check().find("said to leave, moves have 0"), std::string::npos) << check();
+}
+
+TEST_F(PagerWritebackThrottle, TheCheckSeesABlockOfAnotherSize) {
+  Transition& m = move(large);
+  leaves(m);
+  m.region = &small;
+  EXPECT_NE(check().find("another size"), std::string::npos) << check();
+}
+
+TEST_F(PagerWritebackThrottle, EachFailureInARowWaitsLongerUpToALimit) {
+  uint64_t before = 0, now = kNow;
+  for (int n = 1; n <= 10; ++n) {
+    now += before;
+    write_back.failed(error(EIO, "no"), false, now);
+    const uint64_t pause = write_back.pause(now);
+    if (n <= 6) {
+      EXPECT_EQ(pause, WritebackThrottle::kShortestPause << n) << n;
+    }
+    EXPECT_GE(pause, before) << n;
+    EXPECT_LE(pause, WritebackThrottle::kLongestPause) << n;
+    EXPECT_EQ(check(now), "") << n;
+    before = pause;
+  }
+  EXPECT_EQ(write_back.pause(now + before - 1), 1u);
+  EXPECT_EQ(write_back.pause(now + before), 0u);
+  EXPECT_EQ(write_back.pause(now + before + kMs), 0u);
+  EXPECT_EQ(check(now - kMs), "write-back waits longer than it may");
+}
+
+// Else most of a batch that fails would keep the rest of memory from being written for as long as a disk that fails
+// altogether does.
+TEST_F(PagerWritebackThrottle, BlocksThatFailTogetherAreOneFailure) {
+  for (uint64_t i = 0; i < 32; ++i) write_back.failed(error(EIO, "no"), false, kNow + i);
+  EXPECT_EQ(write_back.pause(kNow), 2 * WritebackThrottle::kShortestPause);
+  const uint64_t next = kNow + 2 * WritebackThrottle::kShortestPause;
+  for (uint64_t i = 0; i < 32; ++i) write_back.failed(error(EIO, "no"), false, next + i);
+  EXPECT_EQ(write_back.pause(next), 4 * WritebackThrottle::kShortestPause) << "the second try";
+}
+
+// A program that pins a block, beside a disk that takes nothing: the disk is not asked more often for that.
+TEST_F(PagerWritebackThrottle, APinnedBlockShortensNoPause) {
+  uint64_t now = kNow;
+  for (unsigned n = 1; n <= 6; ++n) {
+    write_back.pinned(now);
+    write_back.failed(error(EIO, "no"), false, now + 1);
+    EXPECT_GE(write_back.pause(now + 1), WritebackThrottle::kShortestPause << n) << n;
+    write_back.pinned(now + 2);
+    EXPECT_GE(write_back.pause(now + 2) + 1, WritebackThrottle::kShortestPause << n) << n;
+    now += 1 + write_back.pause(now + 1);
+  }
+}
+
+TEST_F(PagerWritebackThrottle, AWriteThatWorksBeginsTheRowAnewAndEndsNoPause) {
+  for (int n = 0; n < 5; ++n) write_back.failed(error(EIO, "no"), false, kNow);
+  write_back.succeeded();
+  EXPECT_NE(write_back.pause(kNow), 0u) << "another one's success says little of the block that failed";
+  write_back.failed(error(EIO, "no"), false, kNow);
+  EXPECT_EQ(write_back.pause(kNow), 2 * WritebackThrottle::kShortestPause);
+}
+
+TEST_F(PagerWritebackThrottle, RoomEndsThePauseOfWhoWaitsForIt) {
+  EXPECT_FALSE(write_back.has_room()) << "nobody waits";
+  write_back.failed(error(ENOSPC, "full"), false, kNow);
+  EXPECT_TRUE(write_back.has_room());
+  EXPECT_EQ(write_back.pause(kNow), 0u);
+  EXPECT_FALSE(write_back.has_room());
+  write_back.pinned(kNow);
+  EXPECT_EQ(write_back.pause(kNow), WritebackThrottle::kPinnedPause);
+  EXPECT_TRUE(write_back.error().code() == -ENOSPC) << "a pause is no failure, and its end does not undo one";
+}
+
+TEST_F(PagerWritebackThrottle, TheSameFailureIsSaidOnceAMinute) {
+  EXPECT_TRUE(write_back.failed(error(EIO, "no"), false, kNow));
+  EXPECT_FALSE(write_back.failed(error(EIO, "no"), false, kNow + kMs)) << "in a row";
+  write_back.succeeded();
+  EXPECT_FALSE(write_back.failed(error(EIO, "no"), false, kNow + 2 * kMs)) << "said a moment ago";
+  write_back.succeeded();
+  EXPECT_TRUE(write_back.failed(error(ENOSPC, "full"), false, kNow + 3 * kMs)) << "that is another";
+  write_back.succeeded();
+  EXPECT_FALSE(write_back.failed(error(ENOSPC, "full"), false, kNow + 2 * kMs + WritebackThrottle::kSayAgain));
+  write_back.succeeded();
+  EXPECT_TRUE(write_back.failed(error(ENOSPC, "full"), false, kNow + 3 * kMs + WritebackThrottle::kSayAgain));
+}
+
+TEST_F(PagerWritebackThrottle, TheFirstFailureThatNobodyHeardOfIsKeptUntilItIsTaken) {
+  EXPECT_TRUE(write_back.error().ok());
+  write_back.failed(error(EIO, "a sync says so"), true, kNow);
+  EXPECT_TRUE(write_back.error().ok()) << "who waits for the write has it from there";
+  write_back.failed(error(ENOSPC, "first"), false, kNow);
+  write_back.failed(error(EIO, "second"), false, kNow);
+  EXPECT_EQ(write_back.error().code(), -ENOSPC);
+  const Status taken = write_back.take_error();
+  EXPECT_EQ(taken.code(), -ENOSPC);
+  EXPECT_EQ(taken.text(), "first");
+  EXPECT_TRUE(write_back.error().ok());
+  EXPECT_TRUE(write_back.take_error().ok()) << "told once";
+}
+
+}  // namespace
