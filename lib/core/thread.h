@@ -65,8 +65,9 @@ bool run_aside(const std::function<void()>& what) noexcept;
 bool on_library_thread();
 
 // For as long as it lives this thread of ours takes the signals that its own instructions cause: the application's code
-// runs there, and an access of a block that moves between host memory and a device is one (device/managed/park.h). A
-// blocked one would end the process. On a thread of the application's it changes nothing.
+// runs there, and an access of a block that moves between host memory and a device is one
+// (device/managed/fault_gate.h). A blocked one would end the process. On a thread of the application's it changes
+// nothing.
 class FaultsLetIn {
  public:
   FaultsLetIn();

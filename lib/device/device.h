@@ -10,24 +10,24 @@
 //
 // A range's life where the view is unified, in its units ("made" = device memory stands behind it):
 //
-//   reserve ──> hole ──prepare──> shut ──copy_in, wait, open──> open (read or read_write)
-//                ^                                                 │ hold(Access::read or none), copy_out, wait
-//                └── settle ── hole, CPU touches park <── punch ───┘
+//   reserve ──> hole ──populate──> shut ──copy_in, wait, open──> open (read or read_write)
+//                ^                                                  │ write_protect(read or none), copy_out, wait
+//                └── rearm ── hole, CPU accesses park <── punch ────┘
 //
-//   In:  take the block out of the CPU's view; prepare(); trap.wake(range), for threads parked in the trap that stood
+//   In:  take the block out of the CPU's view; populate(); trap.wake(range), for threads parked in the trap that stood
 //        there; copy_in(); order_after(ticket, stream); when the ticket is done: open().
-//   Out: wait until the release tickets of the streams that used it are done; hold(Access::read); copy_out(); wait;
-//        punch(); trap.attach_at(range); put the bytes where CPU touches find them; settle(range).
-//   Drop: hold(Access::read), or it is open for reading only; punch(); trap.attach_at(); settle().
+//   Out: wait until the release tickets of the streams that used it are done; write_protect(Access::read);
+//        copy_out(); wait; punch(); trap.attach_at(range); put the bytes where CPU accesses find them; rearm(range).
+//   Drop: write_protect(Access::read), or it is open for reading only; punch(); trap.attach_at(); rearm().
 //
-// CPU touches of a unit that is shut, held or punched park in park.h's SIGSEGV handler until open() or settle(). System
-// calls with such a buffer answer EFAULT instead: nothing in user space can park them.
+// CPU accesses of a unit that is shut, held or punched park in fault_gate.h's SIGSEGV handler until open() or rearm().
+// System calls with such a buffer answer EFAULT instead: nothing in user space can park them.
 //
-// Where it is split (hold, open and settle check their arguments and do nothing):
+// Where it is split (write_protect, open and rearm check their arguments and do nothing):
 //
-//   reserve ──> hole ──prepare──> made ──copy_in, map──> mapped ──unmap──> made ──copy_out, wait, punch──> hole
+//   reserve ──> hole ──populate──> made ──copy_in, map──> mapped ──unmap──> made ──copy_out, wait, punch──> hole
 //
-//   In:  prepare(); copy_in(); map(); order_after(ticket, stream). A part that no copy fills is zeros, for which map()
+//   In:  populate(); copy_in(); map(); order_after(ticket, stream). A part that no copy fills is zeros, for which map()
 //        waits for the device, as a copy of zeros does not.
 //   Out: wait until the release tickets of the streams that used it are done; unmap(); copy_out(); wait; punch().
 //
@@ -36,17 +36,17 @@
 // A thread's current CUDA device, its capture mode and its last error stay as they were.
 //
 // Memory: no call throws; without memory that it needs it answers -ENOMEM. What ends a move, or a range, needs none:
-// open(), punch() and hold() (but for a SIGSEGV handler that the program has put over ours since), settle(), release(),
-// poll(), wait(), health(), unpin(), and the end of a ticket.
+// open(), punch() and write_protect() (but for a SIGSEGV handler that the program has put over ours since), rearm(),
+// release(), poll(), wait(), health(), unpin(), and the end of a ticket.
 //
 // Errors: -ENODEV no such device; -EINVAL misaligned or foreign address, unit in the wrong state, stream of another
 // device; -EBUSY stream captures a graph; -ENOMEM; -EIO the device is lost (sticky CUDA error such as 700, or
 // cudaDeviceReset), with the first reason: from then on every call that needs that device answers so at once.
 // On error nothing has changed unless the call says otherwise.
 //
-// After error 700 hold(), punch(), settle() and release() still work, so that regions can be taken down in order. A
-// cudaDeviceReset unmaps the device's ranges whole, with the traps and frames in their holes: those addresses are not
-// ours any more, and calls that would change them answer -EIO (release(), settle(): ok, and leave them alone).
+// After error 700 write_protect(), punch(), rearm() and release() still work, so that regions can be taken down in
+// order. A cudaDeviceReset unmaps the device's ranges whole, with the traps and frames in their holes: those addresses
+// are not ours any more, and calls that would change them answer -EIO (release(), rearm(): ok, and leave them alone).
 #pragma once
 
 #include <bit>
@@ -79,7 +79,7 @@ inline constexpr unsigned kMaxDevices = 64;
 inline constexpr size_t kMostRanges = 64;  // named in one call, ranges or copies; more: -EINVAL
 inline constexpr int kHost = -1;           // a location of advise()
 
-// prepare(): another thread reached the block in the microseconds between map and mprotect and saw an empty page. Its
+// populate(): another thread reached the block in the microseconds between map and mprotect and saw an empty page. Its
 // computation is wrong already: say so and abort.
 inline constexpr int kIntruder = EUCLEAN;
 
@@ -150,7 +150,7 @@ class Devices {
   virtual core::Status probe(int device) { return health(device); }
 
   // One range: `size` bytes of address space in units of `unit` bytes, of which it is a multiple and to which it is
-  // aligned, all of it holes (PROT_NONE, not inherited by fork, settled), ready for trap.attach_at(). `device` is where
+  // aligned, all of it holes (PROT_NONE, not inherited by fork, rearmed), ready for trap.attach_at(). `device` is where
   // it is born; parts may be made on any.
   virtual core::Status reserve(size_t size, size_t unit, int device, void** base) = 0;
   core::Status reserve(size_t size, int device, void** base) { return reserve(size, unit(), device, base); }
@@ -160,10 +160,10 @@ class Devices {
 
   // Makes holes into units on `device`: zeros, shut (split: not mapped). Adjacent ranges are made as one: on an H200
   // 16 us for 2 MiB, 36 for 8 MiB, 125 for 32 MiB. Each group of adjacent ranges is one mapping of the process. Advice
-  // is applied again. Blocks for the driver's work, not for kernels; many threads may prepare at once. -ENOMEM: the
+  // is applied again. Blocks for the driver's work, not for kernels; many threads may populate at once. -ENOMEM: the
   // budget's owner let it overflow (sim); -kIntruder: abort. *torn after an error: every named unit is a punched hole
-  // now, so put the trap back and settle(); else nothing has changed.
-  virtual core::Status prepare(std::span<const Range> ranges, int device, bool* torn) = 0;
+  // now, so put the trap back and rearm(); else nothing has changed.
+  virtual core::Status populate(std::span<const Range> ranges, int device, bool* torn) = 0;
   // Issues the copies on one of the device's own streams and returns; 5 us for each 2 MiB. *done is reached when all
   // are through. The units are made on `device`; in: shut; out: shut or held (split: in and out, mapped or not).
   // Never waits for a user's stream.
@@ -172,7 +172,7 @@ class Devices {
   // Split: made units appear at their addresses for the device that they are on, or go from there. A kernel that
   // reaches for a unit that is not mapped loses the device. Neither waits for kernels or copies. unmap(): units that
   // are not mapped stay so; with a lost device ok, and whatever was mapped there is nobody's. Unified: ok, a made unit
-  // is seen from prepare() to punch().
+  // is seen from populate() to punch().
   virtual core::Status map(std::span<const Range> ranges) {
     (void)ranges;
     return {};
@@ -204,19 +204,19 @@ class Devices {
     return core::error(EOPNOTSUPP, "memory of this backend cannot be exported");
   }
   // Gives the CPU access to made units, whatever it had before (Access::read takes stores away, without parking: they
-  // go to the hook of park.h). none: -EINVAL, use hold(). After a system error, and in hold(), some of the ranges may
-  // have been done: the same call may be made again.
+  // go to the hook of fault_gate.h). none: -EINVAL, use write_protect(). After a system error, and in write_protect(),
+  // some of the ranges may have been done: the same call may be made again.
   virtual core::Status open(std::span<const Range> ranges, Access access) = 0;
   // Takes access away from made units while they move: when it returns no CPU store (read) or touch (none) can happen
-  // before open(); touchers park. Units that are shut stay shut. read_write: -EINVAL.
-  virtual core::Status hold(std::span<const Range> ranges, Access still_allowed) = 0;
+  // before open(); faulting threads park. Units that are shut stay shut. read_write: -EINVAL.
+  virtual core::Status write_protect(std::span<const Range> ranges, Access still_allowed) = 0;
   // Destroys made units (10 us for 2 MiB alone, 50 to 90 beside copies, 1 ms beside a full queue of the application's
   // device-to-host copies), device and host memory both, and leaves holes without access in one step: no other mapping
-  // can land there. CPU touches park until settle(). Refuses a unit the CPU may write: hold() it first, or its last
-  // bytes may not be those copied out. The caller has waited for copies; GPU kernels that touch it lose the device.
+  // can land there. CPU accesses park until rearm(). Refuses a unit the CPU may write: write_protect() it first, or its
+  // last bytes are not copied out. The caller has waited for copies; GPU kernels that touch it lose the device.
   virtual core::Status punch(std::span<const Range> ranges) = 0;
   // Something else answers for the holes now (a trap): parked threads try again.
-  virtual core::Status settle(std::span<const Range> ranges) = 0;
+  virtual core::Status rearm(std::span<const Range> ranges) = 0;
   // Moves made units to another device, bytes and CPU access unchanged: each range by itself, and each[i] says how that
   // went. Blocks until done. No kernel may use them meanwhile. After an error a unit may be on either device and counts
   // for both until punched (split: it counts for the one that it is on, and others of its range may have moved).
@@ -283,7 +283,7 @@ Kind kind_of(std::string_view setting);
 // automatic: the CUDA backend that is preferred, else another; *why says why not the first. Where none can be had *out
 // is null, the call succeeds and *why says why there is no device tier. cuda: the same, and that reason as an error.
 // handles, managed: that backend or an error. Each CUDA backend tries once with one unit whether it works here.
-// One CUDA Devices at a time. Installs park.h's handler where the CPU's view of the devices is unified.
+// One CUDA Devices at a time. Installs fault_gate.h's handler where the CPU's view of the devices is unified.
 // A backend without units of so many bytes: -EINVAL.
 core::Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::string* why);
 

@@ -22,12 +22,12 @@ core::Status reserve_space(size_t size, size_t align, uintptr_t* start, uintptr_
 // Puts such address space over whatever is mapped at `start`.
 core::Status replace_with_space(uintptr_t start, size_t size);
 // Turns reserved space into memory that the descriptor watches: `mode` is that of os::enroll(), 0 for none. It becomes
-// accessible last, so that no touch ever finds memory that is accessible and not watched.
+// accessible last, so that no access ever finds memory that is accessible and not watched.
 core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge, CoreDump dump = CoreDump::no);
 // Maps the file over the range; *replaced: it is there, also where something else failed.
 core::Status replace_with_file(int fd, uint64_t offset, bool shared, uintptr_t start, size_t size,
                                CoreDump dump = CoreDump::no, bool* replaced = nullptr);
-// Maps an empty file over the range: every touch gets SIGBUS. Where it fails the range may have lost its contents.
+// Maps an empty file over the range: every access gets SIGBUS. Where it fails the range may have lost its contents.
 core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size);
 
 // Which ranges are trapped, for the two things the kernel does not tell: how a range was attached, when its trap has to

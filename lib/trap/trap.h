@@ -106,10 +106,10 @@ class Trap {
   // of it. Nothing is resident. Not inherited by fork, not dumped, no reservation of swap. Huge pages are asked for
   // when transfer is move, refused when it is copy.
   virtual core::Status attach(size_t size, size_t align, Transfer transfer, void** address) = 0;
-  // The same over address space the caller already owns at `address` (a hole in a managed range): a touch by another
+  // The same over address space the caller already owns at `address` (a hole in a managed range): an access by another
   // thread during the call raises SIGSEGV (park it) or parks in the trap; it never sees an accessible empty page.
   virtual core::Status attach_at(void* address, size_t size, Transfer transfer) = 0;
-  // Ends the trap. Threads parked in the range, and touches from now on, get SIGBUS; the address space stays reserved
+  // Ends the trap. Threads parked in the range, and accesses from now on, get SIGBUS; the address space stays reserved
   // until unmap(). Never blocks on a fault. Two calls so that the caller can order them around its own bookkeeping.
   virtual core::Status detach(void* address, size_t size) = 0;
   virtual core::Status unmap(void* address, size_t size) = 0;
@@ -131,14 +131,14 @@ class Trap {
   // Makes the current or next wait() return; async-signal-safe.
   virtual void interrupt() = 0;
 
-  // Puts the bytes of `frame` (same size as the range; 2 MiB-aligned for move) at `address` in one atomic step: a touch
-  // sees all of them or parks. Then wakes the range. The range must be absent.
-  // move: the pages leave the frame, which reads as zeros afterwards. copy: the frame is unchanged. EAGAIN, EBUSY and
-  // ENOENT races inside the kernel are retried here. On error the range is absent still and the frame is as it was.
+  // Puts the bytes of `frame` (same size as the range; 2 MiB-aligned for move) at `address` in one atomic step: an
+  // access sees all of them or parks. Then wakes the range. The range must be absent. move: the pages leave the frame,
+  // which reads as zeros afterwards. copy: the frame is unchanged. EAGAIN, EBUSY and ENOENT races inside the kernel are
+  // retried here. On error the range is absent still and the frame is as it was.
   virtual core::Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) = 0;
   // The same with zeros, without a frame (4 KiB pages of the kernel's zero page; a store allocates behind our back).
   virtual core::Status fill_zero(void* address, size_t size) = 0;
-  // Takes the range's bytes out, atomically page by page: a later touch parks. `frame` is empty address space of the
+  // Takes the range's bytes out, atomically page by page: a later access parks. `frame` is empty address space of the
   // same size from reserve_frames(); afterwards its pages are the range's (4 KiB pages absent from the range read as
   // zeros). A page that somebody pins (O_DIRECT, RDMA): -EBUSY after `wait`, and everything is back where it was.
   virtual core::Status take(void* address, size_t size, void* frame, Transfer transfer, PinWait wait) = 0;
@@ -150,7 +150,7 @@ class Trap {
     return fill(address, size, frame, Transfer::copy, Protect::no);
   }
   // Drops the pages of ranges whose bytes the caller knows to be safe elsewhere and protected against stores or of no
-  // interest. A later touch parks. -EBUSY: somebody pins a page; of each range of up to 64 MiB all has gone, or none.
+  // interest. A later access parks. -EBUSY: somebody pins a page; of each range of up to 64 MiB all has gone, or none.
   virtual core::Status drop(std::span<const Range> ranges) = 0;
   // Puts write protection on (copy only, caps().write_protect): once it returns, a store parks and is reported.
   virtual core::Status protect(void* address, size_t size) = 0;
@@ -158,18 +158,18 @@ class Trap {
   virtual core::Status unprotect(void* address, size_t size) = 0;
   // Touches of the (absent) range get SIGBUS from now on, parked threads at once.
   virtual core::Status fail(void* address, size_t size) = 0;
-  // Undoes fail(): the range is absent and trapped again. On error touches get SIGBUS still.
+  // Undoes fail(): the range is absent and trapped again. On error accesses get SIGBUS still.
   virtual core::Status unfail(void* address, size_t size) = 0;
-  // Puts the file itself over the (absent) range, from `offset` on: from now on, parked threads at once, a touch meets
-  // what it meets in a mapping by mmap, with SIGBUS beyond the file's end as it is then. shared: stores go to the file
-  // (fd is open for writing); else they are this mapping's own. On error the range is absent and trapped still, or, if
-  // the trap is refused as well, touches get SIGBUS. -EOPNOTSUPP: this backend cannot.
+  // Puts the file itself over the (absent) range, from `offset` on: from now on, parked threads at once, an access
+  // meets what it meets in a mapping by mmap, with SIGBUS beyond the file's end as it is then. shared: stores go to the
+  // file (fd is open for writing); else they are this mapping's own. On error the range is absent and trapped still,
+  // or, if the trap is refused as well, accesses get SIGBUS. -EOPNOTSUPP: this backend cannot.
   virtual core::Status map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) {
     (void)address, (void)size, (void)fd, (void)offset, (void)shared;
     return core::Status(EOPNOTSUPP, "");
   }
-  // Undoes map_file(), and fail() beside it: the range is absent and trapped again. A touch meanwhile gets SIGSEGV
-  // (park it). On error touches get SIGBUS, and it can be tried again.
+  // Undoes map_file(), and fail() beside it: the range is absent and trapped again. An access meanwhile gets SIGSEGV
+  // (park it). On error accesses get SIGBUS, and it can be tried again.
   virtual core::Status unmap_file(void* address, size_t size) {
     (void)address, (void)size;
     return core::Status(EOPNOTSUPP, "");
@@ -196,7 +196,7 @@ class Trap {
   virtual core::Status reserve_arena(size_t size, size_t frame_size, void** address) {
     return reserve_frames(size, frame_size >= core::kHugePage, address);
   }
-  // Makes frames resident and zero; without it the first touch does, where the backend has no say in memory. -ENOMEM,
+  // Makes frames resident and zero; without it the first access does, where the backend has no say in memory. -ENOMEM,
   // or -EDQUOT when a limit of the machine is reached: nothing is resident then. node: memory node to take it from, -1
   // for the caller's.
   virtual core::Status populate_frames(void* address, size_t size, int node) {

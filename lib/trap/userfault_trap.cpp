@@ -6,7 +6,7 @@
 //     ^  ^------take, drop--------'  '-----------take, drop-----------'
 //     '--unfail-- failed <--fail-- absent
 //
-// A touch of an absent page, and a store to a protected one, parks its thread in the kernel and queues a message for
+// An access of an absent page, and a store to a protected one, parks its thread in the kernel and queues a message for
 // wait(). Everything else here is a system call that changes page tables; none of them waits for a parked thread.
 //
 // Frames live in mappings of their own, registered for write protection alone: the kernel moves pages only into a
@@ -618,7 +618,7 @@ Status UserfaultTrap::unmap_file(void* address, size_t size) {
 }
 
 Status UserfaultTrap::make_anew(void* address, size_t size) {
-  // The trap is made anew, as in attach_at(): a touch in this moment gets SIGSEGV where it got SIGBUS before.
+  // The trap is made anew, as in attach_at(): an access in this moment gets SIGSEGV where it got SIGBUS before.
   RangeMap::Entry entry;
   if (!ranges_.find(at(address), &entry)) return core::error(EINVAL, "unfail: nothing is attached at %p", address);
   Status s = replace_with_space(at(address), size);

@@ -46,7 +46,7 @@ void open(Access access) {
   must(s.d->open(std::span(&s.first, 1), access));
 }
 void hold(Access access) {
-  must(s.d->hold(std::span(&s.first, 1), access));
+  must(s.d->write_protect(std::span(&s.first, 1), access));
 }
 // One page of the first block goes to the CPU, by a load or a store of what is there already.
 void touch(bool store) {
@@ -173,7 +173,7 @@ void set_up() {
   s.all = {address, kUnits * kUnit};
   const device::Range two{address, 2 * kUnit};
   bool torn = false;
-  must(s.d->prepare(std::span(&two, 1), 0, &torn));
+  must(s.d->populate(std::span(&two, 1), 0, &torn));
   for (size_t w = 0; w < kWords; ++w) s.frame[w] = w;
   const device::Copy copy{address, s.frame, kUnit};
   device::Ticket done;

@@ -137,7 +137,7 @@ TEST_P(DeviceCuda, AdviceIsAppliedAgainWhenABlockIsRemade) {
   VMEM_OK(d_->advise(range(base, 0, 2)[0], Advice::preferred_location, 0, true));
   VMEM_OK(d_->advise(range(base, 0, 2)[0], Advice::read_mostly, 0, true));
   for (int round = 0; round < 2; ++round) {
-    VMEM_OK(prepare(range(base, 0, 2)));
+    VMEM_OK(populate(range(base, 0, 2)));
     int preferred = -9, mostly = -9;
     ASSERT_EQ(cudaMemRangeGetAttribute(&mostly, sizeof mostly, cudaMemRangeAttributeReadMostly, base, 2 * unit_),
               cudaSuccess);
@@ -249,7 +249,7 @@ TEST_P(ZerosCuda, ZerosNeedNoMultiprocessor) {
   }
   *gate() = 0;
   gpu::stand_everywhere(stream_, reinterpret_cast<const uint32_t*>(gate()));
-  VMEM_OK(prepare(range(base, 0, 4)));
+  VMEM_OK(populate(range(base, 0, 4)));
   const Copy zeros{at(base), nullptr, 2 * unit_};
   Ticket done;
   VMEM_OK(d_->copy_in(0, std::span(&zeros, 1), &done));
@@ -273,7 +273,7 @@ TEST_P(ZerosCuda, ZerosNeedNoMultiprocessor) {
 TEST_P(ZerosCuda, WhatWasPutThereMeanwhileStays) {
   constexpr size_t kTimes = 8;  // more than kernels may wait at once
   uint64_t* base = reserve(kTimes);
-  VMEM_OK(prepare(range(base, 0, kTimes)));
+  VMEM_OK(populate(range(base, 0, kTimes)));
   *gate() = 0;
   gpu::stand_everywhere(stream_, reinterpret_cast<const uint32_t*>(gate()));
   for (size_t u = 0; u < kTimes; ++u) {
@@ -303,7 +303,7 @@ TEST_P(ZerosCuda, ZerosOverWhatWasThere) {
     make(base, u, 1);
     EXPECT_EQ(kernel_sum(base + u * words_, words_), 0u) << round;
     drop(base, u);
-    VMEM_OK(prepare(range(base, u, 1)));
+    VMEM_OK(populate(range(base, u, 1)));
     const Copy zeros{at(base) + u * unit_, nullptr, unit_};
     Ticket done;
     VMEM_OK(d_->copy_in(0, std::span(&zeros, 1), &done));
@@ -421,12 +421,12 @@ TEST_P(DeviceLossCuda, AfterAResetTheAddressesAreLeftAlone) {
   ASSERT_EQ(mmap(base, 4 * unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
   for (size_t w = 0; w < 4 * words_; w += 512) base[w] = w;  // somebody else's, now
   bool torn = true;
-  VMEM_REFUSED(EIO, d_->hold(range(base, 0, 2), Access::none));
+  VMEM_REFUSED(EIO, d_->write_protect(range(base, 0, 2), Access::none));
   VMEM_REFUSED(EIO, d_->open(range(base, 0, 2), Access::read));
   VMEM_REFUSED(EIO, d_->punch(range(base, 0, 1)));
-  VMEM_REFUSED(EIO, d_->prepare(range(base, 2, 1), 0, &torn));
+  VMEM_REFUSED(EIO, d_->populate(range(base, 2, 1), 0, &torn));
   EXPECT_FALSE(torn);
-  VMEM_OK(d_->settle(range(base, 2, 2)));
+  VMEM_OK(d_->rearm(range(base, 2, 2)));
   release(base);
   for (size_t w = 0; w < 4 * words_; w += 512) {
     ASSERT_EQ(base[w], w);

@@ -59,12 +59,12 @@ Range range(std::byte* p, size_t size) {
 void make(std::byte* p, size_t size) {
   bool torn = false;
   const Range r = range(p, size);
-  must(d->prepare(one(r), 0, &torn));
+  must(d->populate(one(r), 0, &torn));
 }
 void drop(std::byte* p, size_t size) {
   const Range r = range(p, size);
   must(d->punch(one(r)));
-  must(d->settle(one(r)));
+  must(d->rearm(one(r)));
 }
 
 struct Side {

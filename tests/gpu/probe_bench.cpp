@@ -267,28 +267,28 @@ void steps(device::Devices& d) {
     for (int i = 0; i < 50; ++i) {
       bool torn = false;
       Ticket ticket;
-      make.time([&] { must(d.prepare(one(r), 0, &torn), "prepare"); });
+      make.time([&] { must(d.populate(one(r), 0, &torn), "populate"); });
       in.time([&] {
         must(d.copy_in(0, std::span(&copy, 1), &ticket), "copy_in");
         must(d.wait(ticket), "wait");
       });
       open.time([&] { must(d.open(one(r), Access::read_write), "open"); });
-      hold.time([&] { must(d.hold(one(r), Access::read), "hold"); });
+      hold.time([&] { must(d.write_protect(one(r), Access::read), "write_protect"); });
       out.time([&] {
         must(d.copy_out(0, std::span(&copy, 1), &ticket), "copy_out");
         must(d.wait(ticket), "wait");
       });
       punch.time([&] { must(d.punch(one(r)), "punch"); });
-      settle.time([&] { must(d.settle(one(r)), "settle"); });
+      settle.time([&] { must(d.rearm(one(r)), "rearm"); });
     }
     const auto name = [&](const char* what) { return core::strprintf("%s, %zu MiB", what, size >> 20); };
-    make.print(name("prepare()").c_str());
+    make.print(name("populate()").c_str());
     in.print(name("copy_in() + wait()").c_str());
     open.print(name("open()").c_str());
-    hold.print(name("hold()").c_str());
+    hold.print(name("write_protect()").c_str());
     out.print(name("copy_out() + wait()").c_str());
     punch.print(name("punch()").c_str());
-    settle.print(name("settle()").c_str());
+    settle.print(name("rearm()").c_str());
   }
   for (size_t size : {kUnit, 4 * kUnit, 16 * kUnit})
     for (size_t threads : {size_t{1}, size_t{2}, size_t{4}, kThreads}) {
@@ -302,10 +302,10 @@ void steps(device::Devices& d) {
           for (int round = 0; round < kRounds; ++round) {
             bool torn = false;
             const double start = now();
-            must(d.prepare(one(r), 0, &torn), "prepare");
+            must(d.populate(one(r), 0, &torn), "populate");
             making += static_cast<uint64_t>((now() - start) * 1e9);
             must(d.punch(one(r)), "punch");
-            must(d.settle(one(r)), "settle");
+            must(d.rearm(one(r)), "rearm");
           }
         });
       for (auto& th : all) th.join();
@@ -336,7 +336,7 @@ double run(device::Devices& d, std::byte* base, size_t total, size_t piece, int 
           must(d.open(one(pending[slot]), Access::read_write), "open");
         } else {
           must(d.punch(one(pending[slot])), "punch");
-          must(d.settle(one(pending[slot])), "settle");
+          must(d.rearm(one(pending[slot])), "rearm");
         }
         pending[slot].size = 0;
       };
@@ -347,10 +347,10 @@ double run(device::Devices& d, std::byte* base, size_t total, size_t piece, int 
         const Copy copy{r.address, frame + slot * piece, piece};
         if (in) {
           bool torn = false;
-          must(d.prepare(one(r), gpu, &torn), "prepare");
+          must(d.populate(one(r), gpu, &torn), "populate");
           must(d.copy_in(gpu, std::span(&copy, 1), &tickets[slot]), "copy_in");
         } else {
-          must(d.hold(one(r), Access::read), "hold");
+          must(d.write_protect(one(r), Access::read), "write_protect");
           must(d.copy_out(gpu, std::span(&copy, 1), &tickets[slot]), "copy_out");
         }
         pending[slot] = r;
@@ -400,11 +400,11 @@ void grouped(device::Devices& d) {
     for (int i = 0; i < 50; ++i) {
       const Range r{at(base), units * kUnit};
       bool torn = false;
-      make.time([&] { must(d.prepare(one(r), 0, &torn), "prepare"); });
+      make.time([&] { must(d.populate(one(r), 0, &torn), "populate"); });
       drop.time([&] { must(d.punch(one(r)), "punch"); });
-      must(d.settle(one(r)), "settle");
+      must(d.rearm(one(r)), "rearm");
     }
-    make.print(core::strprintf("prepare() of %zu MiB as one range", units * 2).c_str());
+    make.print(core::strprintf("populate() of %zu MiB as one range", units * 2).c_str());
     drop.print(core::strprintf("punch() of %zu MiB as one range", units * 2).c_str());
   }
   must(d.release(base), "release");
@@ -415,7 +415,7 @@ void grouped(device::Devices& d) {
     must(d.reserve(64 * kUnit, 0, &base), "reserve");
     const Range r{at(base), 64 * kUnit};
     bool torn = false;
-    must(d.prepare(one(r), 0, &torn), "prepare");
+    must(d.populate(one(r), 0, &torn), "populate");
     release_full.time([&] { must(d.release(base), "release"); });
   }
   reserve.print("reserve() of 128 MiB");

@@ -6,7 +6,7 @@
 
 #include "child.h"
 #include "core/map_over.h"
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 #include "sim_support.h"
 
 namespace {
@@ -219,10 +219,10 @@ TEST_F(DeviceCleanOnUserfault, WhoReadsAShownFileThatIsTakenAwayWaits) {
   std::atomic<int> acquired{1};
   aside([&] { acquired = vmem_acquire(word, kBlock, VMEM_READ, 0, stream_); });
   const bool taken = stopped();
-  const uint64_t parked = vmem::device::park::stats().parked;
+  const uint64_t parked = vmem::device::fault_gate::stats().parked;
   std::atomic<uint64_t> value{0};
   if (taken) aside([&] { value = *static_cast<volatile uint64_t*>(word); });
-  EXPECT_TRUE(taken && until([&] { return vmem::device::park::stats().parked > parked; }));
+  EXPECT_TRUE(taken && until([&] { return vmem::device::fault_gate::stats().parked > parked; }));
   EXPECT_EQ(value, 0u);
   go_on();
   EXPECT_TRUE(until([&] { return acquired != 1 && value != 0; }));

@@ -9,7 +9,7 @@
 #include <thread>
 
 #include "child.h"
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 #include "device_fixture.h"
 
 namespace systest {
@@ -33,7 +33,7 @@ TEST_P(DeviceTierViews, ALoadUnderAReadLeaseIsRightAndTheDeviceKeepsTheBlock) {
   const size_t n = r.size() / 8;
   cpu_set(words(r), n, 0, 1);
   void* s = stream();
-  const uint64_t parked = vmem::device::park::stats().parked;
+  const uint64_t parked = vmem::device::fault_gate::stats().parked;
   lease_and_check(r, 1, VMEM_READ, s);
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
   EXPECT_EQ(device_stats().used_bytes, r.size());
@@ -41,7 +41,7 @@ TEST_P(DeviceTierViews, ALoadUnderAReadLeaseIsRightAndTheDeviceKeepsTheBlock) {
   VMEM_DO(release(words(r), n, s));
   right_so_far(s);
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 1), 0u);
-  EXPECT_EQ(vmem::device::park::stats().parked, parked) << "nobody parks in a signal handler";
+  EXPECT_EQ(vmem::device::fault_gate::stats().parked, parked) << "nobody parks in a signal handler";
 }
 
 TEST_P(DeviceTierViews, ALoadWithoutALeaseOfWhatIsReadMostIsRightAndTheDeviceKeepsTheBlock) {

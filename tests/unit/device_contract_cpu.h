@@ -13,9 +13,9 @@ namespace vmem::device::testing {
 TEST_P(DeviceContract, CpuTouchesOfAMovingBlockParkAndSeeTheNewBytes) {
   VMEM_SHARED_ONLY();
   uint64_t* base = reserve(1);
-  VMEM_OK(prepare(range(base, 0, 1)));
+  VMEM_OK(populate(range(base, 0, 1)));
   std::atomic<uint64_t> seen{0};
-  const uint32_t parked = park::stats().waiting;
+  const uint32_t parked = fault_gate::stats().waiting;
   std::thread reader([&] { seen = *static_cast<volatile uint64_t*>(base + 5); });
   std::thread writer([&] { *static_cast<volatile uint64_t*>(base + 6) = 9; });
   until_parked(parked + 2);
@@ -34,8 +34,8 @@ TEST_P(DeviceContract, HeldWritersParkWhileLoadsGoOn) {
   uint64_t* base = reserve(1);
   bring(base, 0, 1);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
-  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
-  const uint32_t parked = park::stats().waiting;
+  VMEM_OK(d_->write_protect(range(base, 0, 1), Access::read));
+  const uint32_t parked = fault_gate::stats().waiting;
   std::thread writer([&] { *static_cast<volatile uint64_t*>(base + 6) = 900; });
   until_parked(parked + 1);
   EXPECT_EQ(base[5], 6u);
@@ -52,13 +52,13 @@ TEST_P(DeviceContract, TouchesOfAPunchedHoleParkUntilSomethingElseStandsThere) {
   bring(base, 1, 1);
   VMEM_OK(d_->punch(range(base, 1, 1)));
   std::atomic<uint64_t> seen{0};
-  const uint32_t parked = park::stats().waiting;
+  const uint32_t parked = fault_gate::stats().waiting;
   std::thread reader([&] { seen = *static_cast<volatile uint64_t*>(base + words_); });
   until_parked(parked + 1);
   ASSERT_EQ(mmap(base + words_, unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
             base + words_);
   base[words_] = 31;
-  VMEM_OK(d_->settle(range(base, 1, 1)));
+  VMEM_OK(d_->rearm(range(base, 1, 1)));
   reader.join();
   EXPECT_EQ(seen, 31u);
   // .. and the device takes the place back.
@@ -74,7 +74,7 @@ TEST_P(DeviceContract, AStoreToABlockOpenForReadingAsksFirst) {
   VMEM_OK(d_->open(range(base, 1, 1), Access::read));
   std::atomic<int> asked{0};
   std::atomic<uintptr_t> where{0};
-  VMEM_OK(park::set_hook([&](uintptr_t address, bool store) {
+  VMEM_OK(fault_gate::set_hook([&](uintptr_t address, bool store) {
     EXPECT_TRUE(store);
     ++asked;
     where = address;
@@ -94,7 +94,7 @@ TEST_P(DeviceContract, TakingStoresAwayMakesTheNextOneAskAgain) {
   uint64_t* base = reserve(1);
   bring(base, 0, 1);
   std::atomic<int> asked{0};
-  VMEM_OK(park::set_hook([&](uintptr_t, bool) {
+  VMEM_OK(fault_gate::set_hook([&](uintptr_t, bool) {
     ++asked;
     return d_->open(range(base, 0, 1), Access::read_write).ok();
   }));
@@ -139,18 +139,18 @@ TEST_P(DeviceContract, AnIntruderBetweenMapAndShutIsNoticed) {
     if (std::strcmp(step, "device.mapped") == 0) *static_cast<volatile uint64_t*>(intruded_word.load()) = 1;
   });
   bool torn = false;
-  VMEM_REFUSED(kIntruder, d_->prepare(range(base, 0, 3), 0, &torn));
+  VMEM_REFUSED(kIntruder, d_->populate(range(base, 0, 3), 0, &torn));
   core::step_hook.store(nullptr);
   EXPECT_TRUE(torn);
   EXPECT_EQ(used(), 0u);
-  VMEM_OK(d_->settle(range(base, 0, 3)));
-  VMEM_OK(prepare(range(base, 0, 3)));
+  VMEM_OK(d_->rearm(range(base, 0, 3)));
+  VMEM_OK(populate(range(base, 0, 3)));
 }
 
 TEST_P(DeviceContract, PagesTheCpuTouchesAreCounted) {
   VMEM_SHARED_ONLY();
   uint64_t* base = reserve(4);
-  VMEM_OK(prepare(range(base, 0, 4)));
+  VMEM_OK(populate(range(base, 0, 4)));
   VMEM_OK(d_->open(range(base, 0, 4), Access::read_write));
   uint64_t bytes = 1;
   VMEM_OK(d_->host_resident_bytes({at(base), 4 * unit_}, &bytes));

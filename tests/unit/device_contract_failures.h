@@ -37,7 +37,7 @@ TEST_P(DeviceContract, UnknownDevicesAreRefused) {
   Memory m{};
   for (int bad : {-1, d_->count(), 1000}) {
     VMEM_REFUSED(ENODEV, d_->reserve(unit_, bad, &p));
-    VMEM_REFUSED(ENODEV, prepare(range(base, 0, 1), bad));
+    VMEM_REFUSED(ENODEV, populate(range(base, 0, 1), bad));
     VMEM_REFUSED(ENODEV, d_->memory(bad, &m));
     VMEM_REFUSED(ENODEV, d_->check_stream(stream_, bad));
     if (bad != kHost) VMEM_REFUSED(ENODEV, d_->advise(range(base, 0, 1)[0], Advice::preferred_location, bad, true));
@@ -51,12 +51,12 @@ TEST_P(DeviceContract, BadRangesAreRefusedAndChangeNothing) {
   void* p = nullptr;
   VMEM_REFUSED(EINVAL, d_->reserve(0, 0, &p));
   VMEM_REFUSED(EINVAL, d_->reserve(unit_ + 4096, 0, &p));
-  VMEM_REFUSED(EINVAL, prepare({{at(base) + 4096, unit_}}));
-  VMEM_REFUSED(EINVAL, prepare({{at(base), unit_ / 2}}));
-  VMEM_REFUSED(EINVAL, prepare({{at(base), 0}}));
-  VMEM_REFUSED(EINVAL, prepare({{at(base) + 2 * unit_, 3 * unit_}}));  // beyond the end
-  VMEM_REFUSED(EINVAL, prepare({{at(base) + unit_, unit_}, {at(base) + unit_, unit_}}));
-  VMEM_REFUSED(EINVAL, prepare({{at(frames_), unit_}}));  // not a managed range
+  VMEM_REFUSED(EINVAL, populate({{at(base) + 4096, unit_}}));
+  VMEM_REFUSED(EINVAL, populate({{at(base), unit_ / 2}}));
+  VMEM_REFUSED(EINVAL, populate({{at(base), 0}}));
+  VMEM_REFUSED(EINVAL, populate({{at(base) + 2 * unit_, 3 * unit_}}));  // beyond the end
+  VMEM_REFUSED(EINVAL, populate({{at(base) + unit_, unit_}, {at(base) + unit_, unit_}}));
+  VMEM_REFUSED(EINVAL, populate({{at(frames_), unit_}}));  // not a managed range
   VMEM_REFUSED(EINVAL, d_->punch(std::vector<Range>{{at(frames_), unit_}}));
   VMEM_REFUSED(EINVAL, d_->release(frames_));
   VMEM_REFUSED(EINVAL, d_->release(base + words_));
@@ -69,16 +69,16 @@ TEST_P(DeviceContract, CallsOutOfOrderAreRefusedAndChangeNothing) {
   bring(base, 0, 6);
   Ticket t;
   const Copy made{at(base), frame(0), unit_}, hole{at(base) + unit_, frame(0), unit_};
-  VMEM_REFUSED(EINVAL, prepare(range(base, 0, 1)));  // would destroy its bytes
-  VMEM_REFUSED(EINVAL, prepare(range(base, 0, 2)));
+  VMEM_REFUSED(EINVAL, populate(range(base, 0, 1)));  // would destroy its bytes
+  VMEM_REFUSED(EINVAL, populate(range(base, 0, 2)));
   VMEM_REFUSED(EINVAL, d_->copy_in(0, std::span(&hole, 1), &t));
   VMEM_REFUSED(EINVAL, d_->copy_out(0, std::span(&hole, 1), &t));
   VMEM_REFUSED(EINVAL, d_->open(range(base, 1, 1), Access::read));
   VMEM_REFUSED(EINVAL, d_->open(range(base, 0, 1), Access::none));
-  VMEM_REFUSED(EINVAL, d_->hold(range(base, 1, 1), Access::read));
-  VMEM_REFUSED(EINVAL, d_->hold(range(base, 0, 1), Access::read_write));
+  VMEM_REFUSED(EINVAL, d_->write_protect(range(base, 1, 1), Access::read));
+  VMEM_REFUSED(EINVAL, d_->write_protect(range(base, 0, 1), Access::read_write));
   VMEM_REFUSED(EINVAL, d_->punch(range(base, 1, 1)));
-  VMEM_REFUSED(EINVAL, d_->settle(range(base, 0, 1)));
+  VMEM_REFUSED(EINVAL, d_->rearm(range(base, 0, 1)));
   VMEM_REFUSED(EINVAL, d_->migrate(range(base, 1, 1).front(), 0));
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
   if (!unified()) {
@@ -96,7 +96,7 @@ TEST_P(DeviceContract, CallsOutOfOrderAreRefusedAndChangeNothing) {
 
 TEST_P(DeviceContract, CopiesFromMemoryThatIsNotPinnedAreRefused) {
   uint64_t* base = reserve(1);
-  VMEM_OK(prepare(range(base, 0, 1)));
+  VMEM_OK(populate(range(base, 0, 1)));
   std::vector<uint64_t> loose(words_);
   Ticket t;
   Copy copy{at(base), loose.data(), unit_};
@@ -147,7 +147,7 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
   VMEM_REFUSED(EIO, d_->copy_in(0, std::span(&copy, 1), &t));
   VMEM_REFUSED(EIO, d_->health(0));
   bool torn = true;
-  VMEM_REFUSED(EIO, d_->prepare(range(base, 2, 1), 0, &torn));
+  VMEM_REFUSED(EIO, d_->populate(range(base, 2, 1), 0, &torn));
   EXPECT_FALSE(torn);
   VMEM_REFUSED(EIO, d_->check_stream(stream_, 0));
   VMEM_REFUSED(EIO, d_->order_after(before, stream_, 0));
@@ -161,10 +161,10 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
   void* p = nullptr;
   VMEM_REFUSED(EIO, d_->reserve(unit_, 0, &p));
   // What needs no device still works, so that the region can be taken down in order.
-  VMEM_OK(d_->hold(range(base, 0, 1), Access::none));
+  VMEM_OK(d_->write_protect(range(base, 0, 1), Access::none));
   VMEM_OK(d_->unmap(range(base, 0, 1)));
   VMEM_OK(d_->punch(range(base, 0, 1)));
-  VMEM_OK(d_->settle(range(base, 0, 1)));
+  VMEM_OK(d_->rearm(range(base, 0, 1)));
 }
 
 TEST_P(DeviceLoss, ABlockThatIsNotMappedIsLoud) {
@@ -186,7 +186,7 @@ TEST_P(DeviceLoss, TheOtherSideOfAHoleIsLoudAlsoWithOrdinaryMemoryThere) {
   base[0] = 1;
   bench_->add(stream_, base, 8, 1);
   EXPECT_FALSE(bench_->synchronize(stream_).ok());
-  VMEM_REFUSED(EIO, prepare(range(base, 1, 1)));
+  VMEM_REFUSED(EIO, populate(range(base, 1, 1)));
 }
 
 TEST_P(DeviceLoss, AResetIsNoticedAndNothingHangs) {
@@ -202,7 +202,7 @@ TEST_P(DeviceLoss, AResetIsNoticedAndNothingHangs) {
   bool done = false, torn = false;
   VMEM_REFUSED(EIO, d_->poll(t, &done));
   VMEM_REFUSED(EIO, d_->wait(t));
-  VMEM_REFUSED(EIO, d_->prepare(range(base, 1, 1), 0, &torn));
+  VMEM_REFUSED(EIO, d_->populate(range(base, 1, 1), 0, &torn));
 }
 
 }  // namespace vmem::device::testing

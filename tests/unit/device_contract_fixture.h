@@ -22,7 +22,7 @@
 #include "common/patience.h"
 #include "core/step.h"
 #include "device/device.h"
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 
 namespace vmem::device::testing {
 
@@ -107,7 +107,7 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
   void TearDown() override {
     if (bench_ == nullptr) return;
     core::step_hook.store(nullptr);
-    park::set_hook(nullptr).ignore();
+    fault_gate::set_hook(nullptr).ignore();
     if (stream_ != nullptr) bench_->destroy(stream_);
     for (void* base : ranges_) {
       const core::Status s = d_->release(base);
@@ -142,9 +142,9 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
   std::vector<Range> range(const uint64_t* base, size_t first, size_t count) const {
     return {Range{at(base) + first * unit_, count * unit_}};
   }
-  core::Status prepare(std::vector<Range> ranges, int device = 0) {
+  core::Status populate(std::vector<Range> ranges, int device = 0) {
     bool torn = false;
-    core::Status s = d_->prepare(ranges, device, &torn);
+    core::Status s = d_->populate(ranges, device, &torn);
     EXPECT_TRUE(s.ok() || s.code() == -EINVAL || s.code() == -ENODEV || s.code() == -EIO || torn);
     return s;
   }
@@ -156,14 +156,14 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
   static uint64_t sum_of(uint64_t first, size_t n) { return n * first + n * (n - 1) / 2; }
   // Unit `u` on the device with first, first + 1, ..; shut.
   void bring(uint64_t* base, size_t u, uint64_t first, int device = 0) {
-    VMEM_OK(prepare(range(base, u, 1), device));
+    VMEM_OK(populate(range(base, u, 1), device));
     fill_frame(0, first);
     copy_in(base, u, 0, device);
     VMEM_OK(d_->map(range(base, u, 1)));
   }
   // As bring(), with zeros.
   void make(uint64_t* base, size_t first, size_t count, int device = 0) {
-    VMEM_OK(prepare(range(base, first, count), device));
+    VMEM_OK(populate(range(base, first, count), device));
     VMEM_OK(d_->map(range(base, first, count)));
   }
   bool unified() const { return d_->cpu_view() == CpuView::unified; }
@@ -181,10 +181,10 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
   }
   // Unit `u` leaves the device; its hole is settled.
   void drop(uint64_t* base, size_t u) {
-    VMEM_OK(d_->hold(range(base, u, 1), Access::none));
+    VMEM_OK(d_->write_protect(range(base, u, 1), Access::none));
     VMEM_OK(d_->unmap(range(base, u, 1)));
     VMEM_OK(d_->punch(range(base, u, 1)));
-    VMEM_OK(d_->settle(range(base, u, 1)));
+    VMEM_OK(d_->rearm(range(base, u, 1)));
   }
   uint64_t* sum_cell(size_t i = 0) { return reinterpret_cast<uint64_t*>(result_ + kSum) + i; }
   uint64_t kernel_sum(const uint64_t* words, size_t n) {
@@ -203,7 +203,7 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
   }
   // Returns when `n` threads are parked in the SIGSEGV handler.
   static void until_parked(uint32_t n) {
-    while (park::stats().waiting < n) std::this_thread::yield();
+    while (fault_gate::stats().waiting < n) std::this_thread::yield();
   }
   // What of the process is mapped there, as /proc/self/maps has it; "" nothing.
   static std::string mapped_at(uintptr_t address, size_t size) {

@@ -52,7 +52,7 @@ TEST_P(DeviceContract, CopyOutBringsWhatKernelsStored) {
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
   bench_->add(stream_, base, words_, 3);
   VMEM_OK(bench_->synchronize(stream_));
-  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
+  VMEM_OK(d_->write_protect(range(base, 0, 1), Access::read));
   copy_out(base, 0, 1);
   for (size_t w = 0; w < words_; ++w) ASSERT_EQ(frame(1)[w], 80 + w);
 }
@@ -64,7 +64,7 @@ TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStored) {
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
   base[words_ - 1] = 4711;
   base[0] = 4712;
-  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
+  VMEM_OK(d_->write_protect(range(base, 0, 1), Access::read));
   copy_out(base, 0, 1);
   EXPECT_EQ(frame(1)[0], 4712u);
   EXPECT_EQ(frame(1)[1], 11u);
@@ -77,7 +77,7 @@ TEST_P(DeviceContract, CopyOutBringsWhatTheCpuStoredAlsoWhenItMayNoLongerLoad) {
   bring(base, 0, 10);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
   base[words_ / 2] = 4711;
-  VMEM_OK(d_->hold(range(base, 0, 1), Access::none));
+  VMEM_OK(d_->write_protect(range(base, 0, 1), Access::none));
   copy_out(base, 0, 1);
   EXPECT_EQ(frame(1)[words_ / 2], 4711u);
   EXPECT_EQ(frame(1)[words_ / 2 + 1], 10 + words_ / 2 + 1);
@@ -94,7 +94,7 @@ TEST_P(DeviceContract, ABlockOpenForReadingIsReadByCpuAndKernelsInTurn) {
       EXPECT_EQ(kernel_sum(base, words_), sum_of(10));
     }
   }
-  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
+  VMEM_OK(d_->write_protect(range(base, 0, 1), Access::read));
   EXPECT_EQ(kernel_sum(base, words_), sum_of(10));
   copy_out(base, 0, 1);
   for (size_t w = 0; w < words_; ++w) ASSERT_EQ(frame(1)[w], 10 + w);
@@ -102,7 +102,7 @@ TEST_P(DeviceContract, ABlockOpenForReadingIsReadByCpuAndKernelsInTurn) {
 
 TEST_P(DeviceContract, PartsOfBlocksAndCopiesAcrossBlocksArrive) {
   uint64_t* base = reserve(2);
-  VMEM_OK(prepare(range(base, 0, 2)));
+  VMEM_OK(populate(range(base, 0, 2)));
   fill_frame(0, 1);
   const Copy copies[] = {{at(base) + 4096, frame(0), 4096}, {at(base) + unit_ - 8192, frame(0), 16384}};
   Ticket done;
@@ -117,7 +117,7 @@ TEST_P(DeviceContract, UnitsThatAreMappedAheadHoldWhatIsCopiedToThemNext) {
   uint64_t* base = reserve(3);
   bring(base, 0, 1);
   drop(base, 0);  // old bytes, for one of them
-  VMEM_OK(prepare(range(base, 0, 3)));
+  VMEM_OK(populate(range(base, 0, 3)));
   VMEM_OK(d_->map_ahead(range(base, 0, 2)));
   for (size_t u = 0; u < 2; ++u) {
     fill_frame(u, 100 * u + 5);
@@ -131,10 +131,10 @@ TEST_P(DeviceContract, UnitsThatAreMappedAheadHoldWhatIsCopiedToThemNext) {
 TEST_P(DeviceContract, PunchGivesTheMemoryBackAtOnce) {
   uint64_t* base = reserve(64);
   Memory before{}, full{}, after{};
-  VMEM_OK(prepare(range(base, 0, 64)));  // the first use of a device costs more than the units
+  VMEM_OK(populate(range(base, 0, 64)));  // the first use of a device costs more than the units
   VMEM_OK(d_->punch(range(base, 0, 64)));
   VMEM_OK(d_->memory(0, &before));
-  VMEM_OK(prepare(range(base, 0, 64)));
+  VMEM_OK(populate(range(base, 0, 64)));
   VMEM_OK(d_->memory(0, &full));
   EXPECT_EQ(full.used, 64 * unit_);
   VMEM_OK(d_->punch(range(base, 0, 64)));
@@ -143,7 +143,7 @@ TEST_P(DeviceContract, PunchGivesTheMemoryBackAtOnce) {
   const uint64_t slack = bench_->free_memory_slack();
   EXPECT_LE(full.free, before.free - 64 * unit_ + slack);
   EXPECT_GE(after.free + slack, before.free);
-  VMEM_OK(d_->settle(range(base, 0, 64)));
+  VMEM_OK(d_->rearm(range(base, 0, 64)));
 }
 
 TEST_P(DeviceContract, ARemadeBlockNeverShowsOldBytes) {
@@ -159,7 +159,7 @@ TEST_P(DeviceContract, ARemadeBlockNeverShowsOldBytes) {
 
 TEST_P(DeviceContract, OneBlockOfAGroupLeavesAndItsNeighboursStay) {
   uint64_t* base = reserve(8);
-  VMEM_OK(prepare({{at(base) + 4 * unit_, 4 * unit_}, {at(base), 4 * unit_}}));  // joined, whatever the order
+  VMEM_OK(populate({{at(base) + 4 * unit_, 4 * unit_}, {at(base), 4 * unit_}}));  // joined, whatever the order
   for (size_t u = 0; u < 8; ++u) {
     fill_frame(u, 100 * u);
     copy_in(base, u, u);
@@ -193,14 +193,14 @@ TEST_P(DeviceContract, ManyThreadsMakeFillCheckAndDestroyAtOnce) {
         fill_frame(t, first);
         Ticket in, used_up, out;
         const Copy copy{at(base) + u * unit_, frame(t), unit_};
-        bool ok = prepare(range(base, u, 1)).ok() && d_->copy_in(0, std::span(&copy, 1), &in).ok() &&
+        bool ok = populate(range(base, u, 1)).ok() && d_->copy_in(0, std::span(&copy, 1), &in).ok() &&
                   d_->map(range(base, u, 1)).ok() && d_->order_after(in, stream, 0).ok();
         if (ok) bench_->add(stream, base + u * words_, words_, 7);
         ok = ok && d_->record(stream, 0, &used_up).ok() && d_->wait(in).ok() &&
              d_->open(range(base, u, 1), Access::read).ok() && d_->wait(used_up).ok() &&
-             d_->hold(range(base, u, 1), Access::read).ok() && d_->unmap(range(base, u, 1)).ok() &&
+             d_->write_protect(range(base, u, 1), Access::read).ok() && d_->unmap(range(base, u, 1)).ok() &&
              d_->copy_out(0, std::span(&copy, 1), &out).ok() && d_->wait(out).ok() &&
-             d_->punch(range(base, u, 1)).ok() && d_->settle(range(base, u, 1)).ok();
+             d_->punch(range(base, u, 1)).ok() && d_->rearm(range(base, u, 1)).ok();
         for (size_t w = 0; w < words_ && ok; ++w) ok = frame(t)[w] == first + 7 + w;
         if (!ok) ++wrong;
       }
@@ -264,9 +264,9 @@ TEST_P(DeviceContract, NoOtherMappingLandsInAHole) {
     }
   });
   for (int i = 0; i < 200; ++i) {
-    VMEM_OK(prepare(range(base, 0, 8)));
+    VMEM_OK(populate(range(base, 0, 8)));
     VMEM_OK(d_->punch(range(base, 0, 8)));
-    VMEM_OK(d_->settle(range(base, 0, 8)));
+    VMEM_OK(d_->rearm(range(base, 0, 8)));
   }
   stop = true;
   mapper.join();
@@ -280,7 +280,7 @@ TEST_P(DeviceContract, ForkedChildrenDoNotInheritARange) {
   for (size_t u = 0; u < 2; ++u) {
     const pid_t child = fork();
     if (child == 0) {
-      // Nobody would ever open anything in the child: the touch must kill it, not park it.
+      // Nobody would ever open anything in the child: the access must kill it, not park it.
       signal(SIGALRM, SIG_DFL);
       alarm(20 * vmem::test::patience());
       volatile uint64_t* words = base + u * words_;
@@ -327,7 +327,7 @@ TEST_P(DeviceContract, MappingBlocksLeavesWhatTheCpuHasThereAlone) {
 TEST_P(DeviceContract, BytesAreCopiedWhileTheBlockIsNotMapped) {
   if (unified()) GTEST_SKIP() << "a made block is seen";
   uint64_t* base = reserve(2);
-  VMEM_OK(prepare(range(base, 0, 2)));
+  VMEM_OK(populate(range(base, 0, 2)));
   fill_frame(0, 9);
   copy_in(base, 1, 0);
   copy_out(base, 1, 1);
@@ -348,7 +348,7 @@ TEST_P(DeviceContract, ACopyOfNothingIsZeros) {
   uint64_t* base = reserve(2);
   bring(base, 0, 7);
   drop(base, 0);
-  VMEM_OK(prepare(range(base, 0, 2)));
+  VMEM_OK(populate(range(base, 0, 2)));
   const Copy copies[] = {{at(base), nullptr, unit_}, {at(base) + unit_, frame(1), unit_}};
   Ticket done;
   if (unified()) {
@@ -395,10 +395,10 @@ TEST_P(DeviceContract, ARangeHasUnitsOfItsOwnSize) {
   ranges_.push_back(p);
   auto* base = static_cast<uint64_t*>(p);
   EXPECT_EQ(at(base) % big, 0u);
-  VMEM_REFUSED(EINVAL, prepare({{at(base), unit_}}));
-  VMEM_REFUSED(EINVAL, prepare({{at(base) + unit_, big}}));
+  VMEM_REFUSED(EINVAL, populate({{at(base), unit_}}));
+  VMEM_REFUSED(EINVAL, populate({{at(base) + unit_, big}}));
   bring(small, 0, 1);
-  VMEM_OK(prepare({{at(base), big}, {at(base) + 2 * big, big}}));
+  VMEM_OK(populate({{at(base), big}, {at(base) + 2 * big, big}}));
   EXPECT_EQ(used(), unit_ + 2 * big);
   // Over a border of what would be units of the other size, and to the end of one.
   for (size_t f = 0; f < 4; ++f) fill_frame(f, 1 + f * words_);
@@ -431,7 +431,7 @@ TEST_P(DeviceContract, WhatIsKeptOfOneSizeGoesWhereAnotherNeedsIt) {
   Memory memory{};
   VMEM_OK(d_->memory(0, &memory));
   EXPECT_EQ(memory.kept, 16 * unit_);
-  VMEM_OK(prepare({{at(base), 3 * big}}));
+  VMEM_OK(populate({{at(base), 3 * big}}));
   VMEM_OK(d_->memory(0, &memory));
   EXPECT_EQ(memory.used, 3 * big);
   EXPECT_EQ(memory.kept, 4 * unit_) << "as much as the others needed has gone";
@@ -457,7 +457,7 @@ TEST_P(DeviceContract, MappedUnitsBecomeDescriptorsAndTheirMemoryNobodysNext) {
     VMEM_REFUSED(EOPNOTSUPP, share(0, 1, Export::handle));
     return;
   }
-  VMEM_OK(prepare(range(base, 2, 1)));
+  VMEM_OK(populate(range(base, 2, 1)));
   VMEM_REFUSED(EINVAL, share(2, 1, Export::handle));
   VMEM_REFUSED(EINVAL, share(3, 1, Export::handle));
   VMEM_REFUSED(EINVAL, share(0, 2, Export::handle));

@@ -11,7 +11,7 @@ namespace vmem::device::testing {
 TEST_P(DeviceContract, WorkPutOnAStreamAfterTheTicketSeesTheData) {
   constexpr size_t kUnits = 16;
   uint64_t* base = reserve(kUnits);
-  VMEM_OK(prepare(range(base, 0, kUnits)));
+  VMEM_OK(populate(range(base, 0, kUnits)));
   std::vector<Copy> copies;
   uint64_t expected = 0;
   for (size_t u = 0; u < kUnits; ++u) {
@@ -71,7 +71,7 @@ TEST_P(DeviceContract, MovesGoOnWhileAUsersStreamStandsStill) {
   if (unified()) {
     EXPECT_EQ(base[2], 14u);
   }
-  VMEM_OK(d_->hold(range(base, 0, 1), Access::read));
+  VMEM_OK(d_->write_protect(range(base, 0, 1), Access::read));
   copy_out(base, 0, 3);
   EXPECT_EQ(frame(3)[4], 16u);
   drop(base, 0);
@@ -83,7 +83,7 @@ TEST_P(DeviceContract, TheDefaultStreamMayHoldALease) {
   uint64_t* base = reserve(1);
   bench_->set_current_device(0);
   VMEM_OK(d_->check_stream(nullptr, 0));
-  VMEM_OK(prepare(range(base, 0, 1)));
+  VMEM_OK(populate(range(base, 0, 1)));
   fill_frame(0, 9);
   Ticket in, out;
   const Copy copy{at(base), frame(0), unit_};
@@ -225,7 +225,7 @@ TEST_P(DeviceContract, NeighboursAreMappedByOneCallWhicheverDevicesSeeThem) {
     VMEM_OK(d_->advise(range(base, u, 1).front(), Advice::accessed_by, u < kOnOther ? 1 : 0, true));
   for (size_t u = 0; u < kUnits; ++u) {
     const int device = u < kOnOther ? 0 : 1;
-    VMEM_OK(prepare(range(base, u, 1), device));
+    VMEM_OK(populate(range(base, u, 1), device));
     fill_frame(0, 100 * u);
     copy_in(base, u, 0, device);
   }
@@ -249,7 +249,7 @@ TEST_P(DeviceContract, ABlockThatIsNamedForADeviceThatCannotTakeItStays) {
   if (d_->count() < 2 || d_->cpu_view() == vmem::device::CpuView::unified) GTEST_SKIP() << "needs two devices, handles";
   uint64_t* base = reserve(1);
   bool torn = false;
-  VMEM_OK(d_->prepare(range(base, 0, 1), 0, &torn));
+  VMEM_OK(d_->populate(range(base, 0, 1), 0, &torn));
   struct One final : vmem::device::Migration {
     explicit One(Range r) : block(r) {}
     std::optional<Range> next() override { return std::exchange(named, true) ? std::nullopt : std::optional(block); }

@@ -20,7 +20,7 @@ class UnitInParts : public DeviceContract {
     base_ = reserve(2);
     bring(base_, 0, 1);
     drop(base_, 0);  // old bytes
-    VMEM_OK(prepare(range(base_, 0, 1)));
+    VMEM_OK(populate(range(base_, 0, 1)));
     fill_frame(0, 500);
   }
   // Bytes of unit 0 and of frame 0.

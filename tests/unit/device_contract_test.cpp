@@ -124,7 +124,7 @@ INSTANTIATE_TEST_SUITE_P(Sim, DeviceSimOnHandles, ::testing::Values(Backend{"fou
 // The pager cannot keep advice for what is still on the disk from coming while it is brought.
 TEST_P(DeviceSimOnHandles, WhatIsAdvisedWhileABlockIsBeingMappedIsFollowed) {
   uint64_t* base = reserve(2);
-  VMEM_OK(prepare(range(base, 0, 2)));
+  VMEM_OK(populate(range(base, 0, 2)));
   std::vector<Copy> copies;
   for (size_t u = 0; u < 2; ++u) {
     fill_frame(u, 3 * u);
@@ -191,12 +191,12 @@ TEST_P(DeviceSim, AFailedPrepareLeavesHolesThatCanBeMadeAgain) {
     });
     bool torn = false;
     const std::vector<Range> apart = {{at(base), unit_}, {at(base) + 2 * unit_, unit_}, {at(base) + 4 * unit_, unit_}};
-    VMEM_REFUSED(ENOMEM, d_->prepare(apart, 1, &torn));
+    VMEM_REFUSED(ENOMEM, d_->populate(apart, 1, &torn));
     EXPECT_TRUE(torn);
     EXPECT_EQ(used(1), 0u);
     sim().set_hook(nullptr);
-    VMEM_OK(d_->settle(apart));
-    VMEM_OK(prepare(apart, 1));
+    VMEM_OK(d_->rearm(apart));
+    VMEM_OK(populate(apart, 1));
     EXPECT_EQ(used(1), 3 * unit_);
     VMEM_OK(d_->punch(apart));
   }
@@ -204,19 +204,19 @@ TEST_P(DeviceSim, AFailedPrepareLeavesHolesThatCanBeMadeAgain) {
 
 TEST_P(DeviceSim, MoreThanADeviceHasIsRefusedAndNoted) {
   uint64_t* base = reserve(96);
-  VMEM_OK(prepare(range(base, 0, 80)));
+  VMEM_OK(populate(range(base, 0, 80)));
   bool torn = false;
-  VMEM_REFUSED(ENOMEM, d_->prepare(range(base, 80, 1), 0, &torn));
+  VMEM_REFUSED(ENOMEM, d_->populate(range(base, 80, 1), 0, &torn));
   EXPECT_TRUE(torn);
   EXPECT_EQ(used(0), 80 * unit_);
   EXPECT_EQ(sim().violations().size(), 1u);
-  VMEM_OK(prepare(range(base, 80, 1), 1));
+  VMEM_OK(populate(range(base, 80, 1), 1));
 }
 
 TEST_P(DeviceSim, BothDirectionsRunAtOnce) {
   uint64_t* base = reserve(2);
   bring(base, 0, 5);
-  VMEM_OK(prepare(range(base, 1, 1)));
+  VMEM_OK(populate(range(base, 1, 1)));
   auto out_ended = std::make_shared<std::atomic<bool>>(false);
   // The copy in cannot end before the copy out has.
   sim().set_hook([out_ended](SimOp op, int, uintptr_t, size_t) {
@@ -241,7 +241,7 @@ TEST_P(DeviceSim, BothDirectionsRunAtOnce) {
 
 TEST_P(DeviceSim, AKernelThatDoesNotWaitForTheCopyIsCaught) {
   uint64_t* base = reserve(1);
-  VMEM_OK(prepare(range(base, 0, 1)));
+  VMEM_OK(populate(range(base, 0, 1)));
   auto go = std::make_shared<std::atomic<bool>>(false);  // outlives the test in a copy's hook
   sim().set_hook([go](SimOp op, int, uintptr_t, size_t) {
     while (op == SimOp::copy_in && !*go) std::this_thread::yield();
@@ -276,7 +276,7 @@ TEST_P(DeviceSim, PunchingABlockThatIsBeingCopiedIsRefused) {
 TEST_P(DeviceSim, AFailedCopyLosesItsDeviceOnly) {
   uint64_t* base = reserve(2);
   bring(base, 1, 7, 1);
-  VMEM_OK(prepare(range(base, 0, 1)));
+  VMEM_OK(populate(range(base, 0, 1)));
   sim().set_hook([&](SimOp op, int device, uintptr_t, size_t) {
     return op == SimOp::copy_in && device == 0 ? core::error(EIO, "injected: the link is down") : core::Status();
   });
@@ -300,11 +300,11 @@ TEST_P(DeviceSim, AdviceIsAppliedAgainWhenABlockIsRemade) {
   VMEM_OK(d_->advise(range(base, 0, 2)[0], Advice::read_mostly, 0, true));
   VMEM_OK(d_->advise(range(base, 1, 2)[0], Advice::accessed_by, 1, true));
   EXPECT_EQ(advised, 0u);  // nothing is made yet
-  VMEM_OK(prepare(range(base, 0, 4)));
+  VMEM_OK(populate(range(base, 0, 4)));
   EXPECT_EQ(advised, 4u);
   VMEM_OK(d_->punch(range(base, 0, 4)));
   VMEM_OK(d_->advise(range(base, 0, 4)[0], Advice::read_mostly, 0, false));
-  VMEM_OK(prepare(range(base, 0, 4)));
+  VMEM_OK(populate(range(base, 0, 4)));
   EXPECT_EQ(advised, 6u);
 }
 

@@ -47,7 +47,7 @@ class SimHandles : public ::testing::Test {
   }
   void make(const Range& range) {
     bool torn = false;
-    const Status s = sim->prepare({&range, 1}, 0, &torn);
+    const Status s = sim->populate({&range, 1}, 0, &torn);
     ASSERT_TRUE(s.ok()) << s.text();
   }
   Status release(const Range& range) { return sim->release(reinterpret_cast<void*>(range.address)); }
@@ -223,8 +223,8 @@ TEST_F(SimHandles, WhatIsMappedWithWhatIsRefusedIsNotMapped) {
 TEST_F(SimHandles, UnitsThatWereHiddenWithOneThatStaysAreShownAgainOrMarked) {
   const Range all = reserve(4), lost{all.address, 2 * kUnit}, well{all.address + 2 * kUnit, 2 * kUnit};
   bool torn = false;
-  ASSERT_TRUE(sim->prepare({&lost, 1}, 0, &torn).ok());
-  ASSERT_TRUE(sim->prepare({&well, 1}, 1, &torn).ok());
+  ASSERT_TRUE(sim->populate({&lost, 1}, 0, &torn).ok());
+  ASSERT_TRUE(sim->populate({&well, 1}, 1, &torn).ok());
   ASSERT_TRUE(sim->map({&all, 1}).ok());
   uintptr_t stays = well.address;
   size_t hidden = 0;  // bytes, by calls for all that is mapped

@@ -80,7 +80,7 @@ class FakeDevices : public device::Devices {
 
   core::Status reserve(size_t, size_t, int, void**) override { return no(); }
   core::Status release(void*) override { return no(); }
-  core::Status prepare(std::span<const device::Range> ranges, int, bool*) override {
+  core::Status populate(std::span<const device::Range> ranges, int, bool*) override {
     if (prepare_error != 0) return core::error(prepare_error, "as the test wants it");
     prepared += ranges.size();
     if (while_preparing) while_preparing();
@@ -102,7 +102,7 @@ class FakeDevices : public device::Devices {
     return moved(d);
   }
   core::Status open(std::span<const device::Range>, device::Access) override { return moved(-1); }
-  core::Status hold(std::span<const device::Range>, device::Access) override { return moved(-1); }
+  core::Status write_protect(std::span<const device::Range>, device::Access) override { return moved(-1); }
   core::Status unmap(std::span<const device::Range>) override {
     return unmap_error != 0 ? core::error(unmap_error, "as the test wants it") : moved(-1);
   }
@@ -110,7 +110,7 @@ class FakeDevices : public device::Devices {
     punched += ranges.size();
     return moved(-1);
   }
-  core::Status settle(std::span<const device::Range>) override { return no(); }
+  core::Status rearm(std::span<const device::Range>) override { return no(); }
   core::Status migrate(std::span<const device::Range> ranges, int to, int, std::span<core::Status> each) override {
     migrated += ranges.size();
     if (while_migrating) while_migrating(to);

@@ -19,7 +19,7 @@ class ManagedDevices : public FakeDevices {
     --punch_failures;
     return core::error(punch_error, "as the test wants it");
   }
-  core::Status settle(std::span<const device::Range> ranges) override {
+  core::Status rearm(std::span<const device::Range> ranges) override {
     settled += ranges.size();
     return {};
   }

@@ -24,7 +24,7 @@ using vmem::store::Io;
 
 class PagerMarks : public PagerSteps {
  protected:
-  // The block is lost: its touch gets SIGBUS, each call that is asked for its bytes says so, and dont-need ends it.
+  // The block is lost: its access gets SIGBUS, each call that is asked for its bytes says so, and dont-need ends it.
   void expect_lost(std::byte* r, size_t block, bool again = true) {
     EXPECT_TRUE(bus(r)) << "neither zeros nor half of it";
     EXPECT_EQ(stats().lost_blocks, 1u);

@@ -244,7 +244,7 @@ TEST_F(PagerPressure, ALimitThatIsLoweredTakesFramesBack) {
   EXPECT_EQ(budget(), kBudget);
 }
 
-// The module gives a touch up that is not answered for fault_timeout_ms of its own. A slow disk is no reason.
+// The module gives an access up that is not answered for fault_timeout_ms of its own. A slow disk is no reason.
 TEST_F(PagerPressure, ATouchThatWaitsLongIsReportedAnewBeforeTheTrapGivesItUp) {
   std::byte* r = region(2);
   put(r, 7);

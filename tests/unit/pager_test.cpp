@@ -160,7 +160,7 @@ TEST_F(PagerSteps, AWishBetweenTheLastLookAndTheDropIsReadBack) {
   start(config());
   std::byte* r = region(1);
   put(r, 7);
-  // Wanted only after finish_write() looked: as if the touch came while the memory was being dropped.
+  // Wanted only after finish_write() looked: as if the access came while the memory was being dropped.
   engine->hold(Io::Op::write, true);
   auto evicting = calling([&] { return pager->evict(r, kSmall, VMEM_SSD); });
   engine->until_held(1);

@@ -1,7 +1,7 @@
 // Blocks that show their file: what they are when its pages have gone, cannot go, or cannot come back.
 #include <gtest/gtest.h>
 
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 #include "pager/host/truncated_files.h"
 #include "pager_managed_parts.h"
 
@@ -13,13 +13,13 @@ using vmem::core::Status;
 using vmem::pager::Region;
 using vmem::pager::TruncatedFiles;
 namespace core = vmem::core;
-namespace park = vmem::device::park;
+namespace fault_gate = vmem::device::fault_gate;
 
 class PagerTruncatedFiles : public vmem::pager::test::ManagedParts {
  protected:
-  void SetUp() override { ASSERT_TRUE(park::install().ok()); }
+  void SetUp() override { ASSERT_TRUE(fault_gate::install().ok()); }
   void TearDown() override {
-    park::uninstall();
+    fault_gate::uninstall();
     vmem::pager::test::ManagedParts::TearDown();
   }
   // Block 0 of a region shows its file, and somebody has asked for it.

@@ -47,7 +47,7 @@ class Server {
 // The next fault, read on the calling thread. Waits for ever: the test runner has the time limit.
 Fault next_fault(Trap& trap);
 
-// Loads the word; returns 0 and fills *value, or returns the signal (SIGBUS, SIGSEGV) the touch raised. Any thread.
+// Loads the word; returns 0 and fills *value, or returns the signal (SIGBUS, SIGSEGV) the access raised. Any thread.
 int load(const volatile uint64_t* word, uint64_t* value);
 
 // Word `index` of a block in generation `generation`: never 0, and different for every pair.

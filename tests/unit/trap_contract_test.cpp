@@ -186,7 +186,7 @@ TEST_P(TrapContract, TakeLeavesTheRangeTrappedAndTheFrameUsableForIo) {
     }
     close(ends[0]);
     close(ends[1]);
-    // The range is absent: a touch parks.
+    // The range is absent: an access parks.
     uint64_t seen = 0;
     std::thread toucher([&] { EXPECT_EQ(load(b.words, &seen), 0); });
     next_fault(*trap_);

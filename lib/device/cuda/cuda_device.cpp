@@ -11,7 +11,7 @@
 #include "core/big_lock.h"
 #include "core/log.h"
 #include "device/cuda/cuda_devices.h"
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 
 namespace vmem::device {
 
@@ -91,7 +91,7 @@ Status CudaDevices::start() {
   if (first == devices)
     return error(ENODEV, "no device has concurrent managed access (needed: Linux, Pascal or later, not in WSL)");
   if (!unified()) return try_handle(first);
-  if (Status s = park::install(); !s.ok()) return s;
+  if (Status s = fault_gate::install(); !s.ok()) return s;
   installed_ = true;
   if (Status s = try_unit(first); !s.ok())
     return error(ENODEV,
@@ -119,7 +119,7 @@ Status CudaDevices::try_unit(int device) {
       if (status.ok()) status = std::move(s);
       return status.ok();
     };
-    if (!step(prepare(range, device, &torn))) break;
+    if (!step(populate(range, device, &torn))) break;
     // Its last page was never written: zeros, whatever the unit held in the round before.
     if (step(copy_out(device, std::span(&last, 1), &done)) && step(wait(done)))
       for (size_t i = 0; i < kWords; ++i)
@@ -134,7 +134,7 @@ Status CudaDevices::try_unit(int device) {
     }
     Status punched = punch(range);
     step(std::move(punched));
-    step(settle(range));
+    step(rearm(range));
   }
   if (!pinned || unpin(page).ok()) std::free(page);  // the driver's still otherwise, which then keeps its address
   Status released = release(base);
@@ -161,7 +161,7 @@ CudaDevices::~CudaDevices() {
     }
     driver_.primary_release(g->device);
   }
-  if (installed_) park::uninstall();
+  if (installed_) fault_gate::uninstall();
   if (uvm_file_ >= 0) close(uvm_file_);
   exists.store(false);
 }

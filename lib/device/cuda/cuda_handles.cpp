@@ -529,7 +529,7 @@ Status CudaDevices::try_handle(int device) {
     const Copy first{unit.address, page, core::kPage}, last{unit.address + unit_ - core::kPage, page, core::kPage};
     Ticket done;
     bool torn = false;
-    if (!step(prepare(range, device, &torn))) break;
+    if (!step(populate(range, device, &torn))) break;
     const auto move = [&](const Copy& copy, bool in) {
       return step(in ? copy_in(device, std::span(&copy, 1), &done) : copy_out(device, std::span(&copy, 1), &done)) &&
              step(wait(done));

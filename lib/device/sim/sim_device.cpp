@@ -14,7 +14,7 @@
 #include "core/big_lock.h"
 #include "core/map_over.h"
 #include "core/step.h"
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 #include "device/sim/sim_stream.h"
 
 namespace vmem::device {
@@ -50,7 +50,7 @@ Status SimDevices::start() {
   if (memfd_ < 0) return core::system_error(errno, "no memory file for simulated devices");
   Status s;
   if (unified()) {
-    s = park::install();
+    s = fault_gate::install();
   } else {
     const size_t all = window_bytes(infos_.size(), options_);
     void* window = MAP_FAILED;
@@ -84,7 +84,7 @@ SimDevices::~SimDevices() {
   }
   if (memfd_ < 0) return;
   if (unified()) {
-    park::uninstall();
+    fault_gate::uninstall();
   } else {
     munmap(window_, window_bytes(infos_.size(), options_));
   }
@@ -329,7 +329,7 @@ void SimDevices::copy_bytes(const Reservation& r, const Copy& copy, bool in) {
   }
 }
 
-Status SimDevices::backend_before_hold(const Span& span) {
+Status SimDevices::backend_before_write_protect(const Span& span) {
   return run_hook(SimOp::hold, -1, span.address(), span.size());
 }
 

@@ -7,7 +7,8 @@
 // range, at a second one (what kernels and copies use, so that mprotect does not stop them). Streams are threads.
 // Kernels are functions that reach blocks through SimKernel::at(), which checks what a GPU would check, and more:
 //   - a hole, or a unit on a device without peer access: error 700, sticky, as with CUDA;
-//   - a touch of bytes whose copy in has not ended, a store to bytes being copied out, a copy or a punch that overlaps
+//   - an access of bytes whose copy in has not ended, a store to bytes being copied out, a copy or a punch that
+//   overlaps
 //     another copy, any of them of what is on its way from one device to another: with CUDA wrong data, here error 700
 //     and an entry in violations().
 #pragma once
@@ -27,7 +28,7 @@ namespace vmem::device {
 
 struct SimOptions {
   int devices = 1;
-  uint64_t memory_bytes = uint64_t{1} << 30;  // each; a prepare beyond it: -ENOMEM, and a violation
+  uint64_t memory_bytes = uint64_t{1} << 30;  // each; a populate beyond it: -ENOMEM, and a violation
   Link link = Link::nvlink;                   // between any two
   // Work that a stream of the application's holds and has not begun: whoever puts more on it waits, as in CUDA's driver
   // (about 1,000 there). 0: no limit.
@@ -186,7 +187,7 @@ class SimDevices final : public UnitDevices {
   core::Status backend_hide(const Span& span) override;
   core::Status backend_share(const Span& span, Export how, int* descriptor) override;
   core::Status backend_show_to(const Span& span, int device, bool set) override;
-  core::Status backend_before_hold(const Span& span) override;
+  core::Status backend_before_write_protect(const Span& span) override;
   core::Status backend_before_punch(const Span& span) override;
 
  private:

@@ -14,8 +14,8 @@
 #include "core/log.h"
 #include "core/map_over.h"
 #include "core/step.h"
+#include "device/managed/fault_gate.h"
 #include "device/managed/pagemap.h"
-#include "device/managed/park.h"
 
 namespace vmem::device {
 
@@ -103,7 +103,7 @@ Status UnitDevices::make_range(size_t size, size_t unit, int device, void** base
   r->device = device;
   if (Status s = backend_reserve(*r); !s.ok()) return s;
   void* const at = reinterpret_cast<void*>(r->base);
-  if (Status s = unified() ? park::add(at, size) : Status(); !s.ok()) {
+  if (Status s = unified() ? fault_gate::add(at, size) : Status(); !s.ok()) {
     backend_release(*r);
     return s;
   }
@@ -125,7 +125,7 @@ Status UnitDevices::release(void* base) {
     registry_.erase(it);
   }
   core::step("device.release");
-  if (unified()) park::remove(base);
+  if (unified()) fault_gate::remove(base);
   Patience patience;
   for (size_t i = 0; !unified() && r->made.load() != 0; ++i) {
     const Span unit{r.get(), i, 1};
@@ -206,7 +206,7 @@ void UnitDevices::mark(const Span& span, UnitState state) {
 
 Status UnitDevices::make(const Span& span, int device) {
   const uintptr_t address = span.address();
-  park::set(address, span.size(), park::Gate::shut);
+  fault_gate::set(address, span.size(), fault_gate::Gate::shut);
   core::step("device.map");
   if (Status s = backend_map(span); !s.ok()) return s;
   core::step("device.mapped");
@@ -233,7 +233,7 @@ Status UnitDevices::make(const Span& span, int device) {
 }
 
 void UnitDevices::unmake(const Span& span) {
-  park::set(span.address(), span.size(), park::Gate::shut);
+  fault_gate::set(span.address(), span.size(), fault_gate::Gate::shut);
   core::step("device.punch");
   place_hole(span.address(), span.size());
   backend_unmapped(span);
@@ -245,8 +245,8 @@ void UnitDevices::unmake(const Span& span) {
   }
 }
 
-Status UnitDevices::prepare(std::span<const Range> ranges, int device, bool* torn) {
-  core::must_be_outside("Devices::prepare");
+Status UnitDevices::populate(std::span<const Range> ranges, int device, bool* torn) {
+  core::must_be_outside("Devices::populate");
   *torn = false;
   Spans spans;
   if (Status s = usable(device); !s.ok()) return s;
@@ -259,7 +259,7 @@ Status UnitDevices::prepare(std::span<const Range> ranges, int device, bool* tor
     for (size_t i = 0; !status.ok() && i + 1 < done; ++i) unback(spans.list[i]);
     return status;
   }
-  if (Status s = park::check(); !s.ok()) return s;
+  if (Status s = fault_gate::check(); !s.ok()) return s;
   for (size_t i = 0; i < spans.list.size() && status.ok(); ++i) status = make(spans.list[i], device);
   if (status.ok()) return {};
   for (const Span& span : spans.list) unmake(span);
@@ -425,7 +425,7 @@ Status UnitDevices::share(Range range, Export how, int* descriptor) {
 
 Status UnitDevices::open(std::span<const Range> ranges, Access access) {
   core::must_be_outside("Devices::open");
-  if (access == Access::none) return error(EINVAL, "opening a block without access: hold() takes access away");
+  if (access == Access::none) return error(EINVAL, "opening a block without access: write_protect() takes access away");
   Spans spans;
   if (Status s = resolve("opening a block", ranges, kMade, &spans); !s.ok() || !unified()) return s;
   if (Status s = present(spans); !s.ok()) return s;
@@ -434,21 +434,21 @@ Status UnitDevices::open(std::span<const Range> ranges, Access access) {
     core::step("device.open");
     if (Status s = protect(span.address(), span.size(), store ? PROT_READ | PROT_WRITE : PROT_READ); !s.ok()) return s;
     mark(span, store ? UnitState::open : UnitState::read);
-    park::set(span.address(), span.size(), park::Gate::open);
+    fault_gate::set(span.address(), span.size(), fault_gate::Gate::open);
   }
   return {};
 }
 
-Status UnitDevices::hold(std::span<const Range> ranges, Access still_allowed) {
-  core::must_be_outside("Devices::hold");
+Status UnitDevices::write_protect(std::span<const Range> ranges, Access still_allowed) {
+  core::must_be_outside("Devices::write_protect");
   if (still_allowed == Access::read_write) return error(EINVAL, "holding a block with full access: open() gives it");
   Spans spans;
   if (Status s = resolve("holding a block", ranges, kMade, &spans); !s.ok() || !unified()) return s;
   if (Status s = present(spans); !s.ok()) return s;
-  if (Status s = park::check(); !s.ok()) return s;
+  if (Status s = fault_gate::check(); !s.ok()) return s;
   const bool loads = still_allowed == Access::read;
   for (const Span& whole : spans.list) {
-    if (Status s = backend_before_hold(whole); !s.ok()) return s;
+    if (Status s = backend_before_write_protect(whole); !s.ok()) return s;
     // Units that are shut stay shut when loads may go on: nobody can have begun to read them.
     for (size_t i = 0; i < whole.count;) {
       if (loads && whole.unit(i).state.load() == UnitState::shut) {
@@ -458,15 +458,15 @@ Status UnitDevices::hold(std::span<const Range> ranges, Access still_allowed) {
       size_t n = 1;
       while (i + n < whole.count && !(loads && whole.unit(i + n).state.load() == UnitState::shut)) ++n;
       const Span span{whole.reservation, whole.first + i, n};
-      park::set(span.address(), span.size(), loads ? park::Gate::writers : park::Gate::shut);
+      fault_gate::set(span.address(), span.size(), loads ? fault_gate::Gate::writers : fault_gate::Gate::shut);
       core::step("device.hold");
       if (Status s = protect(span.address(), span.size(), loads ? PROT_READ : PROT_NONE); !s.ok()) {
         for (size_t k = 0; k < n; ++k) {
           const UnitState state = span.unit(k).state.load();
-          park::set(span.address() + k * span.unit_size(), span.unit_size(),
-                    state == UnitState::shut   ? park::Gate::shut
-                    : state == UnitState::held ? park::Gate::writers
-                                               : park::Gate::open);
+          fault_gate::set(span.address() + k * span.unit_size(), span.unit_size(),
+                          state == UnitState::shut   ? fault_gate::Gate::shut
+                          : state == UnitState::held ? fault_gate::Gate::writers
+                                                     : fault_gate::Gate::open);
         }
         return s;
       }
@@ -491,18 +491,18 @@ Status UnitDevices::punch(std::span<const Range> ranges) {
     if (!unified()) unback(span);
   }
   if (!unified()) return {};
-  if (Status s = park::check(); !s.ok()) return s;
+  if (Status s = fault_gate::check(); !s.ok()) return s;
   for (const Span& span : spans.list) unmake(span);
   return {};
 }
 
-Status UnitDevices::settle(std::span<const Range> ranges) {
-  core::must_be_outside("Devices::settle");
+Status UnitDevices::rearm(std::span<const Range> ranges) {
+  core::must_be_outside("Devices::rearm");
   Spans spans;
   if (Status s = resolve("settling a hole", ranges, kHoles, &spans); !s.ok() || !unified()) return s;
   for (const Span& span : spans.list) {
     mark(span, UnitState::hole);
-    park::set(span.address(), span.size(), park::Gate::open);
+    fault_gate::set(span.address(), span.size(), fault_gate::Gate::open);
   }
   return {};
 }

@@ -76,7 +76,7 @@ class UnitDevices : public Devices {
   using Devices::reserve;
   core::Status reserve(size_t size, size_t unit, int device, void** base) final;
   core::Status release(void* base) final;
-  core::Status prepare(std::span<const Range> ranges, int device, bool* torn) final;
+  core::Status populate(std::span<const Range> ranges, int device, bool* torn) final;
   core::Status copy_in(int device, std::span<const Copy> copies, Ticket* done) final;
   core::Status copy_out(int device, std::span<const Copy> copies, Ticket* done) final;
   core::Status map(std::span<const Range> ranges) final { return map_units(ranges, true); }
@@ -84,9 +84,9 @@ class UnitDevices : public Devices {
   core::Status unmap(std::span<const Range> ranges) final;
   core::Status share(Range range, Export how, int* descriptor) final;
   core::Status open(std::span<const Range> ranges, Access access) final;
-  core::Status hold(std::span<const Range> ranges, Access still_allowed) final;
+  core::Status write_protect(std::span<const Range> ranges, Access still_allowed) final;
   core::Status punch(std::span<const Range> ranges) final;
-  core::Status settle(std::span<const Range> ranges) final;
+  core::Status rearm(std::span<const Range> ranges) final;
   using Devices::migrate;
   core::Status migrate(std::span<const Range> ranges, int to, int by, std::span<core::Status> each) final;
   void migrate_all(Migration& all, int to, int by) final;
@@ -178,7 +178,7 @@ class UnitDevices : public Devices {
   }
   virtual core::Status backend_pin(void* frames, size_t size) = 0;
   virtual core::Status backend_unpin(void* frames) = 0;
-  virtual core::Status backend_before_hold(const Span&) { return {}; }
+  virtual core::Status backend_before_write_protect(const Span&) { return {}; }
   virtual core::Status backend_before_punch(const Span&) { return {}; }
 
   // Bytes of made units, those being made included.

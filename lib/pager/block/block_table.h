@@ -20,12 +20,12 @@ enum class State : uint8_t {
   reading,       // (owner) bytes on their way into a frame. Trapped.
   staged,        // in a frame, trapped: a read-ahead marker, a probe, a device region's host copy
   mapping,       // (owner) the frame is being put in place
-  resident,      // in place: touches cost nothing
+  resident,      // in place: accesses cost nothing
   isolating,     // (owner) being taken out of sight or write-protected, hashed, dropped
   writing_back,  // (owner) its image, in a frame or in place and write-protected, is being written to the store
-  poisoned,      // its bytes cannot be had: touches get SIGBUS, the reason was logged
+  poisoned,      // its bytes cannot be had: accesses get SIGBUS, the reason was logged
   promoting,     // (owner) on its way into a device
-  on_device,     // on a device; CPU touches are the driver's business
+  on_device,     // on a device; CPU accesses are the driver's business
   demoting,      // (owner) on its way out of a device
   count_,
 };
@@ -51,7 +51,7 @@ enum Flag : uint16_t {
   kStorePending = 1 << 1,     // .. and it is a store
   kWaitsForMemory = 1 << 2,   // queued for memory
   kReadaheadMarker = 1 << 3,  // a read-ahead marker
-  kReadAhead = 1 << 4,        // read ahead or prefetched, no touch seen since
+  kReadAhead = 1 << 4,        // read ahead or prefetched, no access seen since
   kDigest = 1 << 5,           // `digest` is that of the bytes in the store or the file
   kProtected = 1 << 6,        // in place write-protected: certainly equal to the store
   kDirty = 1 << 7,            // on a device, or staged: may differ from what the store has
@@ -61,7 +61,7 @@ enum Flag : uint16_t {
   kDropped = 1 << 11,         // a fault that waited for memory was answered with SIGBUS; the bytes are intact
   kPrefetched = 1 << 12,      // by vmem_prefetch (else by read-ahead)
   kShowsFile = 1 << 13,       // poisoned, because its file ends before it or in it: the file itself is mapped there
-  // Poisoned, but the trap refused to answer touches with SIGBUS: the next one asks again. With kShowsFile: it refused
+  // Poisoned, but the trap refused to answer accesses with SIGBUS: the next one asks again. With kShowsFile: it refused
   // the file, and they get SIGBUS.
   kUnanswered = 1 << 14,
   kUnread = 1 << 15,  // the disk refused to read it the last time: who asks for its bytes to be safe is told

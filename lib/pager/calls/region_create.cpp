@@ -206,7 +206,7 @@ Status RegionCreate::describe(const RegionSpec& what, const Shape& shape, Region
   return {};
 }
 
-// What its blocks need later is had now: out of memory is an error of this call and not of a touch.
+// What its blocks need later is had now: out of memory is an error of this call and not of an access.
 Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged) {
   if (Status s = r.table.create(r.blocks); !s.ok()) return s;
   if (Status s = store::prepare_codec(r.codec); !s.ok()) return s;

@@ -262,7 +262,7 @@ void FailedBlocks::forget_store_copy(Region& r, BlockIndex b) {
   clear_unread(r, b);
 }
 
-// Writes succeed again: blocks whose touches were answered with SIGBUS for want of memory can be touched again. One
+// Writes succeed again: blocks whose accesses were answered with SIGBUS for want of memory can be touched again. One
 // that the trap does not take back stays in the queue, until the next call.
 void FailedBlocks::revive_dropped() {
   for (size_t left = dropped_.size(); left != 0; --left) {

@@ -101,9 +101,9 @@ void FaultHandler::renew(const Region& r, BlockIndex b) {
   trap_.wake(r.address(b), r.block_size).ignore();
 }
 
-// A trap may give a touch up that is not answered in time (the module: fault_timeout_ms of its sysfs), so that nobody
+// A trap may give an access up that is not answered in time (the module: fault_timeout_ms of its sysfs), so that nobody
 // waits for a runtime that is gone. This one is there, and its disk is slow or its queue for memory long: the threads
-// that wait are sent to report their touches again, which begins their time anew.
+// that wait are sent to report their accesses again, which begins their time anew.
 void FaultHandler::renew_loop() {
   Lock lock(map_.mutex());
   while (!stop_renewing_) {
@@ -288,7 +288,7 @@ void FaultHandler::fill_hole(Frame& frame, const trap::Fault& fault) {
 void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork& after) {
   Region* r = map_.find(fault.address);
   if (r == nullptr) {
-    // Its region was freed between the touch and this report: let the thread meet what is there now.
+    // Its region was freed between the access and this report: let the thread meet what is there now.
     trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
     return;
   }

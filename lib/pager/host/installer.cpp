@@ -95,7 +95,7 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
     freed_.memory_freed(after);
     return;
   }
-  // The bytes are still in the frame, and the frame is still ours: nothing is lost, the touch waits for the next try.
+  // The bytes are still in the frame, and the frame is still ours: nothing is lost, the access waits for the next try.
   r.table.change(m->block, State::mapping, State::staged);
   if (m->in_staging) budget_.credit(r.block_size);
   map_.admit(r, m->block, 0);

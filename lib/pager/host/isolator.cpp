@@ -232,7 +232,7 @@ void Isolator::drop_clean(std::span<Transition* const> batch) {
   const auto goes = [](const Transition& m) { return m.status.ok() && !m.probe && m.clean && m.in_place && !m.keep; };
   DropList drops;
   {
-    // From here an absent page of these blocks is our doing: its touch must wait for the block to be read again.
+    // From here an absent page of these blocks is our doing: its access must wait for the block to be read again.
     Lock lock(map_.mutex());
     for (Transition* m : batch) {
       if (!goes(*m)) continue;

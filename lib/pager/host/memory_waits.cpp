@@ -25,8 +25,8 @@ bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t sinc
   return queue_.add({&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived, thread});
 }
 
-// A touch waits for memory. False: there is none to remember it by. The toucher looks again then, and is reported
-// again.
+// An access waits for memory. False: there is none to remember it by. The faulting thread looks again then, and is
+// reported again.
 bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint64_t mark, uint32_t thread) {
   if (starve(r, b, Urgency::fault, since_ns, mark, thread)) return true;
   r.table[b].flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
@@ -115,7 +115,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
     Region& r = *s.region;
     Block& block = r.table[s.block];
     if (block.state == State::staged) {
-      // Its bytes are here and nowhere else: they stay, and so does the toucher.
+      // Its bytes are here and nowhere else: they stay, and so does the faulting thread.
       VMEM_LOG_OFTEN(core::Level::error,
                      "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms,

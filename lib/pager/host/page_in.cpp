@@ -153,7 +153,7 @@ void PageIn::say_failed(const Transition& m) {
   core::settle_log();
 }
 
-// Unlocked; state reading, and the file is too short for the block. Its pages are mapped there, so that a touch
+// Unlocked; state reading, and the file is too short for the block. Its pages are mapped there, so that an access
 // meets what it would meet in a mapping: bytes inside the file, zeros to the end of its last page, SIGBUS beyond, and
 // all of it again when the file has grown. Where the trap cannot have that, the block is zeros from the file's end on,
 // if it has any bytes: the status is cleared. True: mapped.

@@ -3,20 +3,20 @@
 #include "core/log.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 
 namespace vmem::pager {
 
 namespace {
 
 // Unlocked; state reading, and the file's own pages are mapped there. The trap takes their place, and for a moment
-// there is neither: meanwhile touches park at the gate, which regions with a device tier have. On error touches meet
+// there is neither: meanwhile accesses park at the gate, which regions with a device tier have. On error accesses meet
 // the file as before (*shown), or SIGBUS.
 Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b, bool* shown) {
-  if (Status s = device::park::check(); !s.ok()) return s;
+  if (Status s = device::fault_gate::check(); !s.ok()) return s;
   const uintptr_t at = reinterpret_cast<uintptr_t>(r.address(b));
-  device::park::set(at, r.block_size, device::park::Gate::shut);
-  const core::ScopeGuard open([&] { device::park::set(at, r.block_size, device::park::Gate::open); });
+  device::fault_gate::set(at, r.block_size, device::fault_gate::Gate::shut);
+  const core::ScopeGuard open([&] { device::fault_gate::set(at, r.block_size, device::fault_gate::Gate::open); });
   Status s = trap.unmap_file(r.address(b), r.block_size);
   if (!s.ok()) *shown = map_file(trap, r, b).ok();
   return s;

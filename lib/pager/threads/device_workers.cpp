@@ -8,7 +8,7 @@
 #include "core/clock.h"
 #include "core/step.h"
 #include "core/thread.h"
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 #include "pager/block/batch.h"
 
 namespace vmem::pager {
@@ -37,7 +37,8 @@ Status trim_to(device::Devices& devices, int d, uint64_t keep, const device::Mem
 Status DeviceWorkers::start() {
   if (devices_ == nullptr) return {};
   if (!device_set_.own_page_tables()) {
-    if (Status s = device::park::set_hook([this](uintptr_t at, bool store) { return on_touch(at, store); }); !s.ok())
+    if (Status s = device::fault_gate::set_hook([this](uintptr_t at, bool store) { return on_touch(at, store); });
+        !s.ok())
       return s;
   }
   threads_.reserve(kWorkers);
@@ -61,10 +62,10 @@ void DeviceWorkers::stop() {
   }
   core::step("devices.stopping");
   for (std::thread& t : threads_) t.join();
-  if (!device_set_.own_page_tables()) device::park::set_hook({}).ignore();
+  if (!device_set_.own_page_tables()) device::fault_gate::set_hook({}).ignore();
 }
 
-// On the park thread: a CPU touch that the block's access forbids and no transition explains.
+// On the park thread: a CPU access that the block's access forbids and no transition explains.
 bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
   Lock lock(map_.mutex());
   for (;;) {
@@ -95,7 +96,8 @@ bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
     }
     // It moves. Behind a shut gate, or at the trap, the next try waits; before the gate is shut, or after it has
     // opened, only we can.
-    if (!core::on_a_device(block.state) || device::park::gate(address) != device::park::Gate::open) return true;
+    if (!core::on_a_device(block.state) || device::fault_gate::gate(address) != device::fault_gate::Gate::open)
+      return true;
     lock.sleep_for(map_.changed(), std::chrono::microseconds(200));
   }
 }

@@ -191,7 +191,7 @@ void CopyIn::begin_in(InBatch& in) {
   const std::span<const device::Copy> copies = frames.all();
   core::step("device.preparing");
   Status& s = in.status;
-  if (!to_make.empty()) s = devices_->prepare(to_make.all(), d, &in.torn);
+  if (!to_make.empty()) s = devices_->populate(to_make.all(), d, &in.torn);
   if (s.code() == -device::kIntruder)
     core::fatal("a block was touched while it was made on device %d: %.*s", d, static_cast<int>(s.text().size()),
                 s.text().data());

@@ -83,7 +83,7 @@ void Demoter::begin_part(OutPart& part) {
   }
   for (const device::Copy& copy : copies) part.bytes += copy.size;
   core::step("device.leaving");
-  part.status = devices_->hold(all.all(), device::Access::read);
+  part.status = devices_->write_protect(all.all(), device::Access::read);
   if (part.status.ok() && !gone.empty()) {
     part.status = devices_->unmap(gone.all());
     part.hidden = part.status.ok();

@@ -36,7 +36,7 @@ void ManagedHoles::restore_trap(std::span<const device::Range> ranges) {
     }
     i += n;
   }
-  devices_->settle(ranges).ignore();
+  devices_->rearm(ranges).ignore();
 }
 
 Status ManagedHoles::punch(std::span<const device::Range> ranges) {

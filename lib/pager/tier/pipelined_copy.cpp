@@ -85,7 +85,7 @@ void PipelinedCopy::copy(Transition* m, size_t come) {
   CopiedParts& parts = m->parts;
   const device::Range range = range_of(*m);
   bool torn = false;
-  if (!parts.made) parts.made = devices_->prepare({&range, 1}, m->device, &torn).ok();
+  if (!parts.made) parts.made = devices_->populate({&range, 1}, m->device, &torn).ok();
   parts.refused = !parts.made;
   if (parts.refused) return;
   const device::Copy copy{range.address + parts.copied, m->image + parts.copied, come - parts.copied, true,

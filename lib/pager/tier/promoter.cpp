@@ -256,7 +256,7 @@ void Promoter::io_ended(Transition* m) {
 }
 
 // Locked; the block could not be read. The acquire that waits for it learns why, or, where the kernel had no memory for
-// the read, asks again after a while; a CPU touch reads again.
+// the read, asks again after a while; a CPU access reads again.
 void Promoter::keep_failure(Transition* m) {
   Region& r = *m->region;
   if (m->refused) {

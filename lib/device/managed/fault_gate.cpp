@@ -8,7 +8,7 @@
 //   ranges_mutex   writers of the range table (the handler reads it without)
 //   hook_mutex     start and end of the park thread
 // None is taken while another is held.
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 
 #include <errno.h>
 #include <linux/futex.h>
@@ -34,7 +34,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 
-namespace vmem::device::park {
+namespace vmem::device::fault_gate {
 
 namespace {
 
@@ -301,7 +301,7 @@ Cause cause_of(const ucontext_t* context, uintptr_t* pc) {
 #endif
 }
 
-// A touch that faulted under a gate that has opened since looks like one that nothing explains. It is told apart by
+// An access that faulted under a gate that has opened since looks like one that nothing explains. It is told apart by
 // trying again: only the same instruction faulting on the same byte, with no gate changed in between, goes further.
 struct LastRetry {
   std::atomic<pid_t> thread{0};  // whose it is; the others are touched by that thread alone
@@ -542,4 +542,4 @@ Stats stats() {
                counters.waiting.load()};
 }
 
-}  // namespace vmem::device::park
+}  // namespace vmem::device::fault_gate

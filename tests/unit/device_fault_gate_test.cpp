@@ -14,9 +14,9 @@
 
 #include "common/patience.h"
 #include "core/log.h"
-#include "device/managed/park.h"
+#include "device/managed/fault_gate.h"
 
-namespace vmem::device::park {
+namespace vmem::device::fault_gate {
 namespace {
 
 constexpr size_t kUnit = kGateUnit;
@@ -65,7 +65,7 @@ void crash(std::byte* p) {
   *static_cast<volatile std::byte*>(p) = std::byte{1};
 }
 
-class DevicePark : public ::testing::Test {
+class DeviceFaultGate : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(install().ok());
@@ -92,7 +92,7 @@ class DevicePark : public ::testing::Test {
   std::byte* base_ = nullptr;
 };
 
-TEST_F(DevicePark, AllParkedThreadsGoOnWhenTheUnitOpens) {
+TEST_F(DeviceFaultGate, AllParkedThreadsGoOnWhenTheUnitOpens) {
   shut(1);
   std::vector<std::thread> threads;
   std::atomic<int> through{0};
@@ -109,7 +109,7 @@ TEST_F(DevicePark, AllParkedThreadsGoOnWhenTheUnitOpens) {
   EXPECT_EQ(through, 8);
 }
 
-TEST_F(DevicePark, OpeningOneUnitLeavesTheOthersParked) {
+TEST_F(DeviceFaultGate, OpeningOneUnitLeavesTheOthersParked) {
   shut(0);
   shut(2);
   std::atomic<int> through{0};
@@ -124,7 +124,7 @@ TEST_F(DevicePark, OpeningOneUnitLeavesTheOthersParked) {
   EXPECT_EQ(through, 11);
 }
 
-TEST_F(DevicePark, ThreadsThatRaceWithOpeningNeverSeeTheirFault) {
+TEST_F(DeviceFaultGate, ThreadsThatRaceWithOpeningNeverSeeTheirFault) {
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
   for (size_t i = 0; i < 3; ++i)
@@ -139,7 +139,7 @@ TEST_F(DevicePark, ThreadsThatRaceWithOpeningNeverSeeTheirFault) {
   for (auto& t : threads) t.join();
 }
 
-TEST_F(DevicePark, OtherSignalsReachAParkedThread) {
+TEST_F(DeviceFaultGate, OtherSignalsReachAParkedThread) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer keeps signals back from threads in raw system calls";
 #endif
@@ -157,7 +157,7 @@ TEST_F(DevicePark, OtherSignalsReachAParkedThread) {
   on_plain(SIGUSR1, SIG_DFL);
 }
 
-TEST_F(DevicePark, TheHookIsAskedOnceAStoreIsForbiddenByNoGate) {
+TEST_F(DeviceFaultGate, TheHookIsAskedOnceAStoreIsForbiddenByNoGate) {
   ASSERT_EQ(mprotect(base_, kUnit, PROT_READ), 0);
   std::atomic<int> asked{0};
   ASSERT_TRUE(set_hook([&](uintptr_t address, bool store) {
@@ -172,7 +172,7 @@ TEST_F(DevicePark, TheHookIsAskedOnceAStoreIsForbiddenByNoGate) {
   EXPECT_EQ(base_[99], std::byte{8});
 }
 
-TEST_F(DevicePark, ManyAskersAtOnceAreAllServed) {
+TEST_F(DeviceFaultGate, ManyAskersAtOnceAreAllServed) {
   ASSERT_EQ(mprotect(base_, 4 * kUnit, PROT_READ), 0);
   ASSERT_TRUE(set_hook([&](uintptr_t address, bool) {
                 open((address - at(base_)) / kUnit);
@@ -184,7 +184,7 @@ TEST_F(DevicePark, ManyAskersAtOnceAreAllServed) {
   for (size_t i = 0; i < 100; ++i) EXPECT_EQ(base_[i % 4 * kUnit + i], std::byte{5});
 }
 
-TEST_F(DevicePark, GatesAreThoseThatWereSet) {
+TEST_F(DeviceFaultGate, GatesAreThoseThatWereSet) {
   EXPECT_EQ(gate(at(base_) + kUnit), Gate::open);
   EXPECT_TRUE(set(at(base_) + kUnit, 2 * kUnit, Gate::writers));
   EXPECT_EQ(gate(at(base_)), Gate::open);
@@ -196,14 +196,14 @@ TEST_F(DevicePark, GatesAreThoseThatWereSet) {
   EXPECT_TRUE(set(at(base_), 4 * kUnit, Gate::open));
 }
 
-TEST_F(DevicePark, MisalignedRangesAreRefused) {
+TEST_F(DeviceFaultGate, MisalignedRangesAreRefused) {
   EXPECT_EQ(add(base_ + 4096, kUnit).code(), -EINVAL);
   EXPECT_EQ(add(base_, 4096).code(), -EINVAL);
   EXPECT_EQ(add(base_, 0).code(), -EINVAL);
   EXPECT_EQ(add(nullptr, kUnit).code(), -EINVAL);
 }
 
-TEST(DeviceParkTable, TakesManyRangesAndSaysWhenItIsFull) {
+TEST(DeviceFaultGateTable, TakesManyRangesAndSaysWhenItIsFull) {
   std::vector<void*> added;
   core::Status last;
   for (size_t i = 1; last.ok() && i <= kMaxRanges + 1; ++i) {
@@ -238,7 +238,7 @@ __attribute__((noinline)) void crash_and_return(std::byte* p) {
   if (sigsetjmp(back, 1) == 0) crash(p);
 }
 
-TEST(DeviceParkChain, AHandlerFromBeforeGetsItsFaultAndMayJumpOut) {
+TEST(DeviceFaultGateChain, AHandlerFromBeforeGetsItsFaultAndMayJumpOut) {
   EXPECT_EQ(in_child([] {
               on(SIGSEGV, jump_back, 0);
               if (!install().ok()) return 2;
@@ -248,7 +248,7 @@ TEST(DeviceParkChain, AHandlerFromBeforeGetsItsFaultAndMayJumpOut) {
             0);
 }
 
-TEST(DeviceParkChain, APlainHandlerFromBeforeIsCalled) {
+TEST(DeviceFaultGateChain, APlainHandlerFromBeforeIsCalled) {
   EXPECT_EQ(in_child([] {
               on_plain(SIGSEGV, [](int sig) { _exit(sig); });
               if (!install().ok()) return 2;
@@ -258,7 +258,7 @@ TEST(DeviceParkChain, APlainHandlerFromBeforeIsCalled) {
             SIGSEGV);
 }
 
-TEST(DeviceParkChain, WithoutAHandlerTheProcessDiesOfItsFault) {
+TEST(DeviceFaultGateChain, WithoutAHandlerTheProcessDiesOfItsFault) {
   EXPECT_EQ(in_child([] {
               on_plain(SIGSEGV, SIG_DFL);
               if (!install().ok()) return 2;
@@ -268,7 +268,7 @@ TEST(DeviceParkChain, WithoutAHandlerTheProcessDiesOfItsFault) {
             1000 + SIGSEGV);
 }
 
-TEST(DeviceParkChain, ASentSignalWithoutAHandlerKills) {
+TEST(DeviceFaultGateChain, ASentSignalWithoutAHandlerKills) {
   EXPECT_EQ(in_child([] {
               on_plain(SIGSEGV, SIG_DFL);
               if (!install().ok()) return 2;
@@ -278,7 +278,7 @@ TEST(DeviceParkChain, ASentSignalWithoutAHandlerKills) {
             1000 + SIGSEGV);
 }
 
-TEST(DeviceParkChain, IgnoringCoversSentSignalsAndNotFaults) {
+TEST(DeviceFaultGateChain, IgnoringCoversSentSignalsAndNotFaults) {
   EXPECT_EQ(in_child([] {
               on_plain(SIGSEGV, SIG_IGN);
               if (!install().ok()) return 2;
@@ -289,7 +289,7 @@ TEST(DeviceParkChain, IgnoringCoversSentSignalsAndNotFaults) {
             1000 + SIGSEGV);
 }
 
-TEST(DeviceParkChain, MasksAndNodeferAreThoseOfTheHandlerFromBefore) {
+TEST(DeviceFaultGateChain, MasksAndNodeferAreThoseOfTheHandlerFromBefore) {
   EXPECT_EQ(in_child([] {
               on(SIGSEGV,
                  [](int, siginfo_t*, void*) {
@@ -312,7 +312,7 @@ TEST(DeviceParkChain, MasksAndNodeferAreThoseOfTheHandlerFromBefore) {
             0);
 }
 
-TEST(DeviceParkChain, AHandlerThatRepairsTheFaultIsReturnedFrom) {
+TEST(DeviceFaultGateChain, AHandlerThatRepairsTheFaultIsReturnedFrom) {
   EXPECT_EQ(in_child([] {
               on(
                   SIGSEGV,
@@ -332,7 +332,7 @@ TEST(DeviceParkChain, AHandlerThatRepairsTheFaultIsReturnedFrom) {
             0);
 }
 
-TEST(DeviceParkChain, AOneShotHandlerHasOneShot) {
+TEST(DeviceFaultGateChain, AOneShotHandlerHasOneShot) {
   EXPECT_EQ(in_child([] {
               on(SIGSEGV, jump_back, SA_RESETHAND);
               if (!install().ok()) return 2;
@@ -350,7 +350,7 @@ __attribute__((noinline)) int overflow(int depth) {
   return depth < 0 ? 0 : overflow(depth + 1) + page[0];
 }
 
-TEST(DeviceParkChain, StackOverflowReachesAHandlerOnTheAlternateStack) {
+TEST(DeviceFaultGateChain, StackOverflowReachesAHandlerOnTheAlternateStack) {
   EXPECT_EQ(in_child([] {
               stack_t alternate = {};
               alternate.ss_size = 64 * 1024;
@@ -364,7 +364,7 @@ TEST(DeviceParkChain, StackOverflowReachesAHandlerOnTheAlternateStack) {
             0);
 }
 
-TEST(DeviceParkChain, AHandlerInstalledLaterIsFoundAndPutBehindOurs) {
+TEST(DeviceFaultGateChain, AHandlerInstalledLaterIsFoundAndPutBehindOurs) {
   EXPECT_EQ(in_child([] {
               on_plain(SIGSEGV, SIG_DFL);
               if (!install().ok()) return 2;
@@ -384,7 +384,7 @@ TEST(DeviceParkChain, AHandlerInstalledLaterIsFoundAndPutBehindOurs) {
 }
 
 struct sigaction replaced;
-TEST(DeviceParkChain, ALaterHandlerThatCallsOursRunsOnceAndTheFirstHandlerRunsToo) {
+TEST(DeviceFaultGateChain, ALaterHandlerThatCallsOursRunsOnceAndTheFirstHandlerRunsToo) {
   EXPECT_EQ(in_child([] {
               on(SIGSEGV, jump_back, 0);
               if (!install().ok()) return 2;
@@ -405,7 +405,7 @@ TEST(DeviceParkChain, ALaterHandlerThatCallsOursRunsOnceAndTheFirstHandlerRunsTo
             0);
 }
 
-TEST(DeviceParkChain, PuttingTheFirstHandlerBackMakesNoLoop) {
+TEST(DeviceFaultGateChain, PuttingTheFirstHandlerBackMakesNoLoop) {
   EXPECT_EQ(in_child([] {
               on(SIGSEGV, jump_back, 0);
               if (!install().ok()) return 2;
@@ -419,7 +419,7 @@ TEST(DeviceParkChain, PuttingTheFirstHandlerBackMakesNoLoop) {
             0);
 }
 
-TEST(DeviceParkChain, UninstallPutsThePreviousHandlerBack) {
+TEST(DeviceFaultGateChain, UninstallPutsThePreviousHandlerBack) {
   EXPECT_EQ(in_child([] {
               on(SIGSEGV, jump_back, 0);
               if (!install().ok() || !install().ok()) return 2;
@@ -434,7 +434,7 @@ TEST(DeviceParkChain, UninstallPutsThePreviousHandlerBack) {
             0);
 }
 
-TEST(DeviceParkChain, ARefusedStoreGoesToTheHandlerFromBefore) {
+TEST(DeviceFaultGateChain, ARefusedStoreGoesToTheHandlerFromBefore) {
   EXPECT_EQ(in_child([] {
               on(SIGSEGV, jump_back, 0);
               std::byte* base = address_space(kUnit, PROT_READ);
@@ -448,7 +448,7 @@ TEST(DeviceParkChain, ARefusedStoreGoesToTheHandlerFromBefore) {
             0);
 }
 
-TEST(DeviceParkChain, AHookThatAlwaysSaysAgainEndsInTheFault) {
+TEST(DeviceFaultGateChain, AHookThatAlwaysSaysAgainEndsInTheFault) {
   EXPECT_EQ(in_child([] {
               on(SIGSEGV, jump_back, 0);
               std::byte* base = address_space(kUnit, PROT_READ);
@@ -460,7 +460,7 @@ TEST(DeviceParkChain, AHookThatAlwaysSaysAgainEndsInTheFault) {
             0);
 }
 
-TEST(DeviceParkChain, ParkedThreadsOfARemovedRangeGetTheirFault) {
+TEST(DeviceFaultGateChain, ParkedThreadsOfARemovedRangeGetTheirFault) {
   EXPECT_EQ(in_child([] {
               on_plain(SIGSEGV, [](int) { _exit(0); });
               std::byte* base = address_space(kUnit, PROT_NONE);
@@ -474,7 +474,7 @@ TEST(DeviceParkChain, ParkedThreadsOfARemovedRangeGetTheirFault) {
             0);
 }
 
-TEST(DeviceParkChain, AForkedChildIsNotParked) {
+TEST(DeviceFaultGateChain, AForkedChildIsNotParked) {
   EXPECT_EQ(in_child([] {
               on_plain(SIGSEGV, SIG_DFL);
               std::byte* base = address_space(kUnit, PROT_NONE);
@@ -491,7 +491,7 @@ TEST(DeviceParkChain, AForkedChildIsNotParked) {
             0);
 }
 
-TEST(DeviceParkChain, JumpingIntoAShutUnitIsAnErrorOfTheProgram) {
+TEST(DeviceFaultGateChain, JumpingIntoAShutUnitIsAnErrorOfTheProgram) {
   EXPECT_EQ(in_child([] {
               on(SIGSEGV, jump_back, 0);
               std::byte* base = address_space(kUnit, PROT_READ | PROT_WRITE);
@@ -503,4 +503,4 @@ TEST(DeviceParkChain, JumpingIntoAShutUnitIsAnErrorOfTheProgram) {
 }
 
 }  // namespace
-}  // namespace vmem::device::park
+}  // namespace vmem::device::fault_gate

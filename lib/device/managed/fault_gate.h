@@ -2,12 +2,12 @@
 // other fault on. No CUDA, no policy. One per process, as signal handlers are.
 //
 // Each unit (2 MiB) of a registered range has a gate. The handler looks it up without locks, waits on a futex while the
-// gate forbids the touch, and returns so that the instruction runs again. A touch that no gate explains (a store to a
-// unit that is mapped read-only with its gate open) is put to the touch hook on the park thread; refused, or without
+// gate forbids the access, and returns so that the instruction runs again. An access that no gate explains (a store to
+// a unit that is mapped read-only with its gate open) is put to the touch hook on the park thread; refused, or without
 // a hook, it goes to the handler installed before ours, with the semantics the kernel would have given it.
 //
-// Limits: a thread that blocks SIGSEGV is killed by the kernel at its first touch of a moving unit, as for any fault; a
-// system call gets EFAULT; a handler that replaced ours sees our faults until check() finds it.
+// Limits: a thread that blocks SIGSEGV is killed by the kernel at its first access of a moving unit, as for any fault;
+// a system call gets EFAULT; a handler that replaced ours sees our faults until check() finds it.
 #pragma once
 
 #include <cstddef>
@@ -17,12 +17,12 @@
 #include "core/status.h"
 #include "core/types.h"
 
-namespace vmem::device::park {
+namespace vmem::device::fault_gate {
 
 enum class Gate : uint8_t {
   open,     // nothing moves here
   writers,  // stores park, loads go on
-  shut,     // every touch parks
+  shut,     // every access parks
 };
 
 inline constexpr size_t kGateUnit = core::kHugePage;
@@ -45,16 +45,16 @@ void remove(void* base);
 bool set(uintptr_t address, size_t size, Gate gate);
 Gate gate(uintptr_t address);
 
-// What to do with a CPU touch that the page's protection forbids and no gate explains: a store to a block that is open
+// What to do with a CPU access that the page's protection forbids and no gate explains: a store to a block that is open
 // for reading, or a fault of the program. true: try again (the hook has opened the block, or knows that it is right).
 // false: the handler installed before ours gets it. Runs on one thread of this room's own; it may lock, wait and call
-// the device, but touch no region. The toucher waits for it. An empty function ends that thread, and touches waiting
-// for it try again. Not to be called from the hook.
+// the device, but touch no region. The faulting thread waits for it. An empty function ends that thread, and accesses
+// waiting for it try again. Not to be called from the hook.
 using Hook = std::function<bool(uintptr_t address, bool store)>;
 core::Status set_hook(Hook hook);
 
 struct Stats {
-  uint64_t parked;     // touches that waited
+  uint64_t parked;     // accesses that waited
   uint64_t retried;    // .. that were sent back at once: the move had ended
   uint64_t asked;      // .. put to the hook
   uint64_t passed_on;  // faults given to the previous handler
@@ -62,4 +62,4 @@ struct Stats {
 };
 Stats stats();
 
-}  // namespace vmem::device::park
+}  // namespace vmem::device::fault_gate
