@@ -79,7 +79,7 @@ check_header() {
 
 # vmem.h, the symbol map and the shared library name the same calls, all of them in VMEM_1.
 check_names() {
-  local header map exported
+  local header map exported files word now where at
   header=$(${CC:-cc} -E -P -Iinclude include/vmem/vmem.h | grep -oE '\bvmem_[a-z_]+ *\(' | tr -d ' (' | sort -u)
   map=$(sed -n '/global:/,/local:/p' lib/api/libvmem.map | grep -oE 'vmem_[a-z_]+' | sort -u)
   { diff <(echo "$header") <(echo "$map") | sed -n 's/^< \(.*\)/\1: in vmem.h, not in lib\/api\/libvmem.map/p; s/^> \(.*\)/\1: in lib\/api\/libvmem.map, not in vmem.h/p'
@@ -90,6 +90,12 @@ check_names() {
       ! readelf -d "$build/libvmem.so" | grep -q STATIC_TLS || echo "libvmem.so: cannot be loaded late (STATIC_TLS): no initial-exec variables"
       readelf -d "$build/libvmem.so" | grep -q 'SONAME.*libvmem-tier\.so\.[0-9]*\]' || echo "libvmem.so: the soname is not libvmem-tier.so.N"
     fi
+    # Words that were replaced.
+    files=$(tracked 'lib/*' 'include/*' 'python/*' 'tools/*' 'tests/*' 'docs/*' ':!docs/benchmarks/*')
+    grep -v '^#' scripts/old_words.txt | while IFS=$'\t' read -r word now where; do
+      grep -E "${where:-.}" <<<"$files" | xargs grep -nIE "(^|[^A-Za-z0-9_])($word)($|[^A-Za-z0-9_])" 2>/dev/null | cut -d: -f1,2 |
+        while read -r at; do echo "$at: says $word, which is now $now (scripts/old_words.txt)"; done
+    done
   } | report names
 }
 
