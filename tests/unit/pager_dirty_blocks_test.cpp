@@ -85,6 +85,21 @@ TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
   EXPECT_FALSE(dirty.overdue(a));
 }
 
+TEST_F(PagerDirtyBlocks, ABlockThatSomebodyHoldsCountsForNoLimit) {
+  const FrameId a = block(0), b = block(1), c = block(2);
+  dirty.add(a, 10);
+  dirty.add(b, 20);
+  ASSERT_TRUE(dirty.slows(20));
+  dirty.put_off(a, 30, true);
+  EXPECT_FALSE(dirty.slows(30)) << "a wait would not make it leave";
+  EXPECT_EQ(dirty.bytes(), 2 * kBlock);
+  dirty.add(c, 40);
+  EXPECT_TRUE(dirty.slows(40)) << "the limit holds for the others";
+  dirty.remove(c);
+  dirty.bring_forward(a, 50);
+  EXPECT_TRUE(dirty.slows(50)) << "it can be written";
+}
+
 TEST_F(PagerDirtyBlocks, FaultsWaitAtTheLimitAndGoOnBelowIt) {
   const FrameId a = block(0), b = block(1);
   dirty.add(a, 10);

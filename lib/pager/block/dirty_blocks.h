@@ -37,12 +37,14 @@ class DirtyBlocks {
   void add(core::FrameId id, uint64_t now_ns);
   void remove(core::FrameId id);
   void put_off(core::FrameId id, uint64_t now_ns, bool overdue = false);
-  bool overdue(core::FrameId id) const { return frame_table_[id].overdue; }
+  bool overdue(core::FrameId id) const { return frame_table_[id].overdue != Frame::Overdue::no; }
   void bring_forward(core::FrameId id, uint64_t now_ns);
   bool listed(core::FrameId id) const { return frame_table_[id].dirty_since_ns != 0; }
   core::FrameId first() const { return first_; }  // kNoFrame: the list is empty
   uint64_t since(core::FrameId id) const { return frame_table_[id].dirty_since_ns; }
   uint64_t bytes() const { return bytes_; }
+  // Without overdue blocks that somebody holds: making a store wait would not make them fewer.
+  uint64_t writable() const { return bytes_ - blocked_; }
 
   // Writes of listed blocks that nobody waits for. Enough are under way: the next begins when one has ended, which
   // wakes a reclaim thread.
@@ -59,12 +61,12 @@ class DirtyBlocks {
     return config_.dirty_limit != 0 ? config_.dirty_limit : std::max(config_.host_budget / 4, kLeastLimit);
   }
   // From here on blocks are written whatever their age, so that writers seldom meet the limit.
-  bool many() const { return interval_ns() != 0 && bytes_ >= limit() / 2; }
+  bool many() const { return interval_ns() != 0 && writable() >= limit() / 2; }
   void settings_changed();
 
   // A fault that would make one more block dirty is to wait.
   bool slows(uint64_t now_ns) const {
-    return interval_ns() != 0 && bytes_ != 0 && bytes_ >= limit() && now_ns >= lifted_until_ns_;
+    return interval_ns() != 0 && writable() != 0 && writable() >= limit() && now_ns >= lifted_until_ns_;
   }
   // It waits. False: nobody can remember it.
   bool slow(Region& r, core::BlockIndex b, uint64_t now_ns);
@@ -93,7 +95,7 @@ class DirtyBlocks {
   const Config& config_;
   std::condition_variable* bell_ = nullptr;
   core::FrameId first_ = core::kNoFrame, last_ = core::kNoFrame;
-  uint64_t bytes_ = 0, writing_ = 0, changes_ = 0;
+  uint64_t bytes_ = 0, blocked_ = 0, writing_ = 0, changes_ = 0;
   uint64_t ended_ns_ = 0, slowing_since_ns_ = 0, lifted_until_ns_ = 0;
   PooledList<BlockSpan> slowed_;
 };
