@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import copyreg
 import ctypes
 import errno
 import os
 import pickle
+import sys
 import types
 from typing import IO, Any, ContextManager, Dict, List, Tuple, Union
 
 from . import _memory, _status, _stream
+from ._array import Array
 from ._lib import HOST, READ, Error, human_bytes, short
 from ._range import Lease, Range, leased_pieces, span_of
+from ._region import Region
 from ._replace import replaced
 
-_INSTEAD = "lease and write it in parts, or use save_npy(), write_to() or vmem.torch.save(), which do"
+_PARTS = "lease and write it in parts (of a tensor, t[i:j].numpy(): t[i:j] is its whole storage)"
+_INSTEAD = f"{_PARTS}, or use save_npy(), write_to() or vmem.torch.save(), which do"
 _GIVE = "give Regions, Arrays, NumPy arrays, tensors, or lists of them"
 
 
@@ -44,58 +49,86 @@ def _count(shape: Tuple[int, ...]) -> int:
     return n
 
 
-def _has_memory(what: Any) -> bool:
-    """Whether the walk ends at it: a Region, an Array, a torch storage (pickle reduces tensors to theirs), a buffer."""
-    kind = type(what)
-    if isinstance(what, Range) or (hasattr(kind, "data_ptr") and not hasattr(kind, "stride")):
-        return True
-    if hasattr(kind, "__array_interface__"):
-        return not what.dtype.hasobject
-    try:
-        with memoryview(what):
-            return not isinstance(what, (bytes, bytearray))  # a class of the program's, which may have attributes
-    except (TypeError, BufferError):
-        return False
+def _loaded(module: str, *names: str) -> Tuple[Any, ...]:
+    """Those classes of a module, if the program has loaded it."""
+    found = [getattr(sys.modules.get(module), name, None) for name in names]
+    return tuple(kind for kind in found if isinstance(kind, type))
+
+
+def _storages() -> Tuple[Any, ...]:
+    return _loaded("torch", "UntypedStorage", "TypedStorage")  # pickle reduces tensors to theirs
 
 
 class _Walk(pickle.Pickler):
-    """Goes where pickle goes, writes nothing, and collects in `found` what has memory. It does not read the memory."""
+    """Goes where pickle goes, writes nothing, and collects in `found` what has memory. It does not read the memory. It
+    goes by types: an object may say anything of itself, and so may a subclass by names of its base."""
 
     def __init__(self, what: Any) -> None:
         self.found: List[Any] = []
         self.at = what
+        self.arrays, self.masked = _loaded("numpy", "ndarray", "generic"), _loaded("numpy.ma", "MaskedArray")
+        self.known = (Region, Array, *_storages(), *self.masked, *self.arrays, object)
+        self.itself = (Range, memoryview, *_storages(), *self.arrays[:1])
         super().__init__(types.SimpleNamespace(write=len), 5, buffer_callback=self.found.append)
 
     def reducer_override(self, what: Any) -> Any:
         """pickle asks for all but Python's own containers, words and numbers. A list stands for what the walk found."""
-        self.at = what
+        self.at, kind = what, type(what)
         if what is list:
             return NotImplemented
-        if isinstance(what, (type, types.FunctionType, types.ModuleType)):  # pickle refuses some
+        if issubclass(kind, (type, types.FunctionType, types.ModuleType)):  # pickle refuses some
             return list, ()
-        if isinstance(what, types.BuiltinFunctionType):
+        if issubclass(kind, types.BuiltinFunctionType):
             return list, ([what.__self__],)
-        if isinstance(what, (types.MappingProxyType, collections.abc.MappingView)):  # pickle refuses them
-            return list, ([*(what.items() if isinstance(what, types.MappingProxyType) else what)],)
-        if not _has_memory(what):
+        if issubclass(kind, (types.MappingProxyType, collections.abc.MappingView)):  # pickle refuses them
+            return list, ([*(what.items() if issubclass(kind, types.MappingProxyType) else what)],)
+        memory = self._memory_of(what, kind)
+        if memory is None:
             return NotImplemented
-        self.found.append(what)
-        attributes = getattr(what, "__dict__", {}).values()  # a masked array has its mask there
-        return list, ([value for value in attributes if hasattr(type(value), "__array_interface__")],)
+        self.found.append(memory)
+        base = next(base for base in self.known if issubclass(kind, base))
+        if base is object and (memory is not what or isinstance(getattr(kind, "__buffer__", None), types.FunctionType)):
+            return NotImplemented  # a class in Python: pickle does not write the memory
+        return list, (self._attributes(what, kind, base),)
+
+    def _memory_of(self, what: Any, kind: type) -> Any:
+        """A Region, Array, torch storage, NumPy array or buffer itself; the NumPy array that another's is; or None."""
+        for array in self.arrays:
+            if issubclass(kind, array) and array.dtype.__get__(what).hasobject:
+                return None
+        if issubclass(kind, self.itself):
+            return what
+        try:
+            with memoryview(what):
+                return None if issubclass(kind, (bytes, bytearray)) else what
+        except Exception:  # pickle asks for no buffer, and for no interface
+            with contextlib.suppress(Exception):
+                return sys.modules["numpy"].asarray(what) if hasattr(kind, "__array_interface__") else None
+        return None
+
+    def _attributes(self, what: Any, kind: Any, base: Any) -> List[Any]:
+        """What __reduce__ may write beside the memory. It is not called: NumPy's would copy the memory."""
+        own = (kind.__reduce__, kind.__reduce_ex__) != (base.__reduce__, base.__reduce_ex__)
+        if not own and kind not in copyreg.dispatch_table:  # then it writes none, but a mask
+            return [what.__dict__.get("_mask")] if base in self.masked else []
+        slots = set(copyreg._slotnames(kind)) - set(copyreg._slotnames(base))  # type: ignore[attr-defined]
+        return [what.__dict__ if kind.__dictoffset__ else None, *(getattr(what, name, None) for name in slots)]
 
 
 def _span(what: Any) -> Tuple[int, int, Any]:
     if isinstance(what, Range):
         return what.ptr, what.nbytes, span_of(what, READ)[3]
-    if hasattr(what, "data_ptr"):
+    if issubclass(type(what), _storages()):
         storage = getattr(what, "_untyped_storage", what)
         if storage.device.type == "cpu":
             return storage.data_ptr(), storage.nbytes(), storage
         if storage.device.type != "meta" and _memory.find(storage.data_ptr()) is not None:
             raise TypeError(f"a tensor on {storage.device} is leased there: vmem.torch.leased()")
         return 0, 0, None  # the device's own memory, or none
-    if hasattr(what, "__array_interface__"):
-        return (*_numpy_extent(what.__array_interface__, what.itemsize), what)
+    for array in _loaded("numpy", "ndarray"):
+        if issubclass(type(what), array):
+            plain = array.view(what, array)  # a subclass may mean something else by the names of ndarray
+            return (*_numpy_extent(plain.__array_interface__, plain.itemsize), plain)
     view, fields = memoryview(what), (ctypes.c_void_p * 10)()  # a Py_buffer, which begins with the address
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), fields, 0x11C)  # PyBUF_FULL_RO
     ctypes.pythonapi.PyBuffer_Release(fields)
@@ -108,9 +141,11 @@ def _spans(what: Any) -> List[Tuple[int, int, Any]]:
     walk = _Walk(what)
     try:
         walk.dump(what)
-    except Exception as e:  # the object at which the walk is may raise any; RecursionError: containers are too deep
+    except (TypeError, pickle.PicklingError, RecursionError) as e:  # pickle's; others are the program's
         at = what if isinstance(e, RecursionError) else walk.at
         raise TypeError(f"pickle cannot write a {type(at).__name__} ({e}); {_GIVE}") from e
+    finally:
+        walk.clear_memo()  # the garbage collector of old Pythons does not look into it, and a traceback keeps the walk
     if not walk.found and (isinstance(what, (str, bytes, bytearray)) or not isinstance(what, collections.abc.Sized)):
         raise TypeError(f"{short(what)} has no memory; {_GIVE}")
     return [_span(owner) for owner in walk.found]
@@ -124,9 +159,10 @@ def accessible(*what: Any, access: int = READ) -> Lease:
     with vmem.accessible(state): torch.save(state, path)   # np.save, h5py, pickle, tofile, file.write; READ
     with vmem.accessible(a, access=vmem.WRITE): file.readinto(a)
 
-    pickle does the walk: it runs __reduce__ and __getstate__ of objects, with all that they do. The walk itself reads
-    no byte of arrays and tensors, and passes by functions, classes and Python's modules. TypeError: pickle cannot write
-    one of the objects (a lock, a file), or containers are too deep.
+    pickle does the walk: it runs __reduce__ and __getstate__ of objects, with all that they do, and what they raise
+    comes out. The walk itself reads no byte of arrays and tensors, and passes by functions, classes and Python's
+    modules; of arrays whose class has a __reduce__ of its own it takes the attributes instead. TypeError: pickle cannot
+    write one of the objects (a lock, a file), or containers are too deep.
 
     All of it is in memory meanwhile. ENOMEM: it is more than host_budget has left; the words say what to do instead.
     """

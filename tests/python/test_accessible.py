@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of other libraries on memory of regions: vmem.accessible() and vmem.save_npy(), also as an ordinary user."""
 
+import array
 import collections
+import copyreg
 import ctypes
 import dataclasses
 import enum
 import errno
 import functools
+import gc
 import io
 import os
 import pathlib
@@ -107,6 +110,85 @@ def fields(a):
     return made
 
 
+class Noted(np.ndarray):
+    """As NumPy's own recipe has it for attributes."""
+
+    def __reduce__(self):
+        call, arguments, state = super().__reduce__()
+        return call, arguments, (*state, self.a)
+
+
+class NotedSlot(np.ndarray):
+    __slots__ = ("a",)
+    __reduce__ = Noted.__reduce__
+
+
+class NotedMask(np.ma.MaskedArray):
+    __reduce__ = Noted.__reduce__
+
+
+class Registered(np.ndarray):
+    pass
+
+
+copyreg.pickle(Registered, lambda made: (list, ([made.a],)))
+
+
+class Column(array.array):
+    pass
+
+
+class Buffer:
+    def __buffer__(self, flags):  # a buffer from Python 3.12 on
+        return memoryview(b"b")
+
+
+class Picture:
+    """As PIL has them."""
+
+    __array_interface__ = property(lambda self: {"version": 3, "shape": (1,), "typestr": "|u1", "data": b"p"})
+
+
+class Foreign:
+    """Another library's array."""
+
+    def __init__(self, a):
+        self.get = dict(a.__array_interface__)
+
+    __array_interface__ = property(lambda self: self.get)
+
+
+class Pointer:
+    """Not torch's."""
+
+    def data_ptr(self):
+        return 7
+
+
+def refuse(*_):
+    raise RuntimeError("no")
+
+
+class Renamed(np.ndarray):
+    dtype = itemsize = __array_interface__ = property(refuse)
+
+
+class Inventive(np.ndarray):
+    def __getattr__(self, name):
+        return 5
+
+
+class Raising(np.ndarray):
+    __getattr__ = refuse
+
+
+class Proxy(Reduced):
+    __class__ = property(lambda self: types.ModuleType)
+
+    def __reduce__(self):
+        return list, ([self.get()],)
+
+
 KINDS = {  # of an array
     "object": holder,
     "slots": Slots,
@@ -131,6 +213,21 @@ KINDS = {  # of an array
     "ctypes": lambda a: (ctypes.c_char * a.nbytes).from_buffer(a),
     "cycle": cycle,
     "cycle of objects": lambda a: holder([a, cycle(a)]),
+    "attribute of an array": lambda a: holder({"a": [a]}, lambda: np.zeros(4).view(Noted)),
+    "slot of an array": lambda a: holder([a], lambda: np.zeros(4).view(NotedSlot)),
+    "attribute of a masked array": lambda a: holder([a], lambda: np.zeros(4).view(NotedMask)),
+    "attribute for copyreg": lambda a: holder([a], lambda: np.zeros(4).view(Registered)),
+    "attribute of an array.array": lambda a: holder([a], lambda: Column("i", [1])),
+    "attribute of a ctypes array": lambda a: holder([a], ctypes.c_char * 8),
+    "attribute of a buffer": lambda a: holder([a], Buffer),
+    "picture": lambda a: holder(a, Picture),
+    "foreign array": Foreign,
+    "data_ptr": lambda a: holder(a, Pointer),
+    "field data_ptr": lambda a: a.view([("data_ptr", "f4")]).view(np.recarray),
+    "other meanings of names": lambda a: a.view(Renamed),
+    "invented names": lambda a: a.view(Inventive),
+    "names that raise": lambda a: a.view(Raising),
+    "proxy": Proxy,
 }
 
 
@@ -239,10 +336,48 @@ def test_what_pickle_cannot_write_is_named(host):
                     vmem.accessible(given)
 
 
+class Raises:
+    def __init__(self, call):
+        self.call = call
+
+    def __reduce__(self):
+        self.call()
+        return list, ()
+
+
+@pytest.mark.parametrize("kind", [MemoryError, vmem.Error, RuntimeError, ValueError, AttributeError, StopIteration])
+def test_what_an_object_raises_comes_out(host, kind):
+    error = kind(errno.ENOMEM, "mine")
+
+    def call():
+        raise error
+
+    with pytest.raises(kind) as e:
+        vmem.accessible([1, Raises(call)])
+    assert e.value is error
+
+
+def test_a_dictionary_that_changes_is_named(host):
+    made = {1: Raises(lambda: made.update({3: 3})), 2: 2}
+    with pytest.raises(RuntimeError, match="dictionary changed"):
+        vmem.accessible([made])
+
+
+def test_a_kept_exception_keeps_no_region(host):
+    with vmem.alloc(4 * MIB, host_only=True) as region:
+        what = holder([region.memoryview(), threading.Lock()])
+        with pytest.raises(TypeError) as e:
+            vmem.accessible(what)
+        what.error = e.value
+        del what, e
+        gc.collect()
+        region.free()
+
+
 def test_more_than_the_budget_is_refused_with_the_numbers_and_what_to_do(host):
     with vmem.alloc("80MiB", host_only=True) as region:
         a = region.numpy()
-        with pytest.raises(vmem.Error, match="80.0 MiB.*host_budget is 64.0 MiB.*save_npy") as e:
+        with pytest.raises(vmem.Error, match=r"80.0 MiB.*host_budget is 64.0 MiB.*of a tensor, t.*save_npy") as e:
             vmem.accessible(a)
         assert e.value.errno == errno.ENOMEM
         with region[: 40 * MIB].acquire(), pytest.raises(vmem.Error, match="40.0 MiB.*save_npy") as e:
@@ -409,11 +544,11 @@ def test_torch_writes_the_whole_storage_of_a_part(host, tmp_path):
     with vmem.accessible([t[5:7]]):
         assert leased_bytes(region) == 8 * MIB
 
-    class OnDevice:  # as a storage
+    class OnDevice(torch.UntypedStorage):
         device = torch.device("cuda:0")
         data_ptr = staticmethod(t.data_ptr)
 
-    gpu = OnDevice()
+    gpu = OnDevice(0)
     for what in (gpu, {"m": gpu}):
         with pytest.raises(TypeError, match="leased"):
             vmem.accessible(what)
