@@ -46,10 +46,12 @@ class _Identity(NamedTuple):
     inode: int
     size: int
     mtime_ns: int
+    ctime_ns: int  # programs that copy a file put the other one back
 
     def __str__(self) -> str:
-        seconds, ns = divmod(self.mtime_ns, 10**9)
-        return f"device {self.device}, inode {self.inode}, {self.size} bytes, changed at {seconds}.{ns:09}"
+        written, changed = (f"{ns // 10**9}.{ns % 10**9:09}" for ns in self[3:])
+        where = f"device {self.device}, inode {self.inode}, {self.size} bytes"
+        return f"{where}, written at {written}, changed at {changed}"
 
 
 def _identity(file: Union[bytes, int]) -> Optional[_Identity]:
@@ -57,7 +59,7 @@ def _identity(file: Union[bytes, int]) -> Optional[_Identity]:
         found = os.stat(file)
     except OSError:
         return None
-    return _Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+    return _Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 class Region(Range):
