@@ -26,6 +26,7 @@ generation = 0  # forks between the first process and this one: what an object h
 def _after_fork() -> None:
     global generation
     generation += 1
+    _inherited.extend((handle.ptr, handle.size, handle.label) for handle in regions() if not handle.freed)
     live.clear()
     _orphans.clear()
 
@@ -144,6 +145,7 @@ class Export(Owner):
 
 live: "weakref.WeakValueDictionary[int, Handle]" = weakref.WeakValueDictionary()
 _orphans: List[int] = []
+_inherited: List[Tuple[int, int, str]] = []  # address, bytes and label of the parents' regions; nothing else gets there
 
 
 def free_orphans() -> None:
@@ -167,10 +169,13 @@ def regions() -> List[Handle]:
 
 
 def find(ptr: int) -> Optional[Handle]:
-    """The region that holds an address."""
+    """The region that holds an address. ECHILD: it is one of a process that this one was forked from."""
     for handle in regions():
         if handle.ptr <= ptr < handle.ptr + handle.size and not handle.freed:
             return handle
+    for start, size, label in _inherited:
+        if start <= ptr < start + size:
+            check_fork(-1, label)
     return None
 
 

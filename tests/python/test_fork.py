@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import errno
 import gc
+import io
 import os
 import pickle
 import shutil
@@ -41,6 +42,22 @@ def test_a_forked_child_has_no_region_of_its_parent_and_that_goes_on(host):
     in_child(child)
     region.evict()
     assert (region.numpy() == 3).all()
+
+
+def test_a_forked_child_is_told_of_arrays_of_its_parent(host):
+    region = vmem.alloc(8 * MIB)
+    a = region.numpy()
+
+    def child():
+        for call in (vmem.accessible, lambda a: vmem.save_npy(io.BytesIO(), a)):
+            for what in (a, a[4096:]):
+                with pytest.raises(vmem.Error, match="forked") as e:
+                    call(what)
+                assert e.value.errno == errno.ECHILD
+
+    in_child(child)
+    with vmem.accessible(a):
+        pass
 
 
 def use_regions(size=96 * MIB):
