@@ -7,6 +7,7 @@ on blocks that are on a device.
 
 from __future__ import annotations
 
+import bisect
 import collections.abc
 import contextlib
 import copyreg
@@ -137,7 +138,7 @@ def _span(what: Any) -> Tuple[int, int, Any]:
 
 
 def _spans(what: Any) -> List[Tuple[int, int, Any]]:
-    """Address, bytes and owner of everything in `what`."""
+    """Address, bytes and owner of everything in `what` that is in regions."""
     walk = _Walk(what)
     try:
         walk.dump(what)
@@ -148,7 +149,13 @@ def _spans(what: Any) -> List[Tuple[int, int, Any]]:
         walk.clear_memo()  # the garbage collector of old Pythons does not look into it, and a traceback keeps the walk
     if not walk.found and (isinstance(what, (str, bytes, bytearray)) or not isinstance(what, collections.abc.Sized)):
         raise TypeError(f"{short(what)} has no memory; {_GIVE}")
-    return [_span(owner) for owner in walk.found]
+    ranges = _memory.ranges()
+    return [span for span in map(_span, walk.found) if _is_in(ranges, *span[:2])]  # views of others end at once
+
+
+def _is_in(ranges: List[Tuple[int, int]], ptr: int, nbytes: int) -> bool:
+    at = bisect.bisect(ranges, (ptr, sys.maxsize)) - 1
+    return nbytes > 0 and at >= 0 and ptr < ranges[at][1]
 
 
 def accessible(*what: Any, access: int = READ) -> Lease:
@@ -169,8 +176,6 @@ def accessible(*what: Any, access: int = READ) -> Lease:
     found: List[List[Any]] = []  # address, end, owners
     spans = [span for w in what for span in _spans(w)]
     for ptr, nbytes, keep in sorted(spans, key=lambda span: span[:2]):
-        if nbytes == 0 or _memory.find(ptr) is None:
-            continue
         if found and ptr < found[-1][1]:
             found[-1][1] = max(found[-1][1], ptr + nbytes)
             found[-1][2].append(keep)

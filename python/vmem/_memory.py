@@ -179,6 +179,12 @@ def find(ptr: int) -> Optional[Handle]:
     return None
 
 
+def ranges() -> List[Tuple[int, int]]:
+    """Addresses and ends of all regions in order, also of the parents': of those, libvmem's calls tell."""
+    mine = [(handle.ptr, handle.ptr + handle.size) for handle in regions() if not handle.freed]
+    return sorted(mine + [(start, start + size) for start, size, _ in _inherited])
+
+
 def check_unmapped(file: Any) -> None:
     """EBUSY: a region maps this file (a path, a descriptor or a file object), which is not to change under it."""
     try:

@@ -363,6 +363,21 @@ def test_a_dictionary_that_changes_is_named(host):
         vmem.accessible([made])
 
 
+def test_buffers_that_are_in_no_region_can_grow_meanwhile(host):
+    column = array.array("i", [1])
+    with vmem.alloc(4 * MIB, host_only=True) as region:
+        lease = vmem._accessible.Lease
+
+        def grown(*arguments):
+            column.append(2)
+            return lease(*arguments)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(vmem._accessible, "Lease", grown)
+            with vmem.accessible([region, column]):
+                assert len(column) == 2
+
+
 def test_a_kept_exception_keeps_no_region(host):
     with vmem.alloc(4 * MIB, host_only=True) as region:
         what = holder([region.memoryview(), threading.Lock()])
