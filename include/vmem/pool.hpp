@@ -350,8 +350,8 @@ class pool final : public std::pmr::memory_resource {
     wanted = std::min(wanted, room);
     if (wanted < needed) {
       throw pool_error(
-          "vmem::pool \"%s\": %zu bytes need a region of %zu, and %zu of limit_bytes %zu are reserved already, "
-          "%zu in use",
+          "vmem::pool \"%s\": %zu bytes need a region of %zu, in whole 2 MiB, and %zu of limit_bytes %zu are reserved "
+          "already, %zu in use",
           options_.name.c_str(), bytes, needed, reserved_bytes_, options_.limit_bytes,
           in_use_granules_ * granule_bytes);
     }
