@@ -128,7 +128,7 @@ def market(rng):
         elif what == 12 and row:
             row[0], row[-1] = row[-1], row[0]
         elif what == 13:
-            comments += rng.choice([["% a comment"], ["%"], ["", "% x"], ["  % x"], ["% " + "y" * 3000],
+            comments += rng.choice([["% a comment"], ["%"], ["", "% x"], ["  % x"], ["% " + "y" * 3000], ["% MatrixMarket file of x"], ["%%MatrixMarket vector"],
                 ["% 3 3 3"], ["# no"], [""]])
         elif what == 14:
             blank_at = rng.randrange(len(entries) + 1)

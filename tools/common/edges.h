@@ -180,7 +180,7 @@ uint64_t read(const input::File& file, Edge edge) {
   };
   for (std::string whole; lines.next(&whole);) {
     std::string_view line = without_cr(whole);
-    if (is_banner(line)) {
+    if (!market && is_banner(line)) {
       if (lines.number() != 1) check("a line that begins like Matrix Market's first has to be the first");
       check(matrix.banner(line));
       market = true;
