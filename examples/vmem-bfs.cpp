@@ -70,8 +70,9 @@ Chunk chunk_from(const Graph& g, const Levels& frontier, size_t begin, uint64_t 
 }
 
 Levels search(const Graph& g, const Settings& s, uint64_t* visited) {
-  Levels levels(g.offsets.size() - 1, kUnseen), frontier{s.source};
+  Levels levels(g.offsets.size() - 1, kUnseen), frontier{s.source}, reached;
   levels[s.source] = 0;
+  Progress progress("searching", g.offsets.back());
   for (uint32_t level = 1; !frontier.empty(); ++level) {
     Chunk now = chunk_from(g, frontier, 0, s.budget / 8);
     for (size_t i = 0; i < frontier.size();) {
@@ -79,18 +80,29 @@ Levels search(const Graph& g, const Settings& s, uint64_t* visited) {
       const auto& ranges = now.ranges;
       if (!ranges.empty()) vmem::check(vmem_acquire_ranges(ranges.data(), ranges.size(), VMEM_HOST, nullptr));
       for (const vmem_range& r : next.ranges) vmem::check(vmem_prefetch(r.ptr, r.size, VMEM_HOST, nullptr));
+      const uint64_t before = *visited;
       for (; i < now.end; ++i) {
         for (uint64_t e = g.offsets[frontier[i]]; e < g.offsets[frontier[i] + 1]; ++e, ++*visited) {
-          if (levels[g.edges[e]] == kUnseen) levels[g.edges[e]] = level;
+          if (levels[g.edges[e]] != kUnseen) continue;
+          levels[g.edges[e]] = level;
+          reached.push_back(g.edges[e]);
         }
       }
+      progress.add(*visited - before);
       if (!ranges.empty()) vmem::check(vmem_release_ranges(ranges.data(), ranges.size(), nullptr));
       now = std::move(next);
     }
-    frontier.clear();
-    for (uint32_t v = 0; v < levels.size(); ++v) {
-      if (levels[v] == level) frontier.push_back(v);
+    // In the order of their edges; a look at every vertex is cheaper for many of them, which are in few levels.
+    if (reached.size() > levels.size() / 16) {
+      reached.clear();
+      for (uint32_t v = 0; v < levels.size(); ++v) {
+        if (levels[v] == level) reached.push_back(v);
+      }
+    } else {
+      std::sort(reached.begin(), reached.end());
     }
+    frontier.swap(reached);
+    reached.clear();
   }
   return levels;
 }

@@ -75,6 +75,10 @@ for name in vmem-sort vmem-bfs vmem-cache vmem-stream; do
   [ ! -r $sys ] || expect 2 "$sys says that it has 4096 bytes, and does not" -- $name $sys
 done
 expect 2 'is a pipe, which can be read only once: write' -- vmem-gemm <(cat "$work/graph.txt") "$work/graph.txt"
+awk 'BEGIN { for (i = 0; i < 1000000; i++) print i, i + 1 }' >"$work/path"  # a search that looks at all vertices in each level takes hours
+expect 0 '1000001 vertices can be reached from 0, the farthest over 1000000 edges' 'verified: 0 mismatches' -- vmem-bfs "$work/path"
+printf '%%%%MatrixMarket matrix coordinate pattern general\n%% MatrixMarket file of x\n%%%%MatrixMarket\n2 2 1\n1 2\n' >"$work/comment.mtx"
+expect 0 '2 vertices, 1 edges' -- vmem-bfs "$work/comment.mtx"
 expect 1 '^vmem-bfs: verified: [1-9][0-9]* mismatches' -- vmem-bfs --scale 14 --spoil
 
 expect 0 'values in 33\.[0-9] MB, memory budget 8.4 MB' "$more MB read" "$more % hits, $more % waited" '^vmem-cache: verified: 0 mismatches' -- vmem-cache --capacity 32MiB --keys 30000 --gets 40000
