@@ -45,7 +45,7 @@ WE_REFUSE = {
         (r"vertices have 32 bits", "a limit of the example"),
     ],
     "npy": [
-        (r"no 32-bit floats", "other types are for other programs"),
+        (r"only float32", "other types are for other programs"),
         (r"written by columns", "not served"),
         (r"has \d+ dimension|has no numbers", "no matrix"),
         (r"each once", "a key twice"),
@@ -184,7 +184,8 @@ def npy(rng):
         what = rng.randrange(16)
         if what == 0:
             keys["descr"] = rng.choice(["'>f4'", "'<f8'", "'<i4'", "'<f2'", "'|u1'", "'f4'", "[('a', '<f4')]",
-                "'<f4", "\"<f4\"", "'<f4' ", "<f4", "('<f4', (2,))", "'O'"])
+                "'<f4", "\"<f4\"", "'<f4' ", "<f4", "('<f4', (2,))", "'O'", "'=f4'", "'|f4'", "'<f'", "'float32'", "'single'", "u'<f4'", "b'<f4'",
+                "'<float32'", "'<=f4'"])
         elif what == 1:
             keys["fortran_order"] = rng.choice(["True", "False", "0", "None", "false", "Falsey", " False "])
         elif what == 2:

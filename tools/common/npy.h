@@ -61,9 +61,11 @@ class Header {
     ++at_;
     return true;
   }
-  // Without escapes.
-  bool string(std::string* out) {
-    if (!is_next('\'') && !is_next('"')) return false;
+  // Without escapes. prefixes: letters of which one may stand before it.
+  bool string(std::string* out, std::string_view prefixes = "u") {
+    blanks();
+    if (at_ < text_.size() && prefixes.find(text_[at_]) != std::string_view::npos) ++at_;
+    if (at_ >= text_.size() || (text_[at_] != '\'' && text_[at_] != '"')) return false;
     const size_t end = text_.find(text_[at_], at_ + 1);
     if (end == std::string_view::npos) return false;
     *out = text_.substr(at_ + 1, end - at_ - 1);
@@ -72,9 +74,11 @@ class Header {
   }
   std::string type() {
     std::string name;
-    if (is_next('[')) return "holds a structure, no 32-bit floats (float32)";
-    if (!string(&name) || name != "<f4")
-      return "holds " + name + ", no 32-bit floats in little-endian order (float32, <f4)";
+    if (!string(&name, "bu")) return "has a descr that is no text: only float32 ('<f4') is read here";
+    // numpy.dtype()'s names for it, on a machine that is little-endian itself
+    const std::string_view code = std::string_view(name).substr(name.find_first_not_of("<=|") == 1 ? 1 : 0);
+    if (code != "f4" && code != "f" && name != "float32" && name != "single")
+      return "has descr '" + name + "': only float32 in little-endian order ('<f4') is read here";
     return "";
   }
   std::string order() {
