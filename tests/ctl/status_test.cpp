@@ -394,9 +394,11 @@ TEST_F(Ctl, AWrongCommandLineIsExitCodeTwo) {
 
 TEST_F(Ctl, AnOutputThatCannotBeWrittenIsAFailure) {
   if (IsSkipped()) return;
-  const Ran ran = run({"bash", "-c", tool() + " --folder " + folder() + " status --seconds 0 >/dev/full"});
-  EXPECT_EQ(ran.status, 1);
-  EXPECT_NE(ran.err.find("cannot be written"), std::string::npos) << ran.err;
+  for (const char* words : {" status --seconds 0 >/dev/full", " status --seconds 0 >&-", " --help >/dev/full"}) {
+    const Ran ran = run({"bash", "-c", tool() + " --folder " + folder() + words});
+    EXPECT_EQ(ran.status, 1) << words;
+    EXPECT_NE(ran.err.find("cannot be written"), std::string::npos) << words << ran.err;
+  }
 }
 
 }  // namespace

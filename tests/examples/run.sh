@@ -160,6 +160,22 @@ fi
 for each in sort bfs cache gemm stream; do expect 2 "^vmem-$each: .*--bogus; vmem-$each --help lists the options$" -- "vmem-$each" --bogus; done
 expect 2 '^vmem-bfs: --scale: Value 99 not in range' -- vmem-bfs --scale 99
 expect 0 '^Usage: .*vmem-gemm' -- vmem-gemm --help
+every=(vmem-sort vmem-bfs vmem-cache vmem-gemm vmem-stream)
+# lost NAME ARGS..: where nothing can be printed the status says so, whatever the result is.
+lost() {
+  [[ $wanted == "  " || $wanted == *" $1 "* ]] || return 0
+  local closed
+  for closed in '>/dev/full' '>&-'; do
+    bash -c "\"\$@\" $closed" lost "$programs/$1" "${@:2}" 2>"$work/out"; is=$?
+    if [ $is = 1 ] && grep -q "^$1: standard output cannot be written$" "$work/out"; then passed=$((passed + 1)); echo "ok   $* $closed"; continue; fi
+    failed=$((failed + 1)); echo "FAIL $* $closed: status $is"; sed 's/^/       | /' "$work/out"
+  done
+}
+for name in "${every[@]}"; do lost $name --help; done
+lost vmem-bfs "$work/graph.txt"
+lost vmem-cache "$work/pairs" --ask "$work/ask"
+lost vmem-gemm --device cpu --n 64 --tile 64
+lost vmem-stream --device sim --make 8MiB --passes 1
 
 echo "$passed passed, $failed failed, 0 skipped"
 [ $failed = 0 ] && [ $passed != 0 ]

@@ -190,10 +190,5 @@ int run(int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  try {
-    return run(argc, argv);
-  } catch (const std::exception& e) {
-    fprintf(stderr, "vmem-replay: %s\n", printable(e.what()).c_str());
-    return 1;
-  }
+  return run_to_end("vmem-replay", [&] { return run(argc, argv); });
 }

@@ -5,6 +5,7 @@
 #include <functional>
 
 #include "commands.h"
+#include "common/command_line.h"
 #include "vmem/vmem.h"
 
 namespace {
@@ -98,10 +99,7 @@ int run(int argc, char** argv) {
   try {
     describe(app, options, chosen);
     app.parse(argc, argv);
-    const int rc = chosen();
-    // A full disk or a closed pipe must not look like success.
-    if (fflush(stdout) != 0 || ferror(stdout) != 0) return fail(Common(), kFailed, "standard output cannot be written");
-    return rc;
+    return chosen();
   } catch (const CLI::Success& e) {
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
@@ -123,7 +121,8 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    open_closed_streams();
+    return ended("vmemctl", run(argc, argv));
   } catch (...) {
     fputs("vmemctl: no memory left to say what is wrong\n", stderr);
     return kFailed;
