@@ -203,8 +203,10 @@ int run(Settings s) {
   std::optional<ownfiles::OwnFile> output;
   if (!s.output.empty()) {
     ownfiles::handle_signals();
-    ownfiles::must_be_new(s.output);
-    output.emplace(s.output);
+    ownfiles::as_named([&] {
+      ownfiles::must_be_new(s.output);
+      output.emplace(s.output);
+    });
   }
   Graph g{offsets_of(s), nullptr};
   if (s.source >= g.offsets.size() - 1)
@@ -255,7 +257,7 @@ int main(int argc, char** argv) {
   app.add_option("--degree", s.graph.degree, "edges of a vertex, on average (16)")->check(CLI::Range(1, 1024));
   app.add_flag("--uniform", s.graph.uniform, "any edge is as likely as any other; otherwise an R-MAT graph");
   app.add_option("--budget", s.budget, "host memory (default: a quarter of the edges)")
-      ->transform(CLI::AsSizeValue(false));
+      ->transform(size_of(vmem::core::Option::host_budget));
   app.add_flag("--spoil", s.spoil, "change a result before it is verified: exit code 1");
   return run_program(app, "vmem-bfs", argc, argv, [&] { return run(s); });
 }

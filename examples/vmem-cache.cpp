@@ -33,6 +33,7 @@
 namespace {
 
 constexpr uint64_t kLargest = 8 << 10;  // value
+constexpr uint64_t kRegion = 2 << 20;   // a pool's are multiples of it
 using Value = std::span<uint64_t>;
 
 struct Settings {
@@ -45,7 +46,8 @@ struct Settings {
 class Cache {
  public:
   explicit Cache(uint64_t capacity)
-      : pool_({.region_bytes = std::min<uint64_t>(capacity, 64 << 20),
+      : capacity_(capacity / kRegion * kRegion),
+        pool_({.region_bytes = std::min<uint64_t>(capacity, 64 << 20),
                .limit_bytes = capacity,
                .flags = VMEM_HOST_ONLY,
                .name = "cache",
@@ -66,7 +68,9 @@ class Cache {
         entries_[key] = {value, order_.begin()};
         return value;
       } catch (const vmem::pool_error&) {
-        if (entries_.empty()) throw;  // larger than the cache
+        if (entries_.empty() && size > capacity_)
+          throw input::Refused("a value of " + std::to_string(size) + " bytes is larger than --capacity");
+        if (entries_.empty()) throw;
         drop();
       }
     }
@@ -84,6 +88,7 @@ class Cache {
     entries_.erase(last);
     order_.pop_back();
   }
+  uint64_t capacity_;
   vmem::pool pool_;
   std::list<uint64_t> order_;  // of use, the latest first
   std::unordered_map<uint64_t, Entry> entries_;
@@ -244,8 +249,9 @@ int main(int argc, char** argv) {
   Settings s;
   app.add_option("file", s.file, "text with \"key, tab, value\" in each line; without it values are made");
   app.add_option("--ask", s.ask, "keys to ask for, one a line (default: --gets of them, few of them popular)");
-  app.add_option("--capacity", s.capacity, "bytes of values (256MiB)")->transform(CLI::AsSizeValue(false));
-  app.add_option("--budget", s.budget, "host memory (default: a quarter of it)")->transform(CLI::AsSizeValue(false));
+  app.add_option("--capacity", s.capacity, "bytes of values (256MiB)")->transform(size_from(kRegion));
+  app.add_option("--budget", s.budget, "host memory (default: a quarter of it)")
+      ->transform(size_of(vmem::core::Option::host_budget));
   app.add_option("--keys", s.keys, "different keys, where values are made (200000)")
       ->check(CLI::Range(uint64_t{2}, uint64_t{1} << 40));
   app.add_option("--gets", s.gets, "keys asked for (200000); 12 bytes of memory each")

@@ -197,8 +197,10 @@ int run(Settings s) {
   std::optional<ownfiles::OwnFile> output;
   if (!s.output.empty()) {
     ownfiles::handle_signals();
-    ownfiles::must_be_new(s.output);
-    output.emplace(s.output);
+    ownfiles::as_named([&] {
+      ownfiles::must_be_new(s.output);
+      output.emplace(s.output);
+    });
     product_file.emplace(output->again(), n.rows, n.columns);
   }
   const uint64_t bytes = (n.rows * n.depth + n.depth * n.columns + n.rows * n.columns) * sizeof(float);
@@ -287,7 +289,8 @@ int main(int argc, char** argv) {
   app.add_option("-o,--output", s.output, "new .npy file for the product");
   app.add_option("--n", s.n, "rows and columns (8192 on CUDA, else 1536)")->check(CLI::Range(64, 131072));
   app.add_option("--tile", s.tile, "rows and columns of a tile (1024 on CUDA, else 256)")->check(CLI::Range(64, 16384));
-  app.add_option("--budget", s.budget, "memory (default: a quarter of all)")->transform(CLI::AsSizeValue(false));
+  app.add_option("--budget", s.budget, "memory (default: a quarter of all)")
+      ->transform(size_of(vmem::core::Option::host_budget));
   app.add_option("--device", s.device,
                  "auto (a GPU, else the CPU), cpu, cuda, managed, handles, or sim and sim-handles: simulated devices")
       ->check(CLI::IsMember({"auto", "cpu", "cuda", "managed", "handles", "sim", "sim-handles"}));

@@ -60,8 +60,7 @@ struct Record {
 
 struct Settings {
   std::string input, output;
-  uint64_t make = uint64_t{4} << 30;
-  std::string budget;
+  uint64_t make = uint64_t{4} << 30, budget = 0;
   size_t record = 0;  // bytes; 0: lines of text
   bool in_place = false, keep = false, limit = false;
   unsigned threads = std::max(1u, std::thread::hardware_concurrency());
@@ -480,7 +479,14 @@ Target target_of(const Settings& s, const struct stat& input) {
                                " has other names (hard links), which --in-place would leave unsorted; use -o");
     return {std::filesystem::canonical(s.input), true};
   }
-  std::string path = s.output.empty() ? s.input + ".sorted" : s.output;
+  std::string path = s.output;
+  if (path.empty()) {
+    path = s.input + ".sorted";
+    // /dev/stdin, /proc/self/fd/3: a file, under a name that has no place beside it
+    const std::string folder = std::filesystem::canonical(std::filesystem::absolute(path).parent_path());
+    if (folder == "/dev" || folder.starts_with("/proc/"))
+      throw std::runtime_error(path + " is no place for the result: say where it goes with -o");
+  }
   struct stat there;
   if (stat(path.c_str(), &there) != 0) {
     if (errno != ENOENT) throw system_failure(path);
@@ -551,10 +557,10 @@ int run(Settings s) {
   std::optional<ownfiles::PrivateFolder> folder;
   std::optional<ownfiles::OwnFile> input_file;
   if (made) {
-    if (s.in_place) throw std::runtime_error("--in-place needs a file");
+    if (s.in_place) throw input::Refused("--in-place needs a file");
     if (s.record == 0) s.record = 64;
     if (s.make < s.record)
-      throw std::runtime_error("--make is less than a record of " + std::to_string(s.record) + " bytes");
+      throw input::Refused("--make is less than a record of " + std::to_string(s.record) + " bytes");
     folder.emplace("vmem-sort");
     s.input = folder->path() + "/in";
     s.make -= s.make % s.record;
@@ -570,12 +576,15 @@ int run(Settings s) {
   const input::File given(source);
   const struct stat before = given.status();
   const auto size = static_cast<uint64_t>(before.st_size);
-  const Target target = target_of(s, before);
+  const Target target = ownfiles::as_named([&] { return target_of(s, before); });
   if (s.record != 0 && size % s.record != 0)
     throw input::Refused(source + ": its " + std::to_string(size) + " bytes are no whole number of records of " +
                          std::to_string(s.record));
   // A new file is for those whom the input is for, as with cp; its owner writes to it.
-  ownfiles::OwnFile output_file(target.path, target.there ? 0600 : made ? 0666 : (before.st_mode & 0777) | 0600);
+  const mode_t mode = target.there ? 0600 : made ? 0666 : (before.st_mode & 0777) | 0600;
+  auto output_file = ownfiles::as_named([&] {
+    return ownfiles::OwnFile(target.path, mode);
+  });
   if (size == 0) {
     put_in_place(output_file, s, target, before);
     printf("vmem-sort: %s is empty, and so is %s\n", vmem::core::printable(source).c_str(),
@@ -587,9 +596,7 @@ int run(Settings s) {
     throw std::runtime_error(target.path + ": " + std::to_string(size) + " bytes are needed beside it, " +
                              std::to_string(disk.f_bavail * disk.f_frsize) + " are free");
 
-  if (s.budget.empty()) s.budget = std::to_string(std::max<uint64_t>(size / 4, 64 << 20));
-  vmem::set("host_budget", s.budget);
-  const uint64_t memory = std::stoull(vmem::get("host_budget"));
+  const uint64_t memory = s.budget != 0 ? s.budget : std::max<uint64_t>(size / 4, 64 << 20);
   // Each thread sorts a run in memory, and the merge holds a few blocks of every run: both must fit.
   s.threads = static_cast<unsigned>(std::clamp<uint64_t>(memory / (64 << 20), 1, s.threads));
   uint64_t block = 2 << 20;
@@ -695,8 +702,9 @@ int main(int argc, char** argv) {
       ->excludes(output);
   app.add_option("--record-bytes", s.record, "sort records of this many bytes, by their bytes, in place of lines")
       ->check(CLI::Range(1, 1 << 20));
-  app.add_option("--make", s.make, "bytes to make when no file is given")->transform(CLI::AsSizeValue(false));
-  app.add_option("--budget", s.budget, "memory it may use (default: a quarter of the file, at least 64 MiB)");
+  app.add_option("--make", s.make, "bytes to make when no file is given")->transform(size_from(1));
+  app.add_option("--budget", s.budget, "memory it may use (default: a quarter of the file, at least 64 MiB)")
+      ->transform(size_of(vmem::core::Option::host_budget));
   app.add_option("--threads", s.threads, "threads that sort runs")->check(CLI::Range(1, 256));
   app.add_flag("--limit", s.limit, "measure what the disk can do first, for comparison (always with data it made)");
   app.add_flag("--keep", s.keep, "keep the files that were made");

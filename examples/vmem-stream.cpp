@@ -27,7 +27,7 @@
 namespace {
 
 constexpr int kNothingToRunOn = 77;
-constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kMiB = 1 << 20, kBlock = 2 * kMiB;
 
 struct Settings {
   std::string file, device = "auto", cublas;
@@ -213,6 +213,7 @@ int run(Settings s) {
   }
   if (s.n == 0) s.n = app->simulated() ? 1024 : 4096;
   if (app->simulated()) s.make = std::min(s.make, 64 * kMiB);
+  if (s.n % 64 != 0) throw input::Refused("--n " + std::to_string(s.n) + " is no multiple of 64");
   const uint64_t layer = s.n * s.n * 2;
   vmem::set("device", app->setting());
   vmem::set("host_budget", std::to_string(s.host_budget));
@@ -234,8 +235,11 @@ int run(Settings s) {
   if (layers < 4) throw input::Refused("too little for four layers of " + std::to_string(layer) + " bytes");
   size = layers * layer;
   // One layer in use, one on its way.
-  const uint64_t needed = (1 + static_cast<uint64_t>(s.ahead)) * layer;
-  if (s.budget == 0) s.budget = std::max(size / 4, needed);
+  const uint64_t in_blocks = layer % kBlock == 0 ? layer : (layer / kBlock + 2) * kBlock;
+  if (s.budget == 0) s.budget = std::max(size / 4, (1 + static_cast<uint64_t>(s.ahead)) * in_blocks);
+  if (s.budget < in_blocks)
+    throw input::Refused("--budget " + std::to_string(s.budget) + " has no room for a layer, in whole blocks " +
+                         std::to_string(in_blocks) + " bytes");
   vmem::set("device_budget", std::to_string(s.budget));
   vmem::check(vmem_init());
   ownfiles::handle_signals();
@@ -337,12 +341,14 @@ int main(int argc, char** argv) {
   CLI::App app{"A chain of matrix products with weights from a file, larger than the device memory it may use."};
   Settings s;
   app.add_option("file", s.file, "weights: n x n matrices of fp16, one after the other (default: made, and removed)");
-  app.add_option("--make", s.make, "bytes of weights to make, or to use of a file")->transform(CLI::AsSizeValue(false));
+  app.add_option("--make", s.make, "bytes of weights to make, or to use of a file")->transform(size_from(1));
   app.add_option("--budget", s.budget, "device memory libvmem may use (default: a quarter of the weights)")
-      ->transform(CLI::AsSizeValue(false));
-  app.add_option("--host-budget", s.host_budget, "host memory libvmem may use")->transform(CLI::AsSizeValue(false));
+      ->transform(size_of(vmem::core::Option::device_budget));
+  app.add_option("--host-budget", s.host_budget, "host memory libvmem may use")
+      ->transform(size_of(vmem::core::Option::host_budget));
   app.add_option("--n", s.n, "rows and columns of a layer, a multiple of 64 (4096)")->check(CLI::Range(64, 32768));
-  app.add_option("--rows", s.rows, "rows of the input (default: so many that computing takes as long as reading)");
+  app.add_option("--rows", s.rows, "rows of the input (default: so many that computing takes as long as reading)")
+      ->check(CLI::Range(1, 1 << 24));
   app.add_option("--passes", s.passes, "times the chain is run")->check(CLI::Range(1, 100));
   app.add_option("--ahead", s.ahead, "layers prefetched ahead")->check(CLI::Range(0, 16));
   app.add_option("--device", s.device,

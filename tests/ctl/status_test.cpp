@@ -377,7 +377,14 @@ TEST_F(Ctl, AWrongCommandLineIsExitCodeTwo) {
                                                 {"nonsense"},
                                                 {"status", "--pid", "x"},
                                                 {"status", "--pid", "-1"},
+                                                {"status", "--pid", "0"},
+                                                {"status", "--seconds", "nan"},
+                                                {"top", "--pid", "99999999999"},
                                                 {"top", "--interval", "0"},
+                                                {"tune", "--pid", "0"},
+                                                {"tune", "--pid", "1", ""},
+                                                {"status", "--folder", ""},
+                                                {"bench", "--spread", "nan"},
                                                 {"status", "extra"},
                                                 {"bench", "--size", "tiny"},
                                                 {"bench", "--device", "abacus"},
@@ -386,6 +393,7 @@ TEST_F(Ctl, AWrongCommandLineIsExitCodeTwo) {
     const Ran ran = ctl(words);
     EXPECT_EQ(ran.status, 2) << (words.empty() ? "" : words[0]) << ran.err;
     EXPECT_EQ(ran.err.rfind("vmemctl: ", 0), 0u) << ran.err;
+    EXPECT_LT(ran.err.size(), 200u) << ran.err;
   }
   EXPECT_NE(ctl({"tpo"}).err.find("there is no command \"tpo\""), std::string::npos);
   EXPECT_EQ(ctl({"--help"}).status, 0);

@@ -52,7 +52,7 @@ expect 0 "$more MB read" '^vmem-bfs: verified: 0 mismatches' -- vmem-bfs --scale
 printf '# a path and a triangle\n0 1\n1 2\n2 3 0.5\n5,6\n\n6\t7\n7 5\n' >"$work/graph.txt"
 printf '%%%%MatrixMarket matrix coordinate pattern symmetric\n%% the same path\n8 8 3\n2 1\n3 2\n4 3\n' >"$work/graph.mtx"
 expect 0 '8 vertices, 6 edges' '4 vertices can be reached from 0, the farthest over 3 edges' 'verified: 0 mismatches in 8 levels' -- vmem-bfs "$work/graph.txt" -o "$work/levels"
-expect 1 'File exists' -- vmem-bfs "$work/graph.txt" -o "$work/levels"
+expect 2 'File exists' -- vmem-bfs "$work/graph.txt" -o "$work/levels"
 expect 0 '1 vertices can be reached from 3,' 'verified: 0 mismatches' -- vmem-bfs "$work/graph.txt" --source 3
 expect 0 '4 vertices can be reached from 3, the farthest over 3 edges' -- vmem-bfs "$work/graph.txt" --source 3 --undirected
 expect 0 '8 vertices, 6 edges' '4 vertices can be reached from 3, the farthest over 3 edges' -- vmem-bfs "$work/graph.mtx" --source 3
@@ -89,14 +89,15 @@ expect 0 "budget 8.4 MB, $more MB read" "$more % hits" 'verified: 0 mismatches' 
 expect 0 '20001 values' '1 keys of .*ask are not in .*pairs' '40002 gets, 50.0 % hits' 'verified: 0 mismatches in 20001 values' -- vmem-cache "$work/pairs" --ask "$work/ask"
 expect 0 "$more MB read" 'verified: 0 mismatches' -- vmem-cache "$work/pairs" --capacity 24MiB --budget 8MiB --gets 60000
 expect 2 'lines, line 1: .* is not "key, tab, value"' -- vmem-cache "$work/lines"
-expect 1 'no room|limit_bytes' -- vmem-cache --capacity 1KiB
+{ printf 'key\t'; head -c 2500000 /dev/zero | tr '\0' v; } >"$work/wide"
+expect 2 'a value of [0-9]+ bytes is larger than --capacity' -- vmem-cache "$work/wide" --capacity 3MiB
 
 expect 0 'on the CPU' '38.5 MB with 9.6 MB' "$more MB read" '^vmem-gemm: verified: 0 mismatches' -- vmem-gemm --device cpu --n 1792 --tile 256
 expect 0 'on simulated device' "$more MB read" '^vmem-gemm: verified: 0 mismatches' -- vmem-gemm --device sim --n 1792
 expect 0 'on simulated device' "$more MB read" '^vmem-gemm: verified: 0 mismatches' -- vmem-gemm --device sim-handles --n 1792
 expect 1 '^vmem-gemm: verified: 1 mismatches' -- vmem-gemm --device cpu --n 512 --spoil
 expect 0 'by a plain loop' 'verified: 0 mismatches' -- vmem-gemm --device cpu --n 512 --blas none
-expect 1 'is no BLAS' -- vmem-gemm --device cpu --n 512 --blas libm.so.6
+expect 2 'is no BLAS' -- vmem-gemm --device cpu --n 512 --blas libm.so.6
 python=$(for each in python3 /usr/bin/python3; do "$each" -c 'import numpy' 2>/dev/null && echo "$each" && break; done)
 if [ -n "$python" ]; then
   "$python" - "$work" <<'P'
@@ -120,7 +121,7 @@ with open(sys.argv[1] + "/wraps.npy", "wb") as f:
     f.truncate(1 << 20)
 P
   expect 0 '700 x 900' 'verified: 0 mismatches in 192 samples' -- vmem-gemm "$work/a.npy" "$work/b.npy" --device cpu --tile 256 -o "$work/c.npy"
-  expect 1 'File exists' -- vmem-gemm "$work/a.npy" "$work/b.npy" --device cpu --tile 256 -o "$work/c.npy"
+  expect 2 'File exists' -- vmem-gemm "$work/a.npy" "$work/b.npy" --device cpu --tile 256 -o "$work/c.npy"
   expect 2 '1100 columns, .* 700 rows: no product' -- vmem-gemm "$work/a.npy" "$work/a.npy" --device cpu
   expect 2 'float32' -- vmem-gemm "$work/double.npy" "$work/a.npy" --device cpu
   expect 2 'wraps.npy is cut off' -- vmem-gemm "$work/wraps.npy" "$work/a.npy" --device cpu
@@ -160,7 +161,22 @@ fi
 for each in sort bfs cache gemm stream; do expect 2 "^vmem-$each: .*--bogus; vmem-$each --help lists the options$" -- "vmem-$each" --bogus; done
 expect 2 '^vmem-bfs: --scale: Value 99 not in range' -- vmem-bfs --scale 99
 expect 0 '^Usage: .*vmem-gemm' -- vmem-gemm --help
+refused() {  # OPTION TEXT ARGS..: an argument that cannot be right is one as well
+  local option=$1 text=$2 name; shift 2
+  for name in "$@"; do expect 2 "^$name: $option: $text" -- $name $option "${value--5}"; done
+}
 every=(vmem-sort vmem-bfs vmem-cache vmem-gemm vmem-stream)
+for value in -5 1 0 nonsense 8PiB; do refused --budget '.* is (no|not a) size' "${every[@]}"; done
+for value in 1KiB 0 -1; do refused --capacity '.* is (no|not a) size' vmem-cache; done
+for value in -5 0 x; do refused --make '.* is (no|not a) size' vmem-sort vmem-stream; done
+value=1 refused --host-budget '1 is no size from 8' vmem-stream
+value=-1 refused --rows '.*not in range' vmem-stream
+expect 2 '100 is no multiple of 64' -- vmem-stream --device sim --n 100
+expect 2 '2097152 has no room for a layer, .* 8388608 bytes' -- vmem-stream --device sim --n 2048 --make 32MiB --budget 2MiB
+# An empty variable is no name.
+for name in "${every[@]}"; do expect 2 'the text that was given is empty' -- $name ''; done
+for name in vmem-sort vmem-bfs vmem-gemm; do expect 2 'empty|missing' -- $name -o ''; done
+expect 2 'none/levels.*No such file' -- vmem-bfs "$work/graph.txt" -o "$work/none/levels"
 # lost NAME ARGS..: where nothing can be printed the status says so, whatever the result is.
 lost() {
   [[ $wanted == "  " || $wanted == *" $1 "* ]] || return 0

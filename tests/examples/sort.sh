@@ -64,7 +64,7 @@ no_whole_records() { head -c 1000 /dev/urandom >a; cp a b; run a --record-bytes 
 same_file_refused() {  # by its name, by a link, by another name
   local to
   text a; ln -s a link; ln a other; cp a b
-  for to in a ./a link other; do run a -o $to; says 'input and output are one file.*--in-place' 1 $? && cmp a b || return; done
+  for to in a ./a link other; do run a -o $to; says 'input and output are one file.*--in-place' 2 $? && cmp a b || return; done
   only a b link other
 }
 in_place() {
@@ -72,18 +72,30 @@ in_place() {
   run --in-place link; says 'verified . 0 mismatches' 0 $? && cmp a b && [ -L link ] && [ "$(stat -c %a a)" = 640 ] && only a b link
 }
 in_place_as_its_owner() { text a; chmod 6751 a; run --in-place a; says 'verified . 0 mismatches' 0 $? && [ "$(stat -c %a a)" = 751 ]; }
-in_place_with_other_names() { text a; ln a other; cp a b; run --in-place a; says 'has other names' 1 $? && cmp a b && only a b other; }
-default_output_not_replaced() { text a; echo mine >a.sorted; run a; says 'is there already: say -o' 1 $? && [ "$(cat a.sorted)" = mine ] && only a a.sorted; }
+in_place_with_other_names() { text a; ln a other; cp a b; run --in-place a; says 'has other names' 2 $? && cmp a b && only a b other; }
+default_output_not_replaced() { text a; echo mine >a.sorted; run a; says 'is there already: say -o' 2 $? && [ "$(cat a.sorted)" = mine ] && only a a.sorted; }
 named_output_replaced() { text a; echo old >out; ln -s out link; run a -o link; says 'verified . 0' 0 $? && sort a | cmp - out && [ -L link ] && only a link out; }
 no_ordinary_file() {
   text a
-  run a -o /dev/null; says '/dev/null is no ordinary file' 1 $? && [ -c /dev/null ] || return
+  run a -o /dev/null; says '/dev/null is no ordinary file' 2 $? && [ -c /dev/null ] || return
   run /dev/zero; says '/dev/zero is a device or a terminal, no ordinary file' 2 $? || return
   run .; says 'is a folder, no ordinary file' 2 $? || return
   run missing; says 'missing: No such file' 2 $? && only a
 }
 file_of_the_kernel() { run /proc/self/maps -o out; says 'says that it has 0 bytes, and does not' 2 $? && only '*'; }
-link_to_nothing() { text a; ln -s none/here link; run a -o link; says 'link is a link to what is not there' 1 $? && only a link; }
+name_without_a_place() {  # of a file, in a folder of devices or of a process
+  text a
+  for name in /dev/stdin /proc/self/fd/0; do run $name <a; says "$name.sorted is no place for the result: .* -o" 2 $? || return; done
+  run /dev/stdin -o out <a; says 'verified . 0' 0 $? && sort a | cmp - out && only a out
+}
+no_folder() { text a; run a -o none/out; says 'none/out.*No such file' 2 $? && only a; }
+nobody_hears() {  # its result is whole all the same
+  text a
+  "$sort" --budget 8MiB a >/dev/full 2>said; says '^vmem-sort: standard output cannot be written' 1 $? && sort a | cmp - a.sorted || return
+  "$sort" --budget 8MiB a -o out >&- 2>said; says '^vmem-sort: standard output cannot be written' 1 $? && cmp a.sorted out || return
+  "$sort" --budget 8MiB a -o out >said 2>&-; says 'verified . 0' 0 $? && cmp a.sorted out && only a a.sorted out
+}
+link_to_nothing() { text a; ln -s none/here link; run a -o link; says 'link is a link to what is not there' 2 $? && only a link; }
 # Whom the input is closed to, the result is closed to, and what it is made in.
 private_stays_private() {
   local open; umask 022
@@ -168,7 +180,7 @@ no_room() {  # a file of 16 TiB that holds nothing: its result would not fit bes
   run a -o out; says 'are needed beside it' 1 $? && only a
 }
 nothing_to_make() {
-  run --make 63; says '--make is less than a record of 64 bytes' 1 $? && run --make 0; says 'less than a record' 1 $? &&
+  run --make 63; says 'make is less than a record of 64 bytes' 2 $? || return; run --make 0; says 'make: 0 is no size from 1' 2 $? &&
     [ -z "$(find "$work" -name 'vmem-sort.*')" ] && only '*'
 }
 # stopped WHEN SIGNAL STATUS ARGS..: the signal comes when a line that begins with WHEN was printed; again with more data where
@@ -200,6 +212,9 @@ step "an output that was named is replaced, through a link" named_output_replace
 step "devices, folders and missing files are refused" no_ordinary_file
 step "files that hide their size are refused" file_of_the_kernel
 step "an output that is a link to nothing is refused" link_to_nothing
+step "a name with no place beside it asks for -o" name_without_a_place
+step "an output in no folder is refused" no_folder
+step "an output that cannot be printed is a failure, and spoils no file" nobody_hears
 step "nobody reads the result, nor what it is made in, who could not read the file" private_stays_private
 step "--in-place and -o keep the access list, --in-place notes as well" access_list
 step "FILE.sorted that appears meanwhile is not replaced" output_appears

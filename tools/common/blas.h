@@ -5,9 +5,10 @@
 #include <dlfcn.h>
 #include <stdlib.h>
 
-#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "common/input.h"
 
 namespace blas {
 
@@ -32,7 +33,7 @@ class Library {
       }
       return;
     }
-    if (!path.empty()) throw std::runtime_error(path + " is no BLAS that can be loaded");
+    if (!path.empty()) throw input::Refused(path + " is no BLAS that can be loaded");
   }
   std::string words() const { return sgemm_ != nullptr ? "BLAS of " + name_ : "a plain loop: no BLAS was found"; }
   bool found() const { return sgemm_ != nullptr; }

@@ -16,6 +16,48 @@
 #include "core/status.h"
 #include "core/text.h"
 
+// For an option's transform(): a size as settings are given, from `least` to `most` bytes.
+inline CLI::Validator size_from(uint64_t least, uint64_t most = uint64_t{1} << 50) {
+  return {[least, most](std::string& text) -> std::string {
+            uint64_t bytes = 0;
+            if (const vmem::core::Status s = vmem::core::parse_bytes(text, &bytes); !s.ok())
+              return std::string(s.text());
+            if (bytes < least || bytes > most)
+              return text + " is no size from " + vmem::core::human_bytes(least) + " to " +
+                     vmem::core::human_bytes(most);
+            text = std::to_string(bytes);
+            return "";
+          },
+          "SIZE"};
+}
+
+// The same with the bounds of a setting.
+inline CLI::Validator size_of(vmem::core::Option setting) {
+  const vmem::core::OptionInfo& info = vmem::core::option_table()[static_cast<size_t>(setting)];
+  return size_from(info.min, info.max);
+}
+
+// For an option's check(): CLI::Range takes NaN, whatever the bounds are.
+inline CLI::Validator between(double least, double most) {
+  const std::string words = vmem::core::strprintf("%g to %g", least, most);
+  return {[=](std::string& text) -> std::string {
+            double value = 0;
+            const bool is = CLI::detail::lexical_cast(text, value) && value >= least && value <= most;
+            return is ? "" : text + " is no number from " + words;
+          },
+          words};
+}
+
+// An empty variable of a shell is no name of a file, and is not as if nothing was given either.
+inline void refuse_empty(const CLI::App& app) {
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& text : option->results()) {
+      if (text.empty()) throw CLI::ValidationError(option->get_name(), "the text that was given is empty");
+    }
+  }
+  for (const CLI::App* command : app.get_subcommands()) refuse_empty(*command);
+}
+
 // Where a standard stream was closed, the next file that is opened has its number, and gets what is printed.
 inline void open_closed_streams() {
   for (int fd = 0; fd < 3; ++fd) {
@@ -34,6 +76,7 @@ inline int ended(const char* name, int status) {
 inline std::optional<int> command_line(CLI::App& app, const char* name, int argc, char** argv) {
   try {
     app.parse(argc, argv);
+    refuse_empty(app);
     return std::nullopt;
   } catch (const CLI::Success& e) {
     return app.exit(e);

@@ -14,7 +14,7 @@
 
 namespace input {
 
-// An input is not right: the program ends with status 2 (common/command_line.h).
+// An argument or an input is not right: the program ends with status 2 (common/command_line.h).
 class Refused : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

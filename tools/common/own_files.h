@@ -13,8 +13,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <system_error>
+
+#include "common/input.h"
 
 namespace ownfiles {
 
@@ -47,6 +50,16 @@ inline void handle_signals() {
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGBUS, SIGPIPE, SIGXCPU, SIGXFSZ, SIGALRM, SIGVTALRM,
                            SIGUSR1, SIGUSR2, SIGABRT}) {
     if (sigaction(signal, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(signal, &ours, nullptr);
+  }
+}
+
+// What `make` does with the name of a result, as the command line has it: where it fails, that line is not right.
+template <typename Make>
+decltype(auto) as_named(Make make) {
+  try {
+    return make();
+  } catch (const std::runtime_error& e) {
+    throw input::Refused(e.what());
   }
 }
 

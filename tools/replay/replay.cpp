@@ -106,13 +106,11 @@ int run(int argc, char** argv) {
   app.add_option("--blocks", pattern.blocks, "Generated: blocks of data")->check(CLI::Range(2, 1 << 26));
   app.add_option("--length", pattern.length, "Generated: accesses")->check(CLI::Range(1, 1 << 28));
   app.add_option("--seed", pattern.seed, "Generated: seed");
-  app.add_option("--skew", pattern.skew, "Generated: exponent of zipf");
+  app.add_option("--skew", pattern.skew, "Generated: exponent of zipf")->check(between(0, 100));
   app.add_option("--hot", pattern.hot,
                  "Generated: blocks of the hot set (scan, mixed) or of a phase; default 1/8 of all");
   app.add_option("--stride", pattern.stride, "Generated: blocks")->check(CLI::Range(1, 1 << 20));
-  app.add_option("--budget", fractions, "Memory as fractions of the data")
-      ->delimiter(',')
-      ->check(CLI::Range(1e-6, 1.0));
+  app.add_option("--budget", fractions, "Memory as fractions of the data")->delimiter(',')->check(between(1e-6, 1));
   app.add_option("--block-kib", block_kib, "Size of a block")->check(CLI::Range(4, 32768));
   app.add_option("--batch", batch, "Blocks evicted at a time")->check(CLI::Range(1, 4096));
   app.add_option("--warmup", warmup, "Touches not counted at the start");
@@ -139,18 +137,11 @@ int run(int argc, char** argv) {
       trace = replay::generate(pattern);
       why = "unknown pattern, or of length 0";
     } else if (!read_trace(file, &trace, &why)) {
-      fprintf(stderr, "vmem-replay: %s: %s\n", printable(file).c_str(), printable(why).c_str());
-      return 1;
+      throw input::Refused(file + ": " + why);
     }
-    if (trace.empty()) {
-      fprintf(stderr, "vmem-replay: %s: no accesses: %s\n", printable(name).c_str(),
-              why.empty() ? "empty trace" : printable(why).c_str());
-      return 1;
-    }
-    if (!save.empty() && !write_trace(save, trace, binary)) {
-      fprintf(stderr, "vmem-replay: %s could not be written: %s\n", printable(save).c_str(), strerror(errno));
-      return 1;
-    }
+    if (trace.empty()) throw input::Refused(name + ": no accesses: " + (why.empty() ? "empty trace" : why));
+    if (!save.empty() && !write_trace(save, trace, binary))
+      throw std::runtime_error(save + " could not be written: " + strerror(errno));
     make_dense(&trace);
     const uint64_t blocks = replay::blocks_of(trace);
     for (const double fraction : fractions) {

@@ -1,5 +1,6 @@
 // vmemctl: sees and steers what libvmem does on this machine. docs/man/vmemctl.1 is its manual.
 #include <CLI/CLI.hpp>
+#include <climits>
 #include <cstdio>
 #include <exception>
 #include <functional>
@@ -31,16 +32,16 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   app.add_option("--folder", o.common.folder, "Look for processes in this folder only");
   app.require_subcommand(1);
   app.fallthrough();
+  const CLI::Range pids(1, INT_MAX);
 
   CLI::App* status = app.add_subcommand("status", "Processes that use libvmem: regions, bytes per tier, rates");
-  status->add_option("--pid", o.status.pid, "This process only")->check(CLI::PositiveNumber);
-  status->add_option("--seconds", o.status.seconds, "Measure rates for so long; 0: no rates")
-      ->check(CLI::Range(0.0, 3600.0));
+  status->add_option("--pid", o.status.pid, "This process only")->check(pids);
+  status->add_option("--seconds", o.status.seconds, "Measure rates for so long; 0: no rates")->check(between(0, 3600));
   status->callback([&] { chosen = [&] { return vmemctl::status(o.common, o.status); }; });
 
   CLI::App* top = app.add_subcommand("top", "The same, live");
-  top->add_option("--pid", o.top.pid, "This process only")->check(CLI::PositiveNumber);
-  top->add_option("--interval", o.top.interval, "Seconds between two frames")->check(CLI::Range(0.1, 3600.0));
+  top->add_option("--pid", o.top.pid, "This process only")->check(pids);
+  top->add_option("--interval", o.top.interval, "Seconds between two frames")->check(between(0.1, 3600));
   top->add_flag("--once", o.top.once, "One frame, as plain text, then end");
   top->add_option("--columns", o.top.columns, "Width of that frame")->check(CLI::Range(40, 1000));
   top->add_option("--sort", o.top.sort, "Regions by size, device, host, ssd, leased or name")
@@ -50,7 +51,7 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
 
   CLI::App* tune = app.add_subcommand("tune", "Change live settings of a process, or tunables of the module");
   tune->add_option("settings", o.tune.assignments, "NAME=VALUE, or NAME to see it; none: all of them");
-  tune->add_option("--pid", o.tune.pid, "The process")->check(CLI::PositiveNumber);
+  tune->add_option("--pid", o.tune.pid, "The process")->check(pids);
   tune->add_flag("--machine", o.tune.machine, "The module's tunables (docs/kernel-module.md)");
   tune->add_option("--sysfs", o.tune.sysfs, "Folder of the module's tunables");
   tune->callback([&] { chosen = [&] { return vmemctl::tune(o.common, o.tune); }; });
@@ -60,9 +61,9 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   bench->add_option("-o,--output", o.bench.output, "Write the settings here, to be sourced by a shell");
   bench->add_flag("--force", o.bench.force, "Write over the file");
   bench->add_option("--size", o.bench.size, "Of the test file");
-  bench->add_option("--seconds", o.bench.seconds, "Of each measurement")->check(CLI::Range(0.01, 60.0));
+  bench->add_option("--seconds", o.bench.seconds, "Of each measurement")->check(between(0.01, 60));
   bench->add_option("--spread", o.bench.spread, "Per cent that figures may be off; beyond it nothing is chosen")
-      ->check(CLI::NonNegativeNumber);
+      ->check(between(0, 1e6));
   bench->add_option("--device", o.bench.device, "As setting device")
       ->check(CLI::IsMember({"auto", "handles", "managed", "cuda", "sim", "sim-handles", "none"}));
   bench->callback([&] { chosen = [&] { return vmemctl::bench(o.common, o.bench); }; });
@@ -99,6 +100,7 @@ int run(int argc, char** argv) {
   try {
     describe(app, options, chosen);
     app.parse(argc, argv);
+    refuse_empty(app);
     return chosen();
   } catch (const CLI::Success& e) {
     return app.exit(e);
