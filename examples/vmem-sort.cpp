@@ -522,11 +522,7 @@ bool unchanged(const struct stat& a, const struct stat& b) {
 }
 
 // What takes the place of a file was its owner's alone until here, and is open to nobody whom that one was closed to.
-void put_in_place(ownfiles::OwnFile& file, const Settings& s, const Target& target, const struct stat& input) {
-  if (!target.there) return s.output.empty() ? file.put_as_new(target.path) : file.put_in_place_of(target.path);
-  const struct stat old = status_of(target.path);
-  if (s.in_place && !unchanged(old, input))
-    throw std::runtime_error(s.input + " was changed meanwhile: it is left as it is");
+void give_away(const ownfiles::OwnFile& file, const Settings& s, const Target& target, const struct stat& old) {
   mode_t mode =
       old.st_mode & 0777;  // not to run as its owner: nobody has said that the new bytes may, as after a write
   struct stat now;
@@ -548,6 +544,15 @@ void put_in_place(ownfiles::OwnFile& file, const Settings& s, const Target& targ
     mode &= ~mode_t{070};
   }
   if (fchmod(file.fd(), mode) != 0) throw system_failure(file.path());
+}
+
+void put_in_place(ownfiles::OwnFile& file, const Settings& s, const Target& target, const input::File& input) {
+  input.must_be_unchanged();
+  if (!target.there) return s.output.empty() ? file.put_as_new(target.path) : file.put_in_place_of(target.path);
+  const struct stat old = status_of(target.path);
+  if (s.in_place && !unchanged(old, input.status()))
+    throw std::runtime_error(s.input + " was changed meanwhile: it is left as it is");
+  give_away(file, s, target, old);
   file.put_in_place_of(target.path);
 }
 
@@ -583,10 +588,12 @@ int run(Settings s) {
   // A new file is for those whom the input is for, as with cp; its owner writes to it.
   const mode_t mode = target.there ? 0600 : made ? 0666 : (before.st_mode & 0777) | 0600;
   auto output_file = ownfiles::as_named([&] {
+    // Before the sort, with an empty file: what is refused at its end otherwise.
+    if (s.in_place) give_away(ownfiles::OwnFile(target.path, 0600), s, target, before);
     return ownfiles::OwnFile(target.path, mode);
   });
   if (size == 0) {
-    put_in_place(output_file, s, target, before);
+    put_in_place(output_file, s, target, given);
     printf("vmem-sort: %s is empty, and so is %s\n", vmem::core::printable(source).c_str(),
            vmem::core::printable(target.path).c_str());
     return 0;
@@ -680,7 +687,7 @@ int run(Settings s) {
     return 1;
   }
   if (!made || s.keep || !s.output.empty()) {
-    put_in_place(output_file, s, target, before);
+    put_in_place(output_file, s, target, given);
     printf("\nsorted: %s\n", vmem::core::printable(target.path).c_str());
   }
   if (made && s.keep) {

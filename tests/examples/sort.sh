@@ -142,6 +142,13 @@ new_name() { echo mine 2>/dev/null >a.sorted; }
 output_appears() { while_sorted new_name && grep -q 'a.sorted: File exists' said && [ "$(cat a.sorted)" = mine ] && cmp a b && only a a.sorted b; }
 set_back() { touch -r a time; printf X | dd of=a bs=1 seek=5 conv=notrunc status=none; touch -r time a; }
 changed_meanwhile() { while_sorted set_back --in-place && grep -q 'a was changed meanwhile' said && [ "$(stat -c %s a)" = "$(stat -c %s b)" ] && only a b time; }
+changed_beside_output() { while_sorted set_back -o out && grep -q 'a was changed meanwhile' said && only a b time; }
+group_of_another() {  # said before the sort
+  [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --regid=65534 --clear-groups true 2>/dev/null || { echo "needs root and setpriv"; return 0; }
+  text a; cp a "$work/b"; chown 65534:0 a . "$work/b"; chmod 755 "$work"; cp "$sort" "$work/sort"
+  setpriv --reuid=65534 --regid=65534 --clear-groups "$work/sort" --budget 8MiB --in-place a >said 2>&1
+  says 'a is of a group that you cannot give to the sorted file' 2 $? && ! grep -q sorting said && cmp a "$work/b" && only a
+}
 second_name() { ln a other 2>/dev/null; }
 named_meanwhile() { while_sorted second_name --in-place && grep -q 'a was changed meanwhile' said && cmp a b && only a b other; }
 room_before_the_merge() {  # or another file might take it
@@ -219,6 +226,8 @@ step "nobody reads the result, nor what it is made in, who could not read the fi
 step "--in-place and -o keep the access list, --in-place notes as well" access_list
 step "FILE.sorted that appears meanwhile is not replaced" output_appears
 step "--in-place leaves a file that was changed meanwhile, whatever its time says" changed_meanwhile
+step "-o makes nothing of a file that was changed meanwhile" changed_beside_output
+step "--in-place says before the sort that a group cannot be kept" group_of_another
 step "--in-place leaves a file that got another name meanwhile" named_meanwhile
 step "all the room for the result is taken before the merge" room_before_the_merge
 step "nothing stays where nobody reads what it prints" nobody_reads

@@ -81,7 +81,7 @@ class File {
         !same(now.st_ctim, status_.st_ctim))
       throw changed();
   }
-  Refused changed() const { return Refused(path_ + " was changed meanwhile"); }
+  std::runtime_error changed() const { return std::runtime_error(path_ + " was changed meanwhile"); }
 
  private:
   std::string path_;
