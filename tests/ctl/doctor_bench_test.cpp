@@ -200,6 +200,9 @@ TEST_F(CtlBench, RefusesToWriteOverAFileOrToFillADiskOrAFolderThatIsNotThere) {
   std::ifstream in(folder_ / "mine");
   EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), "precious");
   EXPECT_EQ(bench({}, "64MiB", folder_ / "absent").status, 3);
+  const Ran nowhere = bench({"-o", folder_ / "none/out"}, "512T");
+  EXPECT_EQ(nowhere.status, 1);
+  EXPECT_HAS(nowhere.err, "none/out");
   const Ran huge = bench({}, "512T");
   EXPECT_EQ(huge.status, 1);
   EXPECT_HAS(huge.err, "twice its size");

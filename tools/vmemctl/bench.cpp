@@ -322,7 +322,14 @@ int bench(const Common& common, const BenchOptions& options) {
   const std::string all = ssd_path(options.path), folder = all.substr(0, all.find(':'));
   struct statvfs room {};
   if (statvfs(folder.c_str(), &room) != 0) throw Failure{kAbsent, folder + ": " + strerrordesc_np(errno)};
-  if (!options.output.empty()) check_output(options.output, options.force);
+  if (!options.output.empty()) {
+    check_output(options.output, options.force);
+    try {
+      const ownfiles::OwnFile trial(options.output);  // removed again; said before anything is measured
+    } catch (const std::system_error& e) {
+      throw not_written(options.output, e.code().value());
+    }
+  }
   const uint64_t free_bytes = uint64_t{room.f_bavail} * room.f_frsize;
   if (free_bytes < 2 * size) {
     throw Failure{kFailed, folder + " has " + vmem::core::human_bytes(free_bytes) + " free, the test file of " +
