@@ -61,10 +61,9 @@ class Header {
     ++at_;
     return true;
   }
-  // Without escapes. prefixes: letters of which one may stand before it.
-  bool string(std::string* out, std::string_view prefixes = "u") {
-    blanks();
-    if (at_ < text_.size() && prefixes.find(text_[at_]) != std::string_view::npos) ++at_;
+  // Without escapes; Python 2 writes u before it.
+  bool string(std::string* out) {
+    if (is_next('u')) ++at_;
     if (at_ >= text_.size() || (text_[at_] != '\'' && text_[at_] != '"')) return false;
     const size_t end = text_.find(text_[at_], at_ + 1);
     if (end == std::string_view::npos) return false;
@@ -74,7 +73,7 @@ class Header {
   }
   std::string type() {
     std::string name;
-    if (!string(&name, "bu")) return "has a descr that is no text: only float32 ('<f4') is read here";
+    if (!string(&name)) return "has a descr that is no text: only float32 ('<f4') is read here";
     // numpy.dtype()'s names for it, on a machine that is little-endian itself
     const std::string_view code = std::string_view(name).substr(name.find_first_not_of("<=|") == 1 ? 1 : 0);
     if (code != "f4" && code != "f" && name != "float32" && name != "single")
