@@ -128,8 +128,8 @@ def market(rng):
         elif what == 12 and row:
             row[0], row[-1] = row[-1], row[0]
         elif what == 13:
-            comments += rng.choice([["% a comment"], ["%"], ["", "% x"], ["  % x"], ["% " + "y" * 3000], ["% MatrixMarket file of x"], ["%%MatrixMarket vector"],
-                ["% 3 3 3"], ["# no"], [""]])
+            comments += rng.choice([["% a comment"], ["%"], ["", "% x"], ["  % x"], ["% " + "y" * 3000], ["# no"], [""],
+                                    ["% MatrixMarket file of x"], ["%%MatrixMarket vector"], ["% 3 3 3"]])
         elif what == 14:
             blank_at = rng.randrange(len(entries) + 1)
         elif what == 15:
@@ -184,8 +184,8 @@ def npy(rng):
         what = rng.randrange(16)
         if what == 0:
             keys["descr"] = rng.choice(["'>f4'", "'<f8'", "'<i4'", "'<f2'", "'|u1'", "'f4'", "[('a', '<f4')]",
-                "'<f4", "\"<f4\"", "'<f4' ", "<f4", "('<f4', (2,))", "'O'", "'=f4'", "'|f4'", "'<f'", "'float32'", "'single'", "u'<f4'", "b'<f4'",
-                "'<float32'", "'<=f4'"])
+                "'<f4", "\"<f4\"", "'<f4' ", "<f4", "('<f4', (2,))", "'O'", "'=f4'", "'|f4'", "'<f'",
+                "'float32'", "'single'", "u'<f4'", "b'<f4'", "'<float32'", "'<=f4'"])
         elif what == 1:
             keys["fortran_order"] = rng.choice(["True", "False", "0", "None", "false", "Falsey", " False "])
         elif what == 2:
