@@ -205,7 +205,7 @@ class _Writer:
         return len(data)
 
 
-def save_npy(file: Union[str, bytes, "os.PathLike[Any]", IO[bytes]], array: Any) -> None:
+def save_npy(file: Union[str, bytes, int, "os.PathLike[Any]", IO[bytes]], array: Any) -> None:
     """numpy.save() of a NumPy array, a Region (as uint8) or an Array, of any size and for ordinary users: the file is
     the same, and a few blocks are in memory at a time. A path gets the ending .npy, and a file that is there stays
     until the new one is complete."""
@@ -219,7 +219,7 @@ def save_npy(file: Union[str, bytes, "os.PathLike[Any]", IO[bytes]], array: Any)
         name = os.fsdecode(file)
         place = replaced(name if name.endswith(".npy") else name + ".npy")
     else:
-        place = contextlib.nullcontext(file)
+        place = _stream.opened(file, "wb") or contextlib.nullcontext(file)
     with place as opened:
         _write_npy(_Writer(opened), made)
         _stream.flush(opened)

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import ctypes
 import warnings
-from typing import Any, List, Union
+from typing import Any, Union
 
 from . import _memory
-from ._lib import READ, KernelViewStruct, Owner, answer, check, lib, parse_size, stream_handle
+from ._lib import READ, KernelViewStruct, Owner, check, lib, parse_size, stream_handle
 from ._range import span_of
 
 _OWN = object()  # the range's own stream
@@ -17,17 +17,16 @@ _OWN = object()  # the range's own stream
 class KernelRange(Owner):
     """A range that is open to kernels of a device: from kernel(), until end(), or the end of a with statement."""
 
-    __slots__ = ("_kernel", "_ended", "_view", "_keep", "_stream", "_generation", "__weakref__")
+    __slots__ = ("_owned", "_view", "_keep", "_stream", "__weakref__")
 
     def __init__(self, what: Any, access: int, device: int, stream: Any, budget: int) -> None:
-        self._ended: List[int] = []  # what vmem_kernel_end has answered; 0: the handle may be another range's
-        self._kernel = ctypes.c_void_p()
-        self._generation = _memory.generation
+        _memory.sweep()
+        made = ctypes.c_void_p()
         ptr, nbytes, access, self._keep = span_of(what, access)
         self._stream = stream_handle(stream)
         view = KernelViewStruct()
-        made = ctypes.byref(self._kernel)
-        check(lib.vmem_kernel_begin(made, ptr, nbytes, int(access), device, budget, ctypes.byref(view)))
+        self._owned = _memory.own(self, made, lib.vmem_kernel_end, self._stream)
+        check(lib.vmem_kernel_begin(ctypes.byref(made), ptr, nbytes, int(access), device, budget, ctypes.byref(view)))
         self._view = bytes(view)
 
     @property
@@ -39,7 +38,7 @@ class KernelRange(Owner):
     @property
     def open(self) -> bool:
         """False once end() was called."""
-        return bool(self._kernel) and 0 not in self._ended
+        return bool(_memory.owned.get(self._owned))
 
     def end(self, stream: Any = _OWN) -> None:
         """Closes the range, when the stream gets here (its own, or another one of the device behind all kernels that
@@ -48,10 +47,9 @@ class KernelRange(Owner):
             return
         try:
             used = self._stream if stream is _OWN else stream_handle(stream)
-            answer(self._ended, lib.vmem_kernel_end, self._kernel, used)
-            check(self._ended[-1])
+            _memory.end([], self._owned, lib.vmem_kernel_end, used)
         finally:
-            if 0 in self._ended:
+            if not self.open:
                 self._keep = None
 
     def __enter__(self) -> "KernelRange":
@@ -60,11 +58,10 @@ class KernelRange(Owner):
     def __exit__(self, *_: Any) -> None:
         self.end()
 
-    def __del__(self) -> None:
-        if getattr(self, "_kernel", None) and self.open and self._generation == _memory.generation:
-            lib.vmem_kernel_end(self._kernel, self._stream)
-            self._kernel = ctypes.c_void_p()
-            _memory.free_orphans()
+    def __del__(self, owned: Any = _memory.owned) -> None:
+        if owned.get(getattr(self, "_owned", None)):
+            _memory.drop(self._owned)
+            _memory.sweep()
             warnings.warn("a vmem.KernelRange was dropped without end()", ResourceWarning, stacklevel=2)
 
 

@@ -253,11 +253,12 @@ def answer(said: List[int], call: Any, *given: Any) -> None:
     """A call of lib's whose answer is in `said` whatever comes: where this raises and `said` is empty, there was none.
 
     The handler of a signal that comes in a call (Ctrl-C in one that waits) runs once the call has returned, and where
-    it raises, what the call returned is nobody's. Between map() and the list there is no place for a handler."""
+    it raises, what the call returned is nobody's. Between map() and the list there is no place for a handler, nor in a
+    filter() given for a value, which is asked for it; the call is not made where that has none."""
     for value, (low, high) in zip(given, call.limits):
         if isinstance(value, int) and not low <= value <= high:
             raise ValueError(f"{short(value)} is not from {low} to {high}")
-    said.extend(map(call.function, *([value] for value in given)))
+    said.extend(map(call.function, *(value if isinstance(value, filter) else [value] for value in given)))
 
 
 def stream_handle(stream: Any) -> int:

@@ -15,7 +15,7 @@ import stat
 import sys
 import threading
 import weakref
-from typing import Any, Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import _dlpack
 from ._lib import Error, Owner, ResidencyStruct, answer, check, failure, lib
@@ -28,7 +28,8 @@ def _after_fork() -> None:
     generation += 1
     _inherited.extend((handle.ptr, handle.size, handle.label) for handle in regions() if not handle.freed)
     live.clear()
-    _orphans.clear()
+    owned.clear()
+    gone.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -42,6 +43,58 @@ def check_fork(made: int, what: str) -> None:
             f"{what} is of the process that this one was forked from, and regions are not inherited. Make or map one "
             "here, or start this process with the spawn method",
         )
+
+
+class Owned(weakref.ref):  # type: ignore[type-arg]
+    """To an object that owns something of libvmem's, with the call that ends it and what that is given beside it."""
+
+    __slots__ = ("call", "given")
+
+
+# What is owned: NULL until it is made. Who gets it out of here ends it: the object, or sweep() once the object is in
+# `gone`. C code alone puts it there, so no exception of a signal's handler comes between, as it may in a __del__.
+owned: Dict[Any, ctypes.c_void_p] = {}
+gone: Set[Owned] = set()
+
+
+def own(owner: Any, made: ctypes.c_void_p, call: Any, *given: Any) -> Owned:
+    ref = Owned(owner, gone.add)
+    ref.call, ref.given = call, given
+    owned[ref] = made
+    return ref
+
+
+def end(said: List[int], ref: Owned, call: Any, *given: Any) -> None:
+    """answer() and check() of the call that ends what is owned, which leaves the table with the call, and comes back
+    where that fails. Ending twice does nothing."""
+    made: Any = owned.get(ref)
+    try:
+        answer(said, call, filter(None, map(owned.pop, [ref], [None])), *given)
+        check(said[0] if said else 0)
+    finally:
+        if said and said[0] != 0 and (said[0] != -errno.EIO or call is not lib.vmem_discard):
+            owned[ref] = made
+
+
+def drop(ref: Owned) -> Optional[Error]:
+    """end() for an object that is garbage. EBUSY: sweep() tries again, as a lease in the same garbage ends in a
+    moment; what fails otherwise stays for good, and is returned."""
+    try:
+        end([], ref, ref.call, *ref.given)
+    except Error as e:
+        if e.errno != errno.EBUSY:
+            owned.pop(ref, None)
+            return e
+    return None
+
+
+def sweep() -> None:
+    """Ends what objects have left whose __del__ was interrupted; regions last."""
+    for ref in sorted(() if sys.is_finalizing() else gone, key=lambda ref: ref.call is lib.vmem_free):
+        if ref in owned:
+            drop(ref)
+        if ref not in owned:
+            gone.discard(ref)
 
 
 class Handle(Owner):
@@ -63,6 +116,7 @@ class Handle(Owner):
         self.backend: Optional[int] = None  # what its device tier stands on, once somebody has asked
         self._block = 0  # likewise
         self._generation = generation
+        self.owned = own(self, self.made, lib.vmem_free)
         self.freed = False
 
     def begin(self) -> None:
@@ -94,6 +148,7 @@ class Handle(Owner):
         """vmem_free, or vmem_discard, unless something is left over the region. A region that was freed stays freed."""
         check_fork(self._generation, self.label)  # another thread of the parent may have the lock
         _dlpack.sweep()
+        sweep()
         begun, said = False, []  # type: bool, List[int]
         try:
             with self.lock:
@@ -108,8 +163,7 @@ class Handle(Owner):
                     )
                 self.freed = begun = True
             live.pop(self.ptr, None)  # before: the address may be another region's a moment later
-            answer(said, lib.vmem_discard if discard else lib.vmem_free, self.ptr)
-            check(said[0])
+            end(said, self.owned, lib.vmem_discard if discard else lib.vmem_free)
         except BaseException as e:  # a signal's, too: before the call, in it
             gone = said == [0] or (discard and said == [-errno.EIO])
             if begun and not gone:
@@ -119,19 +173,13 @@ class Handle(Owner):
                 raise e from failure(said[0])  # it is told once
             raise
 
-    def __del__(
-        self,
-        finalizing: Callable[[], bool] = sys.is_finalizing,
-        vmem_free: Any = lib.vmem_free,
-    ) -> None:
-        if self.freed or not self.made or finalizing() or self._generation != generation:
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if self.freed or finalizing():
             return
         self.freed = True
-        rc = vmem_free(self.made)
-        if rc == -errno.EBUSY:  # garbage of one cycle: the lease in it ends in a moment
-            _orphans.append(self.made.value or 0)
-        elif rc not in (0, -errno.ECHILD):
-            raise failure(rc, f"{self.label}, freed as garbage: ")  # Python prints it
+        failed = drop(self.owned)
+        if failed is not None and failed.errno != errno.ECHILD:  # Python prints it
+            raise Error(failed.errno, f"{self.label}, freed as garbage: {failed.strerror}")
 
 
 class Export(Owner):
@@ -144,22 +192,7 @@ class Export(Owner):
 
 
 live: "weakref.WeakValueDictionary[int, Handle]" = weakref.WeakValueDictionary()
-_orphans: List[int] = []
 _inherited: List[Tuple[int, int, str]] = []  # address, bytes and label of the parents' regions; nothing else gets there
-
-
-def free_orphans() -> None:
-    for _ in range(len(_orphans)):
-        try:
-            ptr = _orphans.pop()
-        except IndexError:
-            return
-        said: List[int] = []
-        try:
-            answer(said, lib.vmem_free, ptr)
-        finally:
-            if said in ([], [-errno.EBUSY]):
-                _orphans.append(ptr)
 
 
 def regions() -> List[Handle]:
@@ -213,12 +246,15 @@ def shutdown() -> None:
     """Stops libvmem's threads and gives its memory back; the next call starts it again. Refused while regions made
     from Python are alive: their arrays would lose their memory. Regions that C or C++ code made are freed."""
     _dlpack.sweep()
+    sweep()
     left = [h.label for h in regions() if not h.freed]
     if left:
         raise Error(
             errno.EBUSY,
             f"{len(left)} regions are alive ({', '.join(left[:4])}{', ..' if len(left) > 4 else ''}); free them first",
         )
+    for ref in list(gone):
+        owned.pop(ref, None)  # it frees them, too
     lib.vmem_shutdown()
 
 

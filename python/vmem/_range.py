@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import enum
 import errno
+import operator
 import os
 import warnings
 from typing import IO, Any, Generator, Iterator, List, NamedTuple, Optional, Tuple, Union
@@ -21,7 +22,6 @@ from ._lib import (
     Owner,
     RangeStruct,
     ResidencyStruct,
-    answer,
     check,
     failure,
     lib,
@@ -165,7 +165,7 @@ class Range:
 
     def _pieces(self, offset: int, access: int) -> Iterator[memoryview]:
         self._check()
-        if not 0 <= offset <= self.nbytes:
+        if not 0 <= operator.index(offset) <= self.nbytes:
             raise ValueError(f"offset {offset} is not in the {self.nbytes} bytes")
         return leased_pieces(self._handle.export(), self.ptr + offset, self.nbytes - offset, access)
 
@@ -192,11 +192,11 @@ Span = Tuple[int, int, int, Any]  # address, bytes, access, what keeps it
 class Lease(Owner):
     """A live lease; ends with release(), at the end of a with statement, or with the object (which warns)."""
 
-    __slots__ = ("_lease", "_ended", "_keep", "_stream", "_held", "_generation", "__weakref__")
+    __slots__ = ("_lease", "_owned", "_keep", "_stream", "_held", "_generation", "__weakref__")
 
     def __init__(self, spans: List[Span], location: int, stream: Any, wait: bool = True) -> None:
+        _memory.sweep()
         self._held = False
-        self._ended: List[int] = []  # what vmem_lease_end has answered; 0: the handle may be another lease's
         self._lease = ctypes.c_void_p()
         self._generation = _memory.generation
         spans = [s for s in spans if s[1] != 0]
@@ -205,6 +205,7 @@ class Lease(Owner):
             struct.ptr, struct.size, struct.access = ptr, nbytes, int(access)
         self._keep = [s[3] for s in spans]
         self._stream = stream_handle(stream)
+        self._owned = _memory.own(self, self._lease, lib.vmem_lease_end, self._stream)
         if spans and wait:
             check(lib.vmem_lease(ctypes.byref(self._lease), ranges, len(spans), location, self._stream))
             self._held = True
@@ -215,14 +216,14 @@ class Lease(Owner):
     @property
     def _live(self) -> Optional[ctypes.c_void_p]:
         """The handle; None or NULL: there is none, or none any more."""
-        return None if 0 in self._ended else self._lease
+        _memory.check_fork(self._generation, "the lease")
+        return _memory.owned.get(self._owned)
 
     def _end(self, stream: int) -> None:
         try:
-            answer(self._ended, lib.vmem_lease_end, self._live, stream)
-            check(self._ended[-1])
+            _memory.end([], self._owned, lib.vmem_lease_end, stream)
         finally:
-            if 0 in self._ended:
+            if self._owned not in _memory.owned:
                 self._keep = []
 
     def release(self, stream: Any = _OWN) -> None:
@@ -234,7 +235,7 @@ class Lease(Owner):
     @property
     def held(self) -> bool:
         """False once the lease was released."""
-        return self._held and 0 not in self._ended
+        return self._held and self._owned in _memory.owned
 
     def __enter__(self) -> "Lease":
         return self
@@ -242,11 +243,10 @@ class Lease(Owner):
     def __exit__(self, *_: Any) -> None:
         self.release()
 
-    def __del__(self) -> None:
-        if getattr(self, "_lease", None) and self._live and self._generation == _memory.generation:
-            lib.vmem_lease_end(self._live, self._stream)
-            self._lease, self._held = ctypes.c_void_p(), False
-            _memory.free_orphans()
+    def __del__(self, owned: Any = _memory.owned) -> None:
+        if owned.get(getattr(self, "_owned", None)):
+            _memory.drop(self._owned)
+            _memory.sweep()
             warnings.warn("a vmem.Lease was dropped without release()", ResourceWarning, stacklevel=2)
 
 
@@ -293,7 +293,7 @@ class PendingLease(Owner):
             try:
                 self._lease._end(self._lease._stream)
             finally:
-                if 0 in self._lease._ended and self._failure is None:
+                if self._lease._owned not in _memory.owned and self._failure is None:
                     self._failure = cancelled
 
     async def _wait(self) -> Lease:

@@ -209,6 +209,7 @@ def _create(
     offset: int = 0,
     fd: int = -1,
 ) -> None:
+    _memory.sweep()
     attr = RegionAttrStruct()
     attr.size = ctypes.sizeof(attr)
     attr.block_size = _block_size(wanted.block_size)

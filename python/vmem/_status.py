@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Union
 
+from . import _memory
 from ._lib import LOG_CALLBACK, DeviceStatsStruct, StatsStruct, check, lib, struct_values, text_bytes
 
 Value = Union[str, int, bool]
@@ -176,6 +177,7 @@ class DeviceStats:
 
 def stats() -> Stats:
     """What libvmem has done in this process so far, and holds now."""
+    _memory.sweep()
     out = StatsStruct()
     out.size = ctypes.sizeof(out)
     check(lib.vmem_stats(ctypes.byref(out)))

@@ -125,16 +125,16 @@ def python(code, **environment):
 PACKAGE = os.path.dirname(vmem.__file__)
 
 
-def may_be_interrupted(frame):
-    """Of the package, and not at the end of an object, where Python prints what is raised."""
+def may_be_interrupted(frame, ends):
+    """Of the package, and with `ends` at the end of an object, where Python prints what is raised, else not there."""
     ours = frame.f_code.co_filename.startswith(PACKAGE)
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
-    return ours and frame is None
+    return ours and (frame is not None) == ends
 
 
 @contextlib.contextmanager
-def after_calls(act):
+def after_calls(act, ends=False):
     """act() after each call of the package's code, and at the beginning of its functions. By instructions before Python
     3.12; from there on a function's instructions are not seen in its first call."""
     if hasattr(sys, "monitoring"):
@@ -142,7 +142,7 @@ def after_calls(act):
         events = seen.events.CALL | seen.events.PY_START  # CALL: with C_RETURN
 
         def look(*_):
-            if may_be_interrupted(sys._getframe(1)):
+            if may_be_interrupted(sys._getframe(1), ends):
                 act()
 
         seen.use_tool_id(4, "after_calls")
@@ -157,7 +157,7 @@ def after_calls(act):
         return
 
     def begin(frame, event, _):
-        if event != "call" or not may_be_interrupted(frame):
+        if event != "call" or not may_be_interrupted(frame, ends):
             return None
         frame.f_trace_opcodes = True
         called = [False]
@@ -181,9 +181,10 @@ def after_calls(act):
         sys.settrace(before)
 
 
-def interrupted(work, at):
+def interrupted(work, at, ends=False):
     """work(), with what a signal's handler raises after the at-th call that the package's code makes, where Python lets
-    a handler run: the call is over, its result nobody's. Returns the exception; None: there are fewer calls."""
+    a handler run: the call is over, its result nobody's. Returns the exception; None: there are fewer calls. ends: of
+    the calls in a __del__."""
     came, calls = [], [0]
 
     def act():
@@ -192,10 +193,9 @@ def interrupted(work, at):
             came.append(KeyboardInterrupt())
             raise came[0]
 
-    try:
-        with after_calls(act):
-            work()
-    except KeyboardInterrupt as e:
+    with contextlib.suppress(KeyboardInterrupt), after_calls(act, ends):
+        work()
+    for e in came:
         traceback.clear_frames(e.__traceback__)
         e.__traceback__ = None
     return came[0] if came else None

@@ -422,6 +422,15 @@ def test_npy_files_are_those_of_numpy(host, tmp_path):
         vmem.save_npy(tmp_path / "array.npy", region.array("int16", (3, 4)))
         assert np.load(tmp_path / "region.npy").nbytes == 24 * MIB
         assert np.load(tmp_path / "array.npy").shape == (3, 4)
+        with open(tmp_path / "descriptor.npy", "wb") as file:
+            vmem.save_npy(file.fileno(), region)
+            os.fstat(file.fileno())  # it stays open
+        assert (tmp_path / "descriptor.npy").read_bytes() == (tmp_path / "region.npy").read_bytes()
+        os.unlink(tmp_path / "descriptor.npy")
+        with pytest.raises(TypeError, match="None is neither a path, nor"):
+            vmem.save_npy(None, region)
+        with pytest.raises(TypeError, match="'str' object cannot be interpreted as an integer"):
+            region.read_from(io.BytesIO(), "5")
         with pytest.raises(TypeError, match="bfloat16"):
             vmem.save_npy(tmp_path / "array.npy", region.array("bfloat16"))
         with pytest.raises(TypeError, match="Python objects"):

@@ -2,10 +2,12 @@
 """Ctrl-C at every place where Python lets a signal's handler run: what libvmem did is not forgotten, and what is
 forgotten was not done."""
 
+import ctypes
 import errno
 import gc
 import itertools
 import os
+import sys
 import warnings
 
 import pytest
@@ -19,6 +21,14 @@ BOTH = vmem.READ | vmem.WRITE
 
 def alive(lease):
     return _lib.lib.vmem_lease_poll(lease._lease) == 0
+
+
+def regions():
+    """Those of libvmem: stats() would end what is left first."""
+    out = _lib.StatsStruct()
+    out.size = ctypes.sizeof(out)
+    _lib.check(_lib.lib.vmem_stats(ctypes.byref(out)))
+    return out.regions
 
 
 def test_a_release_that_is_interrupted_never_ends_another_lease(host):
@@ -149,6 +159,92 @@ def test_a_lease_that_is_taken_when_the_interrupt_comes_is_ended(host):
             break
     assert at > 2
     region.free()
+
+
+@pytest.fixture
+def unraised(monkeypatch):
+    """What is raised in a __del__ is not printed, nor is that a lease was dropped."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        yield
+
+
+def interrupted_ends(make):
+    """Drops what is made, each time with the interrupt at another place of its end."""
+    for at in itertools.count(1):
+        held = [make()]
+        came = interrupted(held.clear, at, ends=True)
+        yield at
+        if came is None:
+            break
+    assert at > 2
+
+
+@pytest.mark.parametrize("sweep", [vmem.stats, lambda: vmem.alloc(MIB).free(), vmem.shutdown])
+def test_a_region_whose_end_is_interrupted_is_freed_by_the_next_call(host, unraised, sweep):
+    for at in interrupted_ends(lambda: vmem.alloc(MIB).array()):
+        sweep()
+        assert regions() == 0, at
+        with vmem.alloc(MIB) as other:  # as a rule at the address of the one that was freed
+            vmem.stats()
+            assert regions() == 1 and other.query().host_bytes == 0, at
+
+
+def test_a_lease_whose_end_is_interrupted_is_ended_by_the_next_call(host, unraised):
+    region = vmem.alloc(MIB, host_only=True)
+    for at in interrupted_ends(lambda: region.acquire(BOTH)):
+        other = region.acquire(BOTH)  # as a rule at the address of the one that has ended
+        vmem.stats()
+        assert other.held and alive(other), at
+        other.release()
+        region.evict()
+        assert region.query().host_bytes == 0, at
+    for _ in interrupted_ends(lambda: region.acquire(BOTH)):
+        region.free()
+        region = vmem.alloc(MIB, host_only=True)
+    region.free()
+
+
+def test_a_region_and_its_lease_whose_ends_are_interrupted_are_gone(host, unraised):
+    for at in interrupted_ends(lambda: vmem.alloc(MIB).acquire()):  # the lease is all that keeps the region
+        vmem.stats()
+        assert regions() == 0, at
+
+
+def test_what_an_interrupt_left_stays_known_until_it_is_ended(host, unraised):
+    for at in itertools.count(1):
+        held = [vmem.alloc(MIB).acquire()]
+        assert interrupted(held.clear, 1, ends=True) is not None
+        came = interrupted(vmem.stats, at)
+        vmem.stats()
+        assert regions() == 0, at
+        if came is None:
+            break
+    assert at > 5
+
+
+def test_a_child_ends_nothing_that_an_interrupt_left(host, unraised):
+    held = [vmem.alloc(MIB).acquire()]
+    assert interrupted(held.clear, 1, ends=True) is not None
+    assert _memory.owned and _memory.gone
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if not _memory.owned and not _memory.gone and vmem.stats().regions == 0 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert vmem.stats().regions == 0
+
+
+def test_no_entry_stays_of_what_has_ended(host):
+    for _ in range(100):
+        with vmem.alloc(MIB) as region, region.acquire():
+            pass
+    del region
+    with pytest.raises(vmem.Error):
+        vmem.alloc(MIB, block_size=5)
+    gc.collect()
+    vmem.stats()
+    assert not _memory.owned and not _memory.gone
 
 
 def test_a_log_callback_whose_installation_is_interrupted_lives_as_long_as_it_is_called():

@@ -181,6 +181,7 @@ WRONG = [
     ({"tensors": {"\udc80": torch.ones(3)}}, ValueError, "surrogate"),
     ({"tensors": [("a", torch.ones(3))]}, TypeError, "list is no dictionary"),
     ({"tensors": ONES, "align": 1 << 40}, ValueError, "align"),
+    ({"tensors": ONES, "align": 8192.0}, TypeError, "'float' object cannot be interpreted as an integer"),
     ({"tensors": ONES, "shared": "copy"}, ValueError, "'copy' is not known"),
 ]
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections.abc
 import contextlib
 import errno
+import operator
 from typing import IO, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
@@ -101,6 +102,7 @@ def save(
     TypeError: the format cannot hold a tensor (its type; sparse, quantized, nested and meta ones), the metadata is no
     dictionary of strings, or a name no string. ValueError: the format cannot hold a text. The words name the tensor.
     """
+    align = operator.index(align)
     if align not in (1 << bits for bits in range(3, 25)):
         raise ValueError(f"align {short(align)} is not a power of two from 8 to {1 << 24}")
     if shared not in ("refuse", "once"):

@@ -57,4 +57,5 @@ def check_free(model: nn.Module) -> None:
     for name, module in model.named_modules():
         engine = getattr(module.__dict__.get("forward"), "vmem_engine", None)
         if engine is not None and not engine.removed:
-            raise Error(errno.EBUSY, f"layer {name!r} is offloaded already; remove() that first")
+            label = name or type(module).__name__
+            raise Error(errno.EBUSY, f"layer {label!r} is offloaded already; remove() that first")

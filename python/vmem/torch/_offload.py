@@ -15,7 +15,7 @@ from typing import Any, Dict, List, Optional, Tuple
 import torch
 from torch import nn
 
-from .._lib import Error, human_bytes, parse_size
+from .._lib import Error, human_bytes, parse_size, short
 from . import _guard, _plan
 from ._engine import Engine, Frame, Scope, Watch
 from ._target import ask_budget, give_budget, resolve, use_host_memory
@@ -258,6 +258,8 @@ def offload(
         raise ValueError(f"watch {watch!r} is not known; give first or always")
     if align is not None and align < 1:
         raise ValueError(f"align {align} is not positive")
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{short(model)} is no torch.nn.Module")
     _guard.check_free(model)
     target = resolve(device)
     plan = _plan.make(model, target, small)
