@@ -127,11 +127,12 @@ check_manual() {
   rm -rf "$folder"
 }
 
-# Lines of the documents are short, tables whole; links, files, functions and tests that they name are there; the
-# architecture's picture has the folders of lib, no more and no less.
+# Lines of the documents are short, tables whole; links, files, classes, functions and tests that they name are there;
+# each room of lib has its page, and the architecture's picture is what lib/ROOMS says.
 check_docs() {
   command -v python3 >/dev/null || { missing docs python3; return; }
   { tracked '*.md' ':!tests/**' | xargs -r python3 scripts/lib/check_docs.py
+    python3 scripts/lib/draw_rooms.py --check
     python3 scripts/lib/plot_bench.py --check; } 2>&1 | report docs
 }
 

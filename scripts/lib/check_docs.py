@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_docs.py FILE..: prints what is wrong with the documents, a line each: lines of text have at most 100 columns,
-each table has its head, links lead somewhere, files and tests that are named exist. docs/architecture.md draws and
-lists exactly the folders of lib/, its walks name functions that are in the files they name, its glossary names that
-are in the code; each class that it lists has a suite of tests that makes one. The table of states in docs/internals.md
-has the changes that the code allows."""
+each table has its head, links lead somewhere, files and tests that are named exist. docs/architecture.md lists
+exactly the folders of lib/, and its walks name functions that are in the files they name; the names in docs/glossary.md
+are in the code. Each room of lib/ROOMS has a README.md, or is in that of the folder above; a README.md says, as
+lib/ROOMS does, which rooms may include its own. Files and classes that these and docs/architecture.md name are in the
+sources, in the file of their row where there is one. The table of states in docs/internals.md has the changes that the
+code allows."""
 
+import fnmatch
+import functools
 import glob
 import os
 import re
@@ -12,6 +16,7 @@ import sys
 
 COLUMNS = 100
 ARCHITECTURE = "docs/architecture.md"
+GLOSSARY = "docs/glossary.md"
 INTERNALS = "docs/internals.md"
 # Named in `..`: a path of this repository, patterns with * included.
 PATH = re.compile(r"`((?:lib|include|tests|tools|scripts|examples|docs|kmod|python|packages)/[\w./*-]+)`")
@@ -28,28 +33,6 @@ def tests():
             with open(path, encoding="utf-8", errors="replace") as f:
                 found.update(re.findall(r"TEST(?:_[FP])?\(\s*(\w+),\s*(\w+)\)", f.read()))
     return found
-
-
-def with_headers(path, seen):
-    """The text of a test and of the headers beside it that it includes."""
-    if path in seen or not os.path.exists(path):
-        return ""
-    seen.add(path)
-    with open(path, encoding="utf-8") as f:
-        text = f.read()
-    headers = re.findall(r'^#include "(\w+\.h)"', text, re.M)
-    return text + "".join(with_headers(f"tests/unit/{header}", seen) for header in headers)
-
-
-def made_by_suites():
-    """What each suite of tests/unit makes: `Name it;`, `Name it{..}` or `make_unique<Name>`, here or in a header."""
-    made = {}
-    for path in glob.glob("tests/unit/*.cpp"):
-        text = with_headers(path, set())
-        names = set(re.findall(r"\b([A-Z]\w+) \w+ ?[;({]|make_unique<(?:\w+::)*(\w+)>", text))
-        for suite in re.findall(r"TEST(?:_[FP])?\(\s*(\w+),", text):
-            made.setdefault(suite, set()).update(name for pair in names for name in pair)
-    return made
 
 
 def blocks(text):
@@ -107,20 +90,17 @@ def check(path, known):
 
 
 def check_architecture():
-    """The picture is the first block of code; the list is the first table; the walks are the tables with functions."""
+    """The first table lists the folders of lib/; the walks are the tables with functions."""
     with open(ARCHITECTURE, encoding="utf-8") as f:
         text = f.read()
     rooms = {f"lib/{name}" for name in os.listdir("lib") if os.path.isdir(f"lib/{name}")}
-    picture = re.search(r"^```\n(.*?)^```", text, re.M | re.S)
-    drawn = re.findall(r"\blib/\w+", picture.group(1)) if picture else []
-    listed = re.findall(r"^\| `(lib/\w+)` \|", text, re.M)
-    for what, found in (("picture", drawn), ("table", listed)):
-        for room in sorted(rooms - set(found)):
-            print(f"{ARCHITECTURE}: {room} is not in its {what}")
-        for room in sorted(set(found) - rooms):
-            print(f"{ARCHITECTURE}: {room} of its {what} is no folder")
-        for room in sorted({room for room in found if found.count(room) > 1}):
-            print(f"{ARCHITECTURE}: {room} is twice in its {what}")
+    listed = re.findall(r"^\| \[?`(lib/\w+)`", text, re.M)
+    for room in sorted(rooms - set(listed)):
+        print(f"{ARCHITECTURE}: {room} is not in its table")
+    for room in sorted(set(listed) - rooms):
+        print(f"{ARCHITECTURE}: {room} of its table is no folder")
+    for room in sorted({room for room in listed if listed.count(room) > 1}):
+        print(f"{ARCHITECTURE}: {room} is twice in its table")
     walks = 0
     for path, functions in re.findall(r"^\| `(lib/[\w/]+\.cpp)` \| ([^|]*) \|", text, re.M):
         walks += 1
@@ -131,25 +111,109 @@ def check_architecture():
         for name in re.findall(r"`(\w+)`", functions):
             if not re.search(rf"^[\w\s:<>,&*\[\]]*\b{name}\(", code, re.M):
                 print(f"{ARCHITECTURE}: {path} has no function {name}")
+    if walks < 12:
+        print(f"{ARCHITECTURE}: {walks} steps of walks are left, 12 at least")
+
+
+def check_glossary():
+    with open(GLOSSARY, encoding="utf-8") as f:
+        text = f.read().partition("## Threads")[0]
     code = ""
     for path in glob.glob("lib/**/*.h", recursive=True):
         with open(path, encoding="utf-8") as f:
             code += f.read()
-    for row in re.findall(r"^\|[^|\n]*\|[^|\n]*\|([^|\n]*)\|$", text[text.find("## Glossary"):], re.M):
+    for row in re.findall(r"^\|[^|\n]*\|[^|\n]*\|([^|\n]*)\|$", text, re.M):
         for name in re.findall(r"`(\w+)`", row):
             if not re.search(rf"\b{name}\b", code):
-                print(f"{ARCHITECTURE}: the glossary says that the code has {name}, which it has not")
-    # Each class of lib/pager that it lists has tests: a suite of its name, but for Queue at its end, which makes one.
-    made = made_by_suites()
-    for name in re.findall(r"^\| `([A-Z]\w+)` \| [^|]* \|$", text, re.M):
-        short = name.removesuffix("Queue")
-        suites = set(made) & {name, short, f"Pager{name}", f"Pager{short}"}
-        if not suites:
-            print(f"{ARCHITECTURE}: {name} has no tests of its own (a suite Pager{name} in tests/unit)")
-        elif not any(name in made[suite] for suite in suites):
-            print(f"{ARCHITECTURE}: {', '.join(suites)} makes no {name}")
-    if walks < 12:
-        print(f"{ARCHITECTURE}: {walks} steps of walks are left, 12 at least")
+                print(f"{GLOSSARY}: the glossary says that the code has {name}, which it has not")
+
+
+# `Class`, `Class::member`, `space::Class`; a constant (kName) or a macro is none.
+CLASS = re.compile(r"`((?:\w+::)*)([A-Z]+[a-z]\w*)((?:::~?\w+)*)`")
+FILE = re.compile(r"`([\w./]+\.(?:h|cpp|map))`")
+
+
+@functools.lru_cache(maxsize=None)
+def source(path):
+    with open(path, encoding="utf-8") as f:
+        return f.read()
+
+
+@functools.lru_cache(maxsize=None)
+def declared():
+    """Each class, structure, enumeration or alias of the sources, and the files that declare it."""
+    found = {}
+    for path in glob.glob("lib/**/*.*", recursive=True):
+        if path.endswith((".h", ".cpp")):
+            kinds = r"\b(?:class|struct|enum|union|using)\s+(?:class\s+)?(?:VMEM_\w+\(.*?\)\)? |\[\[\w+\]\] )*"
+            for name in re.findall(kinds + r"(?:\w+::)*([A-Z]\w*)\b(?!\s*;)", source(path)):
+                found.setdefault(name, set()).add(path)
+    return found
+
+
+def check_names(path):
+    """The files and classes that a document about the sources names are there."""
+    folder = os.path.dirname(path) if path.startswith("lib/") else "lib"
+    with open(path, encoding="utf-8") as f:
+        lines = [(number, line) for number, line, kind in blocks(f.read()) if kind != "code"]
+    for number, line in lines:
+        files = []
+        for name in FILE.findall(line):
+            places = (f"{folder}/{name}", f"lib/{name}", name, f"include/vmem/{name}")
+            full = [place for place in places if os.path.exists(place)]
+            files += full[:1]
+            if not full:
+                print(f"{path}:{number}: names {name}, which is not there")
+        cells = line.split("|")
+        row = files if len(cells) > 3 and FILE.search(cells[1]) and not cells[1].strip().startswith("`lib/") else []
+        for space, name, members in CLASS.findall(line):
+            homes = declared().get(name, set())
+            if not homes:
+                print(f"{path}:{number}: names the class {name}, which no source of lib/ declares")
+            elif row and f"`{space}{name}{members}`" in cells[2] and not homes & set(row):
+                print(f"{path}:{number}: {name} is declared in {', '.join(sorted(homes))}")
+            for member in re.findall(r"\w+", members):
+                if homes and not any(re.search(rf"\b{member}\b", source(home)) for home in homes):
+                    print(f"{path}:{number}: {name} has no {member}")
+
+
+@functools.lru_cache(maxsize=None)
+def table_of_rooms():
+    """Each room of lib/ROOMS, and the rooms that may include it."""
+    may = {}
+    with open("lib/ROOMS", encoding="utf-8") as f:
+        for line in f:
+            words = line.partition("#")[0].split()
+            if words and "->" not in words:
+                may[words[0]] = words[1:]
+    return {room: {f"lib/{other}" for other, named in may.items()
+                   if other != room and (room == "core" or any(fnmatch.fnmatch(room, one) for one in named))}
+            for room in may}
+
+
+def check_readmes(readmes):
+    """Each room has its page, or is in that of the folder above."""
+    for room in table_of_rooms():
+        above = f"lib/{os.path.dirname(room)}/README.md"
+        if f"lib/{room}/README.md" in readmes or (above in readmes and f"`lib/{room}`" in source(above)):
+            continue
+        print(f"lib/ROOMS: {room} has no lib/{room}/README.md")
+
+
+def check_included_by(path):
+    """A room's page says which rooms may include it: in its last paragraph, up to a full stop."""
+    room = os.path.dirname(path)[len("lib/"):]
+    said = re.search(r"^\*\*Included by\*\* ([^.]*)\.", source(path), re.M)
+    if room not in table_of_rooms() or not said:
+        print(f"{path}: it is no room of lib/ROOMS, or does not say what it is included by")
+        return
+    every = {f"lib/{one}" for one in table_of_rooms()}
+    named = {one for name in re.findall(r"`([^`]+)`", said.group(1)) for one in fnmatch.filter(every, name)}
+    if said.group(1) == "every room":
+        named = every
+    named.discard(f"lib/{room}")
+    for one in sorted(named ^ table_of_rooms()[room]):
+        print(f"{path}: {one} {'may not' if one in named else 'may'} include it, says lib/ROOMS")
 
 
 def check_states():
@@ -176,5 +240,12 @@ for argument in sys.argv[1:]:
     check(argument, everything)
     if argument == ARCHITECTURE:
         check_architecture()
+        check_readmes(set(sys.argv[1:]))
+    if argument == GLOSSARY:
+        check_glossary()
     if argument == INTERNALS:
         check_states()
+    if argument.startswith("lib/"):
+        check_included_by(argument)
+    if argument == ARCHITECTURE or argument.startswith("lib/"):
+        check_names(argument)

@@ -94,7 +94,7 @@ every_block() {
   local known=" README.md/1 README.md/2 docs/python.md/1 docs/install.md/1 " # scripts/bare.sh; tests/python/wheel.sh; tests/package
   known+="README.md/4 README.md/5 README.md/6 docs/install.md/2 docs/install.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
   known+="README.md/3 docs/python.md/3 docs/python.md/4 docs/python.md/5 "                       # need a model: the step on names; tests/python/test_torch_*.py
-  known+="docs/architecture.md/1 docs/vmemctl.md/1 docs/gpu-paging.md/1 docs/gpu-paging.md/2 docs/gpu-paging.md/3 docs/architecture.md/2 "  # no commands; a sketch, whose text tests/gpu has whole
+  known+="docs/vmemctl.md/1 docs/gpu-paging.md/1 docs/gpu-paging.md/2 docs/gpu-paging.md/3 "  # no commands; a sketch, whose text tests/gpu has whole
   known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/benchmarking.md/6 docs/benchmarking.md/7 docs/benchmarking.md/8 docs/benchmarking.md/9 docs/benchmarking.md/10 docs/benchmarking.md/11 docs/benchmarking.md/12 docs/testing.md/1 docs/device-tier.md/1 "  # long runs, guests, a GPU
   local each wrong=0 name
   while read -r each; do
