@@ -154,7 +154,7 @@ struct vmem_device_stats {
 	uint64_t in_bytes, out_bytes; /* moved to and from the device */
 	uint64_t evictions, clean_drops;
 	uint64_t driver_host_bytes;   /* host pages the driver holds for blocks of this device */
-	uint64_t backend;                /* VMEM_BACKEND_*: how CPU and devices share a region, simulated or not */
+	uint64_t backend;             /* VMEM_BACKEND_*: how CPU and devices share a region, simulated or not */
 	uint64_t guest_bytes;         /* of used_bytes: blocks for which another device had no room (setting peer_spill_percent) */
 	uint64_t to_peers, from_peers; /* of out_bytes and in_bytes: to such a place on another device, and from there */
 };

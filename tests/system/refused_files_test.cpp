@@ -198,7 +198,7 @@ const Kind kKinds[] = {
        close(std::exchange(made.fd, 1000));
        return made;
      },
-     -ENOENT, -ENOENT, -ENOENT, "/proc/self/fd/1000"},
+     -EBADF, -EBADF, -EBADF, "descriptor 1000 is not open"},
     {"a file of /dev/shm",
      [] {
        const std::string path = "/dev/shm/vmem-test-kind-" + std::to_string(getpid());

@@ -11,6 +11,7 @@ using vmem::core::State;
 using vmem::pager::Backing;
 using vmem::pager::Config;
 using vmem::pager::DirtyBlocks;
+using vmem::pager::Frame;
 using vmem::pager::FrameTable;
 using vmem::pager::Region;
 
@@ -66,7 +67,7 @@ TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
   const FrameId a = block(3), b = block(1);
   dirty.add(a, 5000);
   dirty.add(b, 6000);
-  dirty.put_off(a, 6000, true);
+  dirty.put_off(a, 6000, Frame::Overdue::leased);
   EXPECT_TRUE(dirty.overdue(a));
   EXPECT_FALSE(dirty.overdue(b));
   EXPECT_EQ(dirty.first(), b);
@@ -78,7 +79,7 @@ TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
   EXPECT_GT(dirty.changes(), changes) << "an evictor that found nothing looks again";
   EXPECT_EQ(dirty.check(), "");
   dirty.remove(b);
-  dirty.put_off(a, 7000, true);
+  dirty.put_off(a, 7000, Frame::Overdue::yes);
   dirty.bring_forward(a, 7000);
   EXPECT_EQ(dirty.bytes(), kBlock);
   dirty.put_off(a, 8000);
@@ -90,7 +91,7 @@ TEST_F(PagerDirtyBlocks, ABlockThatSomebodyHoldsCountsForNoLimit) {
   dirty.add(a, 10);
   dirty.add(b, 20);
   ASSERT_TRUE(dirty.slows(20));
-  dirty.put_off(a, 30, true);
+  dirty.put_off(a, 30, Frame::Overdue::leased);
   EXPECT_FALSE(dirty.slows(30)) << "a wait would not make it leave";
   EXPECT_EQ(dirty.bytes(), 2 * kBlock);
   dirty.add(c, 40);

@@ -35,7 +35,7 @@ void DirtyBlocks::unlink(FrameId id) {
   (after == kNoFrame ? last_ : frame_table_[after].dirty_before) = before;
   bytes_ -= frame.region->block_size;
   frame.dirty_since_ns = 0;
-  if (frame.overdue == Frame::Overdue::blocked) blocked_ -= frame.region->block_size;
+  if (frame.overdue == Frame::Overdue::leased) leased_ -= frame.region->block_size;
   frame.overdue = Frame::Overdue::no;
   frame.dirty_before = frame.dirty_after = kNoFrame;
 }
@@ -52,19 +52,18 @@ void DirtyBlocks::remove(FrameId id) {
   if (listed(id)) unlink(id);
 }
 
-void DirtyBlocks::put_off(FrameId id, uint64_t now_ns, bool overdue) {
+void DirtyBlocks::put_off(FrameId id, uint64_t now_ns, Frame::Overdue overdue) {
   if (!listed(id)) return;
   unlink(id);
   append(id, now_ns);
-  if (!overdue) return;
-  frame_table_[id].overdue = Frame::Overdue::blocked;
-  blocked_ += frame_table_[id].region->block_size;
+  frame_table_[id].overdue = overdue;
+  if (overdue == Frame::Overdue::leased) leased_ += frame_table_[id].region->block_size;
 }
 
 void DirtyBlocks::bring_forward(FrameId id, uint64_t now_ns) {
   unlink(id);
   prepend(id, now_ns - std::min(now_ns, interval_ns()));
-  frame_table_[id].overdue = Frame::Overdue::free;
+  frame_table_[id].overdue = Frame::Overdue::yes;
   ++changes_;
   if (interval_ns() != 0) ring();
 }
@@ -111,7 +110,7 @@ void DirtyBlocks::forget(const Region& r) {
 }
 
 std::string DirtyBlocks::check() const {
-  uint64_t bytes = 0, blocked = 0, since_ns = 0;
+  uint64_t bytes = 0, leased = 0, since_ns = 0;
   size_t count = 0, marked = 0;
   FrameId before = kNoFrame;
   for (FrameId id = first_; id != kNoFrame; before = id, id = frame_table_[id].dirty_after) {
@@ -123,9 +122,9 @@ std::string DirtyBlocks::check() const {
       return "a dirty block is not in host memory, or no shared file's";
     since_ns = since(id);
     bytes += frame.region->block_size;
-    if (frame.overdue == Frame::Overdue::blocked) blocked += frame.region->block_size;
+    if (frame.overdue == Frame::Overdue::leased) leased += frame.region->block_size;
   }
-  if (before != last_ || bytes != bytes_ || blocked != blocked_) return "dirty bytes and dirty blocks disagree";
+  if (before != last_ || bytes != bytes_ || leased != leased_) return "dirty bytes and dirty blocks disagree";
   for (FrameId id = 0; id < frame_table_.size(); ++id) marked += listed(id) ? 1 : 0;
   return count == marked ? "" : core::strprintf("%zu dirty blocks are listed, %zu are marked so", count, marked);
 }

@@ -36,15 +36,15 @@ class DirtyBlocks {
   // The block keeps its place if it is listed already.
   void add(core::FrameId id, uint64_t now_ns);
   void remove(core::FrameId id);
-  void put_off(core::FrameId id, uint64_t now_ns, bool overdue = false);
+  void put_off(core::FrameId id, uint64_t now_ns, Frame::Overdue overdue = Frame::Overdue::no);
   bool overdue(core::FrameId id) const { return frame_table_[id].overdue != Frame::Overdue::no; }
   void bring_forward(core::FrameId id, uint64_t now_ns);
   bool listed(core::FrameId id) const { return frame_table_[id].dirty_since_ns != 0; }
   core::FrameId first() const { return first_; }  // kNoFrame: the list is empty
   uint64_t since(core::FrameId id) const { return frame_table_[id].dirty_since_ns; }
   uint64_t bytes() const { return bytes_; }
-  // Without overdue blocks that somebody holds: making a store wait would not make them fewer.
-  uint64_t writable() const { return bytes_ - blocked_; }
+  // Without overdue blocks under WRITE leases: a store that waits would not make them fewer.
+  uint64_t writable() const { return bytes_ - leased_; }
 
   // Writes of listed blocks that nobody waits for. Enough are under way: the next begins when one has ended, which
   // wakes a reclaim thread.
@@ -95,7 +95,7 @@ class DirtyBlocks {
   const Config& config_;
   std::condition_variable* bell_ = nullptr;
   core::FrameId first_ = core::kNoFrame, last_ = core::kNoFrame;
-  uint64_t bytes_ = 0, blocked_ = 0, writing_ = 0, changes_ = 0;
+  uint64_t bytes_ = 0, leased_ = 0, writing_ = 0, changes_ = 0;
   uint64_t ended_ns_ = 0, slowing_since_ns_ = 0, lifted_until_ns_ = 0;
   PooledList<BlockSpan> slowed_;
 };

@@ -73,9 +73,9 @@ struct Frame {
                                  // mapping: somebody met a page that was not there
   uint64_t pinned_until_ns = 0;  // .. until then
   uint64_t dirty_since_ns = 0;   // DirtyBlocks; 0: not listed
-  // Of DirtyBlocks: the block was due, and a lease or a transition kept it from its file (blocked), which may be over
-  // (free). It is overdue until its write begins.
-  enum class Overdue : uint8_t { no, blocked, free };
+  // Of DirtyBlocks: the block was due and could not be written, for a WRITE lease or for something else that is over
+  // soon. It is overdue until its write begins.
+  enum class Overdue : uint8_t { no, yes, leased };
   Overdue overdue = Overdue::no;
   core::FrameId dirty_before = core::kNoFrame, dirty_after = core::kNoFrame;
 };

@@ -99,7 +99,8 @@ bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
     const uint64_t taken = take_run(*frame.region, frame.block, now_ns, batch);
     if (taken == 0) in_vain_ += frame.region->block_size;
     bytes += taken;
-    dirty.put_off(id, now_ns, taken == 0);
+    const bool leased = taken == 0 && lent_for_writing(*frame.region, frame.block);
+    dirty.put_off(id, now_ns, leased ? Frame::Overdue::leased : taken == 0 ? Frame::Overdue::yes : Frame::Overdue::no);
   }
   return true;
 }
