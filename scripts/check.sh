@@ -2,7 +2,7 @@
 # check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
 #
 #   format layers interfaces header names settings manual docs readme words sizes shell python statics tidy
-# TIDY_COMMITS=N: clang-tidy reads only what the last N commits of sources changed; .ci/run does, and the nightly run reads all.
+# TIDY_FILES=N: clang-tidy reads only the N sources that changed last; .ci/run does, and the nightly run reads all.
 # Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
 set -uo pipefail
 shopt -s lastpipe   # report counts in this shell, at the end of a pipe
@@ -198,11 +198,11 @@ check_statics() {
 
 check_tidy() {
   command -v clang-tidy >/dev/null || { missing tidy clang-tidy; return; }
-  local since changed only=()
-  since=$(git rev-list -n "${TIDY_COMMITS:-1}" HEAD -- lib tools examples | tail -1)~
-  if [ -n "${TIDY_COMMITS:-}" ] && git rev-parse -q --verify "$since" >/dev/null; then
+  local changed only=()
+  if [ -n "${TIDY_FILES:-}" ]; then
     # A header is read with the source of its name.
-    changed=$(git diff --name-only "$since" -- lib tools examples | sed -n 's/\.\(cpp\|h\)$/.cpp/p' | sort -u | tr '\n' ' ')
+    changed=$(git log --name-only --format= -n 500 -- lib tools examples | sed -n 's/\.\(cpp\|h\)$/.cpp/p' | awk '!seen[$0]++' |
+      while read -r f; do [ ! -e "$f" ] || echo "$f"; done | head -n "$TIDY_FILES" | tr '\n' ' ')
     only=("TIDY_ONLY=$changed")
   fi
   # Quiet while it is clean: only findings are shown.
