@@ -11,9 +11,9 @@
 An array without a lease is for the CPU: a load or store waits until the right bytes are there. A GPU needs a lease.
 Failures are vmem.Error with libvmem's message. Models: vmem.torch.
 
-An access to bytes that cannot be had (the disk fails, memory cannot be freed) ends the process with SIGBUS, as with
-mmap; a lease says so in an exception instead. Regions are not inherited by forked children: start workers that need
-them with the spawn method; a region that was mapped for reading can be pickled to them. libvmem's log goes to stderr
+An access to bytes that libvmem cannot provide (the disk fails, memory cannot be freed) ends the process with SIGBUS, as
+with mmap. A lease raises an exception instead. Forked children do not inherit regions: start workers that need them
+with the spawn method. A region that was mapped for reading can be pickled to them. libvmem's log goes to stderr
 (setting log), or to set_log_callback()'s function.
 """
 

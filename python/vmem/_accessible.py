@@ -108,7 +108,8 @@ class _Walk(pickle.Pickler):
         return None
 
     def _attributes(self, what: Any, kind: Any, base: Any) -> List[Any]:
-        """What __reduce__ may write beside the memory. It is not called: NumPy's would copy the memory."""
+        """The attributes that __reduce__ may write beside the memory. NumPy's is not called, because it would copy the
+        memory."""
         own = (kind.__reduce__, kind.__reduce_ex__) != (base.__reduce__, base.__reduce_ex__)
         if not own and kind not in copyreg.dispatch_table:  # then it writes none, but a mask
             return [what.__dict__.get("_mask")] if base in self.masked else []

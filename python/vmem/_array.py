@@ -16,7 +16,7 @@ from ._status import device_stats
 
 
 class _NumpyBase:
-    """What NumPy keeps as an array's base."""
+    """The object that NumPy keeps as an array's base."""
 
     def __init__(self, export: _memory.Export, interface: Dict[str, Any]) -> None:
         self._export = export
@@ -65,7 +65,7 @@ class Array(Range):
 
     @property
     def device(self) -> int:
-        """HOST, or the CUDA ordinal that consumers are told. Where the bytes are is another matter: see query()."""
+        """HOST, or the CUDA ordinal that consumers are told. query() tells where the bytes are."""
         return self._device
 
     def on(self, device: int) -> "Array":
@@ -77,7 +77,7 @@ class Array(Range):
         return Array(self._handle.export(), self._ptr, self._dtype, self._shape, self._nbytes, device)
 
     def __len__(self) -> int:
-        """Of the first dimension."""
+        """The length of the first dimension."""
         if not self._shape:
             raise TypeError("an array without dimensions has no length")
         return self._shape[0]

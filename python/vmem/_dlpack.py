@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DLPack capsules made by hand: dense, contiguous tensors over memory that somebody else keeps alive."""
+"""DLPack capsules made by hand: dense, contiguous tensors over memory that another object keeps alive."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-# What a consumer holds: its struct, the struct's arrays and whatever keeps the memory alive, by the struct's address;
-# and the capsules that nobody is known to have taken, each with that address, by a number of its own: addresses come
-# again. Dictionary operations are atomic, so no lock is held where a garbage collection could come in.
+# The objects of a consumer, by the struct's address: its struct, the struct's arrays and the owner of the memory.
+# And the capsules that no consumer is known to have taken, each with that address, by a number of its own: addresses
+# come again. Dictionary operations are atomic, so no lock is held where a garbage collection could come in.
 _held: Dict[int, Tuple[Any, ...]] = {}
 _offered: Dict[int, Tuple[int, Any]] = {}
 _numbers = itertools.count()
@@ -74,14 +74,14 @@ _api.Py_IncRef(ctypes.py_object(_deleter))
 
 
 def sweep() -> None:
-    """Lets go of the capsules that nobody took: a consumer renames those it takes.
+    """Releases the capsules that no consumer took. A consumer renames the capsules that it takes.
 
-    They have no destructor: a consumer that refuses one drops it with its exception under way, in which no Python may
-    run. So each is kept here until it was taken, or nobody else has it.
+    Capsules have no destructor: a consumer that refuses one drops it while its exception is active, and no Python code
+    may run then. Each capsule is therefore kept here until a consumer took it, or until no other object refers to it.
 
-    Other threads take capsules meanwhile. Only of one that nobody else has the name stays as it is seen, so that is
-    asked first; and of threads that sweep, the one that gets the capsule out of the dictionary lets go of what it is
-    of.
+    Other threads take capsules meanwhile. The name of a capsule is stable only if no other object refers to it, so
+    that is checked first. If several threads sweep, the one that removes the capsule from the dictionary releases its
+    memory.
     """
     for number in list(_offered):
         found = _offered.get(number)

@@ -31,7 +31,7 @@ class KernelRange(Owner):
 
     @property
     def view(self) -> bytes:
-        """What a kernel is given, by value: the 128 bytes of a struct vmem_kernel_view, of which <vmem/device.cuh>
+        """The kernel's parameter, by value: the 128 bytes of a struct vmem_kernel_view, from which <vmem/device.cuh>
         makes a vmem::device_region."""
         return self._view
 
@@ -68,10 +68,10 @@ class KernelRange(Owner):
 def kernel(
     what: Any, access: int = READ, device: int = 0, stream: Any = None, budget: Union[int, str, None] = None
 ) -> KernelRange:
-    """Opens a range to kernels that ask for what they need while they run (docs/gpu-paging.md).
+    """Opens a range to kernels that request bytes while they run (docs/gpu-paging.md).
 
     with vmem.kernel(table, device=0, stream=stream, budget="1GiB") as open: launch kernels on the stream, with
-    open.view as their parameter. What they have asked for is leased to the library, at most `budget` bytes at once
-    (None: half of device_budget). Needs device=handles; the bytes are a Region, Array, NumPy array or tensor over one.
+    open.view as their parameter. The library leases the requested bytes, at most `budget` bytes at once (None: half of
+    device_budget). Needs device=handles. The bytes are a Region, Array, NumPy array or tensor over one.
     """
     return KernelRange(what, access, device, stream, 0 if budget is None else parse_size(budget))

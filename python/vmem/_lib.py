@@ -124,8 +124,8 @@ def _has_more_rights() -> bool:
 
 
 def _candidates() -> List[str]:
-    """Where the library is looked for, first to last. A path that the environment gives is the only one, but not in a
-    program that runs with more rights than who started it, whose environment is (AT_SECURE)."""
+    """The paths at which the library is searched, in order. A path from the environment is the only one. A program that
+    runs with more rights than the user who started it (AT_SECURE) ignores the environment."""
     given = os.environ.get("VMEM_LIBRARY")
     if given and not _has_more_rights():
         return [given]
@@ -250,11 +250,11 @@ def check(rc: int) -> None:
 
 
 def answer(said: List[int], call: Any, *given: Any) -> None:
-    """A call of lib's whose answer is in `said` whatever comes: where this raises and `said` is empty, there was none.
+    """Makes a call of lib's and keeps its answer in `said`. If this raises and `said` is empty, there was no answer.
 
-    The handler of a signal that comes in a call (Ctrl-C in one that waits) runs once the call has returned, and where
-    it raises, what the call returned is nobody's. Between map() and the list there is no place for a handler, nor in a
-    filter() given for a value, which is asked for it; the call is not made where that has none."""
+    The handler of a signal that comes in a call (Ctrl-C in one that waits) runs after the call has returned. If it
+    raises, an ordinary call loses its answer. No handler can run between map() and the list, nor in a filter() given
+    for a value. Such a filter is asked for the value, and without one the call is not made."""
     for value, (low, high) in zip(given, call.limits):
         if isinstance(value, int) and not low <= value <= high:
             raise ValueError(f"{short(value)} is not from {low} to {high}")
@@ -277,7 +277,7 @@ def stream_handle(stream: Any) -> int:
 
 
 def text_bytes(text: str) -> bytes:
-    """Of a name or value. C would take what is before a NUL for the whole; bytes of a path that are no text stay."""
+    """The bytes of a name or value. A NUL is refused: C would stop there. Bytes of a path that are no text stay."""
     if "\0" in text:
         raise ValueError(f"{short(text)} holds a NUL character")
     return text.encode("utf-8", "surrogateescape")
@@ -308,7 +308,7 @@ LARGEST = (1 << 63) - 1  # of a size or an offset in bytes: beyond it C would ta
 
 
 class Owner:
-    """Who ends something of libvmem's. A copy would end it a second time, or while the first is at it."""
+    """An object that ends something of libvmem's. A copy would end it a second time, or at the same time."""
 
     __slots__ = ()
 

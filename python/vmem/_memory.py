@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who keeps a region alive: its handle, and the exports (arrays, tensors, buffers) that hold on to it.
+"""Lifetime of regions: a region's handle and its exports (arrays, tensors, buffers) keep it alive.
 
-A region is freed when it is told to and nothing is left over it, or when the last of Region, Array, Lease and foreign
-array over it is gone. Nothing is freed while the interpreter ends: arrays may still be looked at then, and libvmem
-itself writes what shared files need at exit.
+A region is freed by a request when no export of it is left, or when the last Region, Array, Lease and foreign array
+over it is gone. No region is freed while the interpreter ends: the program may still read arrays then, and libvmem
+itself writes the changes of shared files at exit.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Handle(Owner):
         self.file: Optional[Tuple[int, int]] = None  # that it maps: device and inode
         self.exports: "weakref.WeakSet[Export]" = weakref.WeakSet()
         self.lock = threading.RLock()  # exports against free; reentrant, for a garbage collection inside it
-        self.backend: Optional[int] = None  # what its device tier stands on, once somebody has asked
+        self.backend: Optional[int] = None  # the backend of its device tier, after the first query
         self._block = 0  # likewise
         self._generation = generation
         self.owned = own(self, self.made, lib.vmem_free)

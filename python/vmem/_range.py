@@ -63,7 +63,7 @@ def advice_of(advice: Union["Advice", str, int]) -> int:
     return int(advice)
 
 
-# What one lease of read_from() and write_to() covers: a part of the smallest budget.
+# The bytes that one lease of read_from() and write_to() covers: a part of the smallest budget.
 _PIECE = 2 << 20
 
 

@@ -121,7 +121,7 @@ class Region(Range):
 
     def __exit__(self, *_: Any) -> None:
         _dlpack.sweep()
-        # What is left over it keeps it alive: an error here would hide the one that ends the block.
+        # Remaining exports keep it alive: an error here would hide the one that ends the block.
         if not any(True for _ in self._handle.exports):
             self.free()
 
@@ -183,7 +183,7 @@ class Region(Range):
 
 
 class _Attributes(NamedTuple):
-    """What vmem_create is asked for beside a file; None: as the settings have it."""
+    """The attributes that vmem_create gets beside a file. None: as the settings say."""
 
     block_size: Union[int, str, None] = None
     advice: Union[Advice, str, int, None] = None
@@ -237,9 +237,9 @@ def alloc(
 ) -> Region:
     """A region of zeros; costs address space only. host_only: no device tier, any block size.
 
-    Of this region, whatever the settings are: block_size ("64KiB", "auto"); codec of its blocks on the SSD ("none",
-    "lz4", "zstd"); checksum: whether what is read back is verified. advice: of the whole region, from its beginning.
-    address: a hint, where the region is to be if nothing is there. core_dump: whether what is in host memory goes into
+    These override the settings for this region: block_size ("64KiB", "auto"); codec of its blocks on the SSD ("none",
+    "lz4", "zstd"); checksum: whether bytes that are read back are verified. advice: for the whole region, from the
+    start. address: a hint for the region's address, used if it is free. core_dump: whether bytes in host memory go into
     core dumps.
     """
     nbytes = parse_size(size)

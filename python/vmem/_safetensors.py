@@ -42,7 +42,7 @@ class Header(NamedTuple):
 
 
 class _Object(Dict[str, Any]):
-    """A JSON object. Of a name that is there twice the last value counts; the others are in `hidden`."""
+    """A JSON object. If a name is there twice, the last value counts; the others are in `hidden`."""
 
     hidden: Sequence[Tuple[str, Any]] = ()
 
@@ -290,8 +290,8 @@ OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def _in_folder(folder: str) -> str:
-    """The file or index that transformers' from_pretrained(folder) loads; refused if it is one that cannot be mapped.
-    Where transformers finds none: the only safetensors file that there is."""
+    """The file or index that transformers' from_pretrained(folder) loads; refused if it cannot be mapped. If
+    transformers finds none, the only safetensors file in the folder."""
 
     def there(name: str) -> bool:
         return os.path.isfile(os.path.join(folder, name))

@@ -47,16 +47,17 @@ def configure(**settings: Value) -> None:
         set(name, value)
 
 
-# What libvmem may call, which has to live until another has been put in its place: each with whether the call that
-# gave it has returned. One whose call was interrupted may be in place or not; it stays.
+# The callbacks that libvmem may call. Each must live until another has replaced it, and is kept with a flag: whether
+# the call that gave it has returned. A callback whose call was interrupted may be in place or not; it stays.
 _log_callbacks: Dict[int, List[Any]] = {}
 _numbers = itertools.count()
 
 
 def set_log_callback(callback: Optional[Callable[[int, str], None]]) -> None:
-    """Delivers libvmem's log lines to callback(level, line), level 0 an error, 1 a warning, 2 info, 3 debug; None: to
-    stderr again, as at the end of the interpreter. It runs on whichever thread, and may use regions and make any call.
-    What it raises is printed. Once this returns no thread is in the old callback, unless that one made the call."""
+    """Delivers libvmem's log lines to callback(level, line): level 0 is an error, 1 a warning, 2 info, 3 debug. None
+    restores stderr, as the end of the interpreter does. The callback runs on any thread, and may use regions and make
+    any call. Its exceptions are printed. When this returns no thread is in the old callback, unless the old callback
+    made this call."""
     made = LOG_CALLBACK()
     if callback is not None:
         deliver = callback
@@ -76,16 +77,15 @@ def _end_log() -> None:
 
 
 def flush() -> None:
-    """Writes what was stored to shared files, as the end of the program does: to be called before os._exit and
-    os.exec*, which lose it otherwise. The files have it then, whatever becomes of the process; Region.sync() makes it
-    durable."""
+    """Writes the stores to shared files, as the end of the program does. Call it before os._exit and os.exec*, which
+    lose them otherwise. The files then have the stores, however the process ends; Region.sync() makes them durable."""
     check(lib.vmem_flush())
 
 
 def flush_on(*signals: int) -> None:
-    """Has each of these signals write shared files before it ends the process: flush_on(signal.SIGTERM). Threads go on
-    meanwhile, and may lose their stores of that time. EBUSY: Python has a handler for it, as for SIGINT: an exception
-    that nobody catches writes them, too. EINVAL: not a signal of that kind."""
+    """Makes each of these signals write shared files before it ends the process: flush_on(signal.SIGTERM). Threads
+    continue meanwhile, and may lose their stores of that time. EBUSY: Python has a handler for the signal, as for
+    SIGINT; an uncaught exception writes the files, too. EINVAL: not a signal of that kind."""
     numbers = [int(s) for s in signals]
     check(lib.vmem_flush_on((ctypes.c_int * len(numbers))(*numbers), len(numbers)))
 
@@ -98,7 +98,7 @@ def _flush() -> None:
 
 @dataclass(frozen=True)
 class Stats:
-    """Of this process since libvmem started in it: stats().
+    """Figures of this process since libvmem started in it: stats().
 
     faults                accesses that trapped; soft_faults of them without I/O
     fault_ns_total, _max  nanoseconds from the report of a fault to the block being in place
@@ -113,9 +113,9 @@ class Stats:
     host_budget           in force, bytes
     copied_bytes          bytes that a CPU copied to put blocks in place
     lost_blocks           whose only copy was lost, since the start; unknown_blocks now: their last write failed
-    fault_around_blocks   read with one that was asked for (block size auto): whether they are used is not seen
-    dirty_bytes           in host memory now that shared files may lack; background_write_bytes: of such, written
-                          while nobody asked for it (setting writeback_interval)
+    fault_around_blocks   read with a requested block (block size auto): their use is not observed
+    dirty_bytes           in host memory now that shared files may lack; background_write_bytes of them were written in
+                          the background (setting writeback_interval)
     """
 
     faults: int
@@ -148,10 +148,10 @@ class Stats:
 
 @dataclass(frozen=True)
 class DeviceStats:
-    """Of one device since libvmem started in this process: device_stats().
+    """Figures of one device since libvmem started in this process: device_stats().
 
     budget             bytes of the device's memory that libvmem may take
-    used_bytes         it has taken; what moves between devices counts on both; leased_bytes of them are under leases
+    used_bytes         it has taken; blocks that move between devices count on both; leased_bytes of them are leased
     in_bytes           moved to the device; out_bytes from it
     evictions          blocks that left the device; clean_drops of them without a copy
     driver_host_bytes  pages of the host that the driver holds for blocks of this device
@@ -176,7 +176,7 @@ class DeviceStats:
 
 
 def stats() -> Stats:
-    """What libvmem has done in this process so far, and holds now."""
+    """The work of libvmem in this process so far, and the bytes that it holds now."""
     _memory.sweep()
     out = StatsStruct()
     out.size = ctypes.sizeof(out)
@@ -185,7 +185,7 @@ def stats() -> Stats:
 
 
 def device_stats(device: int = 0) -> DeviceStats:
-    """What libvmem has done at one device, and holds there now. ENODEV: there is no such device."""
+    """The work of libvmem at one device, and the bytes that it holds there now. ENODEV: there is no such device."""
     out = DeviceStatsStruct()
     out.size = ctypes.sizeof(out)
     check(lib.vmem_device_stats(device, ctypes.byref(out)))

@@ -83,7 +83,7 @@ def drain(view: memoryview, file: Any) -> None:
 
 
 def flush(file: Any) -> None:
-    """What a buffered writer still holds is written: its descriptor may not take it when it is closed."""
+    """Writes the bytes that a buffered writer still holds: its descriptor may refuse them when it is closed."""
     while isinstance(file, (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)):
         try:
             file.flush()

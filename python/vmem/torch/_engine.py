@@ -147,7 +147,7 @@ class Engine:
         return found
 
     def touched(self, t: torch.Tensor) -> None:
-        """In a first call: a weight that nobody has leased is leased now, and is the innermost module's from now on."""
+        """In a first call: leases a weight that has no lease yet, and gives it to the innermost module from now on."""
         if t.device != self.target.device or t.layout != torch.strided or t.numel() == 0:
             return
         blocks = self.blocks(t)
@@ -229,7 +229,7 @@ class Engine:
             self.pin()
 
     def undo(self, frame: Frame) -> None:
-        """What enter() did of its work. Called again it goes on behind what went wrong."""
+        """Undoes the part of its work that enter() did. A second call continues after the step that failed."""
         stack = self.local.__dict__.setdefault("stack", [])
         if frame in stack:
             stack.remove(frame)
@@ -317,8 +317,8 @@ class Engine:
         self.pinned_bytes = 0
 
     def all_cold(self) -> None:
-        """Of blocks that are cold what was used longest ago goes first, and what was prefetched and not used yet goes
-        after all of those. Policies for data of unknown use would favour what was used before."""
+        """Marks all regions cold. Among cold blocks the least recently used leave first, and blocks that were
+        prefetched and not used yet leave last. Policies for data of unknown use would favour used blocks."""
         self.advise([(h.ptr, h.size) for h in self.regions], Advice.COLD)
 
     def as_before(self) -> None:

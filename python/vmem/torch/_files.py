@@ -27,16 +27,16 @@ from ._tensors import CPU, flat, region_of, shaped, torch_dtype
 def load(path: Any, *, host_only: bool = False) -> Dict[str, torch.Tensor]:
     """Maps the tensors of safetensors files: a file, a list of files, an index (.json), or the folder of a model.
 
-    Of a folder it maps the file or index that transformers' from_pretrained() loads, or refuses: the one that
-    config.json names as transformers_weights, model.safetensors, model.safetensors.index.json, in this order; and where
-    transformers loads none, the only safetensors file. Of an index it maps every tensor of each file.
+    From a folder it maps the file or index that transformers' from_pretrained() loads, or refuses it. It tries the file
+    that config.json names as transformers_weights, model.safetensors and model.safetensors.index.json, in this order.
+    If transformers loads none, it maps the only safetensors file. From an index it maps every tensor of each file.
 
-    Returns CPU tensors by name over regions of the files; nothing is read before it is touched, and at most host_budget
-    of it is in memory. The files must not change meanwhile; stores into the tensors are the program's error. A region
-    is freed with the last tensor over it. host_only: the tensors are for the CPU alone, in blocks of block_size.
+    Returns CPU tensors by name over regions of the files. Bytes are read at their first access, and at most host_budget
+    of them are in memory. The files must not change meanwhile; stores into the tensors are the program's error. A
+    region is freed with the last tensor over it. host_only: the tensors are for the CPU alone, in blocks of block_size.
 
-    vmem.FormatError: a file is truncated, has an unknown dtype, overlapping tensors, or disagrees with the index; the
-    words name file, tensor and numbers. Nothing stays mapped then.
+    vmem.FormatError: a file is truncated, has an unknown dtype, overlapping tensors, or disagrees with the index. The
+    message names file, tensor and numbers. No file stays mapped then.
     """
     tensors: Dict[str, torch.Tensor] = {}
     for header in _safetensors.headers(path):
@@ -145,7 +145,7 @@ def _unshared(tensors: Dict[str, torch.Tensor], once: bool) -> List[Tuple[str, t
 
 
 def _write(file: IO[bytes], dense: torch.Tensor) -> None:
-    """What is in a region is leased, some of it at a time: write(2) answers "Bad address" on blocks that are absent."""
+    """Leases bytes in a region a part at a time, because write(2) answers "Bad address" on absent blocks."""
     data = memoryview(dense.view(torch.uint8).numpy())
     if region_of(dense) is None:
         file.write(data)

@@ -44,7 +44,7 @@ ANSWERS: Dict[int, Tuple[int, str]] = {
 
 
 def include_dirs() -> List[str]:
-    """Where <vmem/device.cuh> may be: VMEM_INCLUDE, beside this package, and where packages put it."""
+    """The folders that may have <vmem/device.cuh>: VMEM_INCLUDE, beside this package, and those of packages."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     places = [
         os.environ.get("VMEM_INCLUDE", ""),
@@ -168,8 +168,8 @@ class Table:
         )
 
     def gather(self, ids: "torch.Tensor", out: Optional["torch.Tensor"] = None) -> "torch.Tensor":
-        """Rows table[ids], in the order of ids (int64, on the device), on torch's current stream; asynchronous. What
-        could not be had is raised by check() or end(). out: a contiguous tensor of the device for them."""
+        """Rows table[ids], in the order of ids (int64, on the device), on torch's current stream; asynchronous. check()
+        or end() raises the error of rows that could not be read. out: a contiguous tensor of the device for them."""
         if self._range is None:
             raise ValueError("the table was ended")
         if ids.device != self.device or ids.dtype != torch.int64:

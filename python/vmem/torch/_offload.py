@@ -64,7 +64,7 @@ def wrap(module: nn.Module, scope: Scope, engine: Engine) -> None:
 
 
 def unwrap(module: nn.Module, scope: Scope) -> None:
-    """Takes a forward away, unless somebody has put another one over it: that one runs through it, to no effect."""
+    """Removes a forward, unless another one was put over it. That one then runs through it, to no effect."""
     forward: Any = module.__dict__.get("forward")
     if getattr(forward, "vmem_scope", None) is not scope:
         return
@@ -75,7 +75,7 @@ def unwrap(module: nn.Module, scope: Scope) -> None:
 
 
 class Offload:
-    """What offload() returns. remove(), or the end of a with statement, takes the hooks away."""
+    """The result of offload(). remove(), or the end of a with statement, removes the hooks."""
 
     def __init__(self, engine: Engine, plan: _plan.Plan) -> None:
         self._engine = engine
@@ -90,12 +90,12 @@ class Offload:
 
     @property
     def device(self) -> "torch.device":
-        """Where inputs belong."""
+        """The device on which inputs belong."""
         return self._engine.target.device
 
     @property
     def location(self) -> int:
-        """Where layers are leased: a CUDA ordinal, or vmem.HOST."""
+        """The location of the layers' leases: a CUDA ordinal, or vmem.HOST."""
         return self._engine.target.location
 
     @property
@@ -110,18 +110,18 @@ class Offload:
 
     @property
     def offloaded_bytes(self) -> int:
-        """Of the weights that are paged."""
+        """Bytes of the weights that are paged."""
         return sum(w.nbytes for w in self._plan.weights)
 
     @property
     def whole_bytes(self) -> int:
-        """Of small weights and buffers, which are on the device all the time, beside the budget."""
+        """Bytes of small weights and buffers, which stay on the device, outside the budget."""
         small = sum(p.numel() * p.element_size() for p, _ in self._plan.small)
         return small + sum(b.numel() * b.element_size() for _, _, b in self._plan.buffers)
 
     @property
     def pinned_bytes(self) -> int:
-        """Of weights that are kept on the device from pass to pass, in whole blocks; known after the first."""
+        """Bytes of weights that stay on the device from pass to pass, in whole blocks; known after the first."""
         return self._engine.pinned_bytes
 
     def _attach(self, model: nn.Module, align: Optional[int]) -> None:
@@ -230,29 +230,29 @@ def offload(
     small: int = 64 << 10,
     watch: str = "first",
 ) -> Offload:
-    """Runs a model whose weights do not fit: hooks lease each layer's weights on the current stream while it runs and
+    """Runs a model whose weights do not fit. Hooks lease each layer's weights on the current stream while it runs, and
     prefetch those of the next layers. For inference, under torch.no_grad(). Inputs belong on the result's `device`.
 
-    device_budget   bytes (or "8GiB") that the weights may take there; None: what libvmem has (setting device_budget).
-                    ENOMEM names the layer that does not fit by itself.
+    device_budget   bytes (or "8GiB") that the weights may take there; None: the setting device_budget. ENOMEM names
+                    a layer that does not fit by itself.
     device          a CUDA device; "sim", libvmem's simulated device, or "host": both compute on the CPU. None: the
-                    first of them that there is.
-    prefetch_bytes  to prefetch beyond the layer in use (default: a quarter of the budget, at most 256 MiB). Its name
-                    before was `ahead`.
-    align           weights whose address is no multiple of this are copied on the device, layer by layer: kernels
-                    choose other ways, with other roundings, for them. Default: 256 on a GPU, 1 (none is copied) on
-                    the CPU.
-    small           weights below so many bytes, and all buffers, are on the device all the time, beside the budget.
+                    first one available.
+    prefetch_bytes  to prefetch beyond the layer in use (default: a quarter of the budget, at most 256 MiB). Its former
+                    name is `ahead`.
+    align           weights whose address is no multiple of this are copied on the device, layer by layer, because
+                    kernels compute such weights by other methods, with other roundings. Default: 256 on a GPU,
+                    1 (none is copied) on the CPU.
+    small           weights of fewer bytes, and all buffers, stay on the device, outside the budget.
     watch           "first": each module's first call is watched for weights of other modules that it uses; "always":
                     every call, for modules that use others' weights now and then (slow).
 
-    On a device, the setting staging_share goes from 50 to at most 85, so that 256 MiB of host_budget and more are left:
-    the rest is for weights then, and stays so. Any other value of it is left as it is.
+    On a device, the setting staging_share goes from 50 to at most 85, which leaves at least 256 MiB of host_budget. The
+    rest is then for weights, and stays so. Any other value of the setting is left as it is.
 
-    Weights that are in regions (vmem.torch.load) stay where they are, others are copied into one. Meanwhile parameters
-    are tensors on the device that may be touched only inside the model's modules, or under vmem.torch.leased(), and
-    EBUSY is the answer to half(), to(), load_state_dict() and all else that would replace them. Of an
-    nn.Embedding's table only the rows that a call looks up are leased, if they are few: it may exceed the budget.
+    Weights that are in regions (vmem.torch.load) stay in place; others are copied into a region. Meanwhile parameters
+    are tensors on the device that may be touched only inside the model's modules, or under vmem.torch.leased(). half(),
+    to(), load_state_dict() and all other calls that would replace them answer EBUSY. If a call looks up few rows of an
+    nn.Embedding's table, only those rows are leased: the table may exceed the budget.
     """
     if watch not in ("first", "always"):
         raise ValueError(f"watch {watch!r} is not known; give first or always")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What of a model is offloaded, where it lies, and what stays on the device whole."""
+"""The plan of an offloaded model: its offloaded weights, their places, and the tensors that stay on the device."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where an offloaded model computes (a CUDA device, the simulated one, the host), and how much may be there."""
+"""The target of an offloaded model (a CUDA device, the simulated one, the host), and how many bytes may be there."""
 
 from __future__ import annotations
 
