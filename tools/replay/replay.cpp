@@ -137,7 +137,7 @@ int run(int argc, char** argv) {
       trace = replay::generate(pattern);
       why = "unknown pattern, or of length 0";
     } else if (!read_trace(file, &trace, &why)) {
-      throw input::Refused(file + ": " + why);
+      throw input::Refused(why.insert(0, file + ": "));
     }
     if (trace.empty()) throw input::Refused(name + ": no accesses: " + (why.empty() ? "empty trace" : why));
     if (!save.empty() && !write_trace(save, trace, binary))
