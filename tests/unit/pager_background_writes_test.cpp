@@ -378,7 +378,7 @@ TEST_F(PagerBackgroundWrites, ALargeLeaseThatIsTakenAgainAtOnceKeepsNoBlockFromI
       ASSERT_TRUE(pager->release({&all, 1}, nullptr).ok());
     }
   });
-  for (uint64_t b = 0; b < kBlocks; ++b) {
+  for (uint64_t b : {uint64_t{0}, kBlocks / 2, kBlocks - 1}) {
     const uint64_t seen = in_file(b * kSmall);
     EXPECT_TRUE(eventually([&] { return in_file(b * kSmall) > seen; })) << b;
   }
@@ -473,6 +473,30 @@ TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereAllOfItIsLeased) {
   ASSERT_TRUE(pager->acquire({&leased, 1}, VMEM_HOST, nullptr).ok());
   put(r + 5 * kSmall, 5);
   EXPECT_TRUE(eventually([&] { return in_file(5 * kSmall) == 5; }));
+  EXPECT_TRUE(pager->release({&leased, 1}, nullptr).ok());
+}
+
+TEST_F(PagerBackgroundWrites, BesideALeaseOfMoreThanTheLimitOtherStoresWaitForWrites) {
+  Config c = soon();
+  c.dirty_limit = 2 * kSmall;
+  start(c);
+  std::byte* r = shared(8 * kSmall);
+  const vmem_range leased = range(r, 4 * kSmall, VMEM_READ | VMEM_WRITE);
+  ASSERT_TRUE(pager->acquire({&leased, 1}, VMEM_HOST, nullptr).ok());
+  for (uint64_t n = 1; n < 4; ++n) {  // by then all that is leased has been looked at
+    put(r + 4 * kSmall, n);
+    ASSERT_TRUE(eventually([&] { return in_file(4 * kSmall) == n; }));
+  }
+  engine->hold(Io::Op::write, true);
+  put(r + 5 * kSmall, 5);
+  put(r + 6 * kSmall, 6);
+  auto third = putting(r + 7 * kSmall, 7);
+  engine->until_held(1);
+  trap->until_quiet();
+  EXPECT_NE(third.wait_for(std::chrono::milliseconds(20)), std::future_status::ready);
+  engine->hold(Io::Op::write, false);
+  engine->let_go();
+  third.get();
   EXPECT_TRUE(pager->release({&leased, 1}, nullptr).ok());
 }
 

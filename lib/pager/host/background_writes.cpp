@@ -120,6 +120,8 @@ bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
     in_vain_ = 0;
     again_ns_ = now_ns + kLookAgain;
     again_changes_ = dirty.changes();
+    // The look may have found that leases hold the rest, which counts for no limit.
+    wake_slowed(now_ns);
     if (dirty.any_slowed() && dirty.writing() == 0) give_up(now_ns);
     return false;
   }
