@@ -200,11 +200,12 @@ Status Pager::evict(const void* ptr, size_t size, int location) {
 void Pager::write_overdue(const void* ptr, size_t size) {
   Lock lock(map_.mutex());
   BlockSpan span;
-  if (!map_.check_range(ptr, size, &span).ok()) return;
+  if (map_.dirty().first() == kNoFrame || !map_.check_range(ptr, size, &span).ok()) return;
+  if (span.region->backing != Backing::file_shared) return;
   ++span.region->in_flight;
   reclaim_.background().write_overdue(lock, span);
   --span.region->in_flight;
-  map_.notify();
+  if (span.region->dying) map_.notify();
 }
 
 bool Pager::has_regions() {
