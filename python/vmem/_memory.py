@@ -88,10 +88,11 @@ def drop(ref: Owned) -> Optional[Error]:
     return None
 
 
-def sweep() -> None:
-    """Ends what objects have left whose __del__ was interrupted; regions last."""
+def sweep(regions: bool = True) -> None:
+    """Ends what objects have left whose __del__ was interrupted; regions last. A lease leaves regions alone: to free a
+    shared one takes a second while a page of it is pinned."""
     for ref in sorted(() if sys.is_finalizing() else gone, key=lambda ref: ref.call is lib.vmem_free):
-        if ref in owned:
+        if ref in owned and (regions or ref.call is not lib.vmem_free):
             drop(ref)
         if ref not in owned:
             gone.discard(ref)

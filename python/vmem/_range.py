@@ -195,7 +195,7 @@ class Lease(Owner):
     __slots__ = ("_lease", "_owned", "_keep", "_stream", "_held", "_generation", "__weakref__")
 
     def __init__(self, spans: List[Span], location: int, stream: Any, wait: bool = True) -> None:
-        _memory.sweep()
+        _memory.sweep(regions=False)
         self._held = False
         self._lease = ctypes.c_void_p()
         self._generation = _memory.generation
@@ -246,7 +246,7 @@ class Lease(Owner):
     def __del__(self, owned: Any = _memory.owned) -> None:
         if owned.get(getattr(self, "_owned", None)):
             _memory.drop(self._owned)
-            _memory.sweep()
+            _memory.sweep(regions=False)
             warnings.warn("a vmem.Lease was dropped without release()", ResourceWarning, stacklevel=2)
 
 
