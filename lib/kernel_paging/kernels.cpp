@@ -32,13 +32,13 @@ using core::Status;
 
 namespace {
 
-// How a thread waits for requests: it looks all the time right after one, then less and less often.
-constexpr uint64_t kEager = 1000000, kAwake = 100000000;  // ns since the last
+// A thread polls for requests continuously right after one, then less and less often.
+constexpr uint64_t kEager = 1000000, kAwake = 100000000;  // ns since the last request
 constexpr unsigned kShortNap = 20, kLongNap = 500;        // us
 constexpr unsigned kTimerSlack = 1000;                    // ns
-constexpr auto kLook = std::chrono::milliseconds(1);      // whether the last kernel has ended
-constexpr uint64_t kEndPatience = 500000000;  // ns until it has, where exit or shutdown has stopped the range
-constexpr unsigned kGiveBackTries = 100;      // .. while there is no memory for it, a millisecond each
+constexpr auto kLook = std::chrono::milliseconds(1);      // between looks whether the last kernel has ended
+constexpr uint64_t kEndPatience = 500000000;  // ns to wait for that once exit or shutdown has stopped the range
+constexpr unsigned kGiveBackTries = 100;      // tries, 1 ms apart, to end leases while memory is short
 
 vmem_kernel_view view_of(const pager::KernelRange& open, const vmem_range& range) {
   using View = paging::View<paging::HostAtomics>;
@@ -92,7 +92,7 @@ Status Kernels::begin(Runtime& runtime, const vmem_range& range, int device, siz
   return {};
 }
 
-// One look at the requests, inside the gate. False: the thread is to end.
+// Serves the requests once, inside the gate. Returns false if the thread must end.
 bool Kernels::serve(Runtime& runtime, const Handle& kernel, bool* done) {
   Runtime::Use pager;
   bool idle = false, stopped = false;
@@ -113,7 +113,7 @@ bool Kernels::serve(Runtime& runtime, const Handle& kernel, bool* done) {
   if (idle) return !service.give_leases_back(*pager.operator->());
   try {
     *done = service.round(*pager.operator->());
-  } catch (const std::bad_alloc&) {  // of what it was doing something is left to do
+  } catch (const std::bad_alloc&) {  // the next round does the rest
     *done = false;
   }
   return true;
@@ -137,8 +137,9 @@ void Kernels::work(Runtime& runtime, const Handle& kernel) {
   changed_.notify_all();
 }
 
-// Whether no kernel uses the range any more. Outside the gate, and looked at inside: shutdown may come first. After
-// exit's stop() kernels may never end.
+// Returns whether the kernels of the range have ended. Waits outside the gate and enters it only to
+// look, because a shutdown may come first. Once stop() has stopped the range, waits at most
+// kEndPatience: after exit's stop(), kernels may never end.
 bool Kernels::wait_until_idle(Runtime& runtime, vmem_kernel* kernel) {
   bool idle = false;
   for (const uint64_t begun = pager::now_ns(); !idle;) {
@@ -177,7 +178,7 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
       kernel->ending = false;
     });
     if (kernel->service != nullptr) {
-      // A device that is lost runs nothing any more.
+      // A lost device runs no kernels.
       Status s = kernel->service->range().words->last_kernel(stream);
       if (!s.ok() && !kernel->service->range().words->lost()) return s;
     }
@@ -185,7 +186,7 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
   }
   const bool idle = wait_until_idle(runtime, kernel.get());
   bool stopped = false;
-  for (bool works = true; works;) {  // what it is about is for hints: no kernel waits
+  for (bool works = true; works;) {  // its lease, if any, is for hints: no kernel waits
     {
       Runtime::Use pager;
       if (runtime.use_if_running(&pager).ok() && pager && kernel->service != nullptr) {
@@ -202,11 +203,11 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
   Runtime::Use pager;
   if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
   if (kernel->service != nullptr) {
-    // It stays open: what kernels keep is nobody's to free.
+    // The range stays open, because kernels use its memory.
     if (!idle && core::exiting()) return error(ECANCELED, "exit() came, and kernels run on");
-    if (!idle) kernel->service->range().words->abandon();  // stopped: kernels may use them yet
+    if (!idle) kernel->service->range().words->abandon();  // stopped: kernels may still use them
     for (unsigned i = 0; pager && idle && stopped && i < kGiveBackTries; ++i) {
-      // They may have kept something, and there is no thread any more that would give it back.
+      // Kernels may have kept blocks when the thread stopped: end their leases here.
       if (kernel->service->give_leases_back(*pager.operator->())) break;
       usleep(1000);
     }
@@ -218,7 +219,8 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
   return {};
 }
 
-// What is waited for may wait for a signal handler of this thread.
+// Waits for at most kLook, then lets pending signals in: the event that the caller waits for may
+// need a signal handler of this thread.
 void Kernels::wait() {
   mutex_.wait_until(changed_, std::chrono::steady_clock::now() + kLook);
   if (!core::signals_have_come()) return;
@@ -227,8 +229,8 @@ void Kernels::wait() {
   mutex_.lock();
 }
 
-// None begins from here on until over(), and after exit's none at all. Those that went with an earlier shutdown are
-// told, and their threads may be there yet.
+// No range is opened from here until over(); after exit's stop(), none ever is. Ranges that an
+// earlier shutdown ended (`over`) have been told, but their threads may still be in working_.
 void Kernels::stop(pager::Pager& pager, uint64_t patience_ns) {
   bool late = false;
   {

@@ -1,13 +1,19 @@
-// Ranges that are open to kernels, each with a thread that serves them (paging_service.h) until
-//   vmem_kernel_end: the last kernel has ended; the thread gives the leases back and ends, then the range is closed.
-//   vmem_shutdown: the thread tells the kernels, takes back what they give up, and ends. What they keep stays leased,
-//                  and the regions wait for the device before they go. No range is opened meanwhile. It is over when
-//                  nobody is inside the gate.
+// Ranges that are open to kernels. Each has a thread that serves it (paging_service.h) until one of
+// these calls:
 //
-// A thread that lives is in working_. The service of a range is used inside the gate alone, by its thread, and before
-// and after that by who makes and who closes it; over() takes it away with nobody inside.
+// - vmem_kernel_end: when the last kernel has ended, the thread gives the leases back and ends.
+//   Then the range is closed.
+// - vmem_shutdown: the thread tells the kernels, takes back the blocks that they release, and ends.
+//   Blocks that kernels keep stay leased, and the free of a region waits for the device. No range
+//   is opened from stop() until over(), which runs when no call is inside the gate.
 //
-// Lock: mutex_ is a leaf under the gate; nothing is called under it.
+// Invariants:
+//
+// - A range whose thread runs is in working_.
+// - The service of a range is used only inside the gate: by the range's thread, before that by
+//   begin(), and after it by end(). over() destroys it when no call is inside. Other threads use
+//   only the functions that paging_service.h allows them.
+// - mutex_ is a leaf lock under the gate.
 #pragma once
 
 #include <condition_variable>
@@ -22,14 +28,14 @@
 #include "vmem/vmem.h"
 
 struct vmem_kernel {
-  std::unique_ptr<vmem::api::PagingService> service;  // null: it is over
+  std::unique_ptr<vmem::api::PagingService> service;  // null: over
 
   // Protected by Kernels::mutex_.
-  bool idle = false;     // the last kernel has ended: the thread is to give the leases back
-  bool stopped = false;  // by shutdown
-  bool late = false;     // .. by exit, which waits for it no more
-  bool over = false;     // its region went with a shutdown
-  bool ending = false;   // somebody is in vmem_kernel_end
+  bool idle = false;     // the last kernel has ended: the thread must give the leases back
+  bool stopped = false;  // by stop()
+  bool late = false;     // exit has given up its wait for the thread
+  bool over = false;     // a shutdown has freed its region
+  bool ending = false;   // a thread is in vmem_kernel_end
 };
 
 namespace vmem::api {
@@ -42,8 +48,8 @@ class Kernels {
                      vmem_kernel_view* view);
   core::Status end(Runtime& runtime, struct vmem_kernel* which, void* stream);
 
-  // Shutdown: stop() while calls may be inside the gate, over() when none is, drain() with no lock held.
-  // Exit: stop() alone, which waits no longer than `patience_ns` in which no thread ends.
+  // Shutdown calls stop() while calls may be inside the gate, over() when none is, and drain() with
+  // no lock held. Exit calls only stop(), which gives up when no thread has ended for patience_ns.
   void stop(pager::Pager& pager, uint64_t patience_ns = UINT64_MAX);
   void over();
   void drain();
@@ -57,7 +63,7 @@ class Kernels {
 
   core::Mutex mutex_;
   std::condition_variable changed_;
-  bool closed_ VMEM_GUARDED_BY(mutex_) = false;  // from stop() to over() no range is opened
+  bool closed_ VMEM_GUARDED_BY(mutex_) = false;  // no range can be opened: from stop() to over()
   std::map<struct vmem_kernel*, Handle> live_ VMEM_GUARDED_BY(mutex_);
   std::map<struct vmem_kernel*, Handle> working_ VMEM_GUARDED_BY(mutex_);
 };

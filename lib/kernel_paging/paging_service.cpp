@@ -23,26 +23,26 @@ using paging::Urgency;
 namespace {
 
 constexpr size_t kTogether = 16;                     // blocks of one lease
-constexpr size_t kTogetherBytes = size_t{32} << 20;  // .. while they are copied the next are mapped
-constexpr size_t kFirstTogether = 4;                 // .. of groups with the token, beside as many and more of others
-constexpr size_t kHintsTogether = 8;                 // .. of hints, which nobody waits for
-constexpr size_t kVictimsTogether = 16;              // at least: to look at pins costs the same for one
-constexpr uint64_t kHold = 20000000;                 // ns in which a group that looks for its block has seen it
-constexpr uint64_t kPinned = 500000000;  // ns that kernels get to give up what they have, when all is taken back
-constexpr uint64_t kFailed = 500000000;  // ns until a block that could not be had may be asked for again
+constexpr size_t kTogetherBytes = size_t{32} << 20;  // bytes of one lease: while they are copied, the next are mapped
+constexpr size_t kFirstTogether = 4;     // blocks of one lease for groups with the token: others get their share
+constexpr size_t kHintsTogether = 8;     // blocks of one lease for hints, for which no group waits
+constexpr size_t kVictimsTogether = 16;  // at least: a look at the pins costs the same for one block
+constexpr uint64_t kHold = 20000000;     // ns: a group that looks for its block has seen it by then
+constexpr uint64_t kPinned = 500000000;  // ns that take_back() gives kernels to release their blocks
+constexpr uint64_t kFailed = 500000000;  // ns until kernels may request a failed block again
 constexpr size_t kMarkers = 2 * policy::ReadAhead::kStreams;
-constexpr uint64_t kMarkerLook = 100000;  // ns between looks for those who have had a marker
+constexpr uint64_t kMarkerLook = 100000;  // ns between looks at the pins of markers
 constexpr size_t kLoansTogether = 64;
-constexpr uint64_t kLook = 1000000;     // ns between looks for those who want what is lent
-constexpr size_t kLooks = 4096;         // .. loans in a look
-constexpr uint64_t kPromote = 2000000;  // ns between looks at how much is loaded from it
-constexpr size_t kPromotions = 64;      // blocks that come for that, in a look; where no frame is free, fewer
-constexpr size_t kRow = 1024;           // bytes of the link's time that a pin of what is in place is taken to cost
-constexpr size_t kMapping = size_t{4} << 20;  // .. and to map a block in place of another one
-constexpr uint64_t kLookShare = 8;     // looks take this part of the time at most: they are slow where the link is busy
-constexpr uint64_t kBehind = 2000000;  // ns for releases: the kernel that asks may be what they are queued behind
+constexpr uint64_t kLook = 1000000;           // ns between looks for threads that wait for lent blocks
+constexpr size_t kLooks = 4096;               // loans in one such look
+constexpr uint64_t kPromote = 2000000;        // ns between counts of the loads from lent blocks
+constexpr size_t kPromotions = 64;            // promotions after one count; fewer if no frame is free
+constexpr size_t kRow = 1024;                 // cost of a pin in place, as bytes over the link
+constexpr size_t kMapping = size_t{4} << 20;  // cost of mapping a block in place of another, as bytes over the link
+constexpr uint64_t kLookShare = 8;            // counts take at most 1/8 of the time: a busy link slows them
+constexpr uint64_t kBehind = 2000000;  // ns to wait for releases: they may be queued behind the kernel that requests
 
-// Adds the time of its life.
+// Adds its lifetime to *sum.
 class Timed {
  public:
   explicit Timed(uint64_t* sum) : sum_(sum), begun_(pager::now_ns()) {}
@@ -98,7 +98,7 @@ PagingService::PagingService(pager::KernelRange range, unsigned access)
     homes_.resize(kLoansTogether);
   }
   ranges_.reserve(kTogether);
-  over_.reserve(3 * frames_.size());  // until a make_room(), by that, and what is there in the end
+  over_.reserve(3 * frames_.size());  // before a make_room(), by it, and at the end
   unwritten_.reserve(3 * frames_.size());
   ask_.tells_stores = true;
   ask_.patience_ns = kBehind;
@@ -110,7 +110,8 @@ vmem_range PagingService::bytes_of(uint32_t block) const {
   return {reinterpret_cast<const void*>(at), std::min(range_.block_size, range_.end - at), access_, 0};
 }
 
-// A word that could not be stored: what kernels believe is not known any more.
+// Returns true if a word could not be stored, and ends the service then: which states kernels see
+// is unknown.
 bool PagingService::broken() {
   if (broken_ || port_.failure.ok()) return broken_;
   broken_ = true;
@@ -158,7 +159,8 @@ PagingService::BlockQueue& PagingService::queue_of(uint32_t block) {
   }
 }
 
-// What is there already was requested before it came, and is dropped: whoever still wants it asks again.
+// Drops a request for a block that is no longer absent: the request is older than the block's
+// arrival. A group that still wants the block requests it again.
 bool PagingService::take_requests() {
   bool any = false;
   for (Request request; requests_.take(&request, &port_);) {
@@ -183,7 +185,7 @@ bool PagingService::take_requests() {
   return any;
 }
 
-// What comes next, if the block goes on with a stream.
+// Requests the next blocks as hints, if the block continues a stream.
 void PagingService::read_ahead(uint32_t block, bool marker) {
   const auto window = readahead_.on_fault(block, marker, {frames_.size() / 2, 0});
   if (!window) return;
@@ -193,7 +195,7 @@ void PagingService::read_ahead(uint32_t block, bool marker) {
   if (markers_.size() < kMarkers) markers_.push_back({static_cast<uint32_t>(window->marker)});
 }
 
-// False: it is none, or on its way, or there.
+// Returns false if the block is outside the range, requested already, or not absent.
 bool PagingService::hint(uint64_t block, Ahead why) {
   if (block >= range_.blocks || states_.kind(static_cast<uint32_t>(block)) != Kind::not_present) return false;
   const auto b = static_cast<uint32_t>(block);
@@ -203,7 +205,8 @@ bool PagingService::hint(uint64_t block, Ahead why) {
   return true;
 }
 
-// What was asked for behind this block before. When somebody has one in the middle of it, more.
+// Requests as hints the blocks that followed this one in the recorded order. A use of the middle
+// one, the marker, requests more.
 void PagingService::read_recorded(uint32_t block) {
   const std::span<const uint32_t> next = recorded_.on_request(block);
   bool any = false;
@@ -211,7 +214,8 @@ void PagingService::read_recorded(uint32_t block) {
   if (any && markers_.size() < kMarkers) markers_.push_back({next[next.size() / 2], 0, false, Ahead::record});
 }
 
-// A group that has had one tells nobody: its pins are looked at. What is known of them may be as old as kMarkerLook.
+// Reads further ahead for markers that groups have used. Groups do not report a use, so this looks
+// at the markers' pins, which may be as old as kMarkerLook.
 void PagingService::look_at_markers(uint64_t now) {
   if (now - settled_ns_ > kMarkerLook) settle();
   if (broken()) return;
@@ -225,7 +229,7 @@ void PagingService::look_at_markers(uint64_t now) {
       ++i;
       continue;
     }
-    const Marker one = marker;  // had, or gone again
+    const Marker one = marker;  // used, or evicted again
     marker = markers_.back();
     markers_.pop_back();
     if (!had) continue;
@@ -263,13 +267,14 @@ void PagingService::bring(pager::Pager& pager) {
   if (batch_.size() > 1) {
     if (lease(pager, batch_.data(), batch_.size()).ok()) return publish(batch_.data(), batch_.size());
   }
-  // One of them cannot be had, or not all at once.
+  // A block cannot be leased, or not all of them at once.
   for (const uint32_t b : batch_) {
     if (!bring_alone(pager, b)) queue_of(b).push(b);
   }
 }
 
-// False: it is to be tried again, since it could be had if kernels had less, or once other leases have ended.
+// Returns false if it must be tried again: the lease may succeed when kernels hold fewer blocks, or
+// when other leases have ended.
 bool PagingService::bring_alone(pager::Pager& pager, uint32_t block) {
   Status s = lease(pager, &block, 1);
   while ((s.code() == -ENOMEM || s.code() == -EAGAIN) && make_room(pager, 1) != 0) {
@@ -297,7 +302,7 @@ void PagingService::publish(const uint32_t* blocks, size_t count) {
   for (size_t i = 0; i < count; ++i) {
     Frame& frame = frames_[free_.back()];
     free_.pop_back();
-    // One less: as if somebody had had it, so that the clock passes over it once.
+    // Record one use less than there was: the clock then sees a use and passes over the block once.
     const uint32_t takes = paging::takes_of(range_.words->use(blocks[i]));
     frame = {blocks[i], true, marks_, now, takes - 1, takes, std::exchange(ahead_[blocks[i]], Ahead::no)};
     spent_.ahead += frame.ahead != Ahead::no ? 1 : 0;
@@ -307,7 +312,7 @@ void PagingService::publish(const uint32_t* blocks, size_t count) {
   port_.keep(range_.words->mark(marks_));
 }
 
-// Of those that a little is to be loaded from what the pager can lend; the others have to come.
+// Lends the blocks of rows_ that the pager has in staging frames. The others have to come.
 void PagingService::lend(pager::Pager& pager) {
   size_t count = 0;
   for (; !rows_.empty() && count < kLoansTogether; rows_.pop()) {
@@ -322,7 +327,8 @@ void PagingService::lend(pager::Pager& pager) {
   }
   if (count == 0 || broken()) return;
   core::step("asking.lending");
-  // What is on the device is leased where there is a frame for it; else it need not take another one's.
+  // If a frame is free, a block that is on the device is leased. If none is, it leaves the device
+  // and is lent, so that it needs no other block's frame.
   const uint64_t begun = pager::now_ns();
   const size_t lent = pager.staging_loans().lend(range_, std::span(asking_).first(count), homes_, free_.empty());
   spent_.lending_ns += pager::now_ns() - begun;
@@ -336,12 +342,12 @@ void PagingService::lend(pager::Pager& pager) {
     loan_of_[b] = static_cast<uint32_t>(loans_.size());
     loans_.push_back({b, paging::takes_of(range_.words->use(b))});
     port_.keep(range_.words->set_home(b, reinterpret_cast<uintptr_t>(homes_[i])));
-    if (port_.failure.ok()) states_.lend(b);  // else groups would load from where another loan was
+    if (port_.failure.ok()) states_.lend(b);  // else groups would load from an older loan's address
   }
   spent_.staging_loans += lent;
 }
 
-// No new pins. What it is wanted for, if anything, is in urgency_.
+// Stops new pins. If kernels want the block on the device, urgency_ says so.
 void PagingService::recall(Loan& loan) {
   if (std::exchange(loan.over, true)) return;
   states_.begin_eviction(loan.block);
@@ -358,7 +364,7 @@ void PagingService::look_after_loans(pager::Pager& pager, uint64_t now) {
       if (loan.over) continue;
       asking_[count++] = loan.block;
     }
-    // The first ones of what is wanted overwrite what has been looked at.
+    // The result overwrites the front of the input, which wanted() has read by then.
     const std::span<uint32_t> asked(asking_);
     const size_t wanted = pager.staging_loans().wanted(range_, asked.first(count), asked);
     for (size_t i = 0; i < wanted; ++i) recall(loans_[loan_of_[asking_[i]]]);
@@ -367,9 +373,9 @@ void PagingService::look_after_loans(pager::Pager& pager, uint64_t now) {
   if (recalled_ != 0) end_loans(pager);
 }
 
-// From what is in place as much has been loaded as to page it in takes: it comes, into a frame that is free, or whose
-// block nobody has had since the clock came by, which this moves on slowly. Where all blocks are had, none is better on
-// the device than another.
+// Promotes lent blocks whose loads have cost as much as paging them in. They get free frames, or
+// frames whose blocks no group has used since the clock last came by. The search for those moves
+// the clock only a little. If all blocks are in use, none is better on the device than another.
 void PagingService::promote(pager::Pager& pager, uint64_t now) {
   promoted_ns_ = now;
   settle();
@@ -390,7 +396,7 @@ void PagingService::promote(pager::Pager& pager, uint64_t now) {
   }
 }
 
-// Of what was recalled, and no group has any more.
+// Ends the recalled loans of blocks that no group has.
 void PagingService::end_loans(pager::Pager& pager) {
   settle();
   if (!broken()) end_recalled(pager);
@@ -406,7 +412,7 @@ void PagingService::end_recalled(pager::Pager& pager) {
         continue;
       }
       states_.finish(loan.block);
-      if (loan.comes) urgency_[loan.block] = std::max(urgency_[loan.block], Urgency::needed);  // it is not lent again
+      if (loan.comes) urgency_[loan.block] = std::max(urgency_[loan.block], Urgency::needed);  // not lent again
       asking_[count++] = loan.block;
       loans_[i] = loans_.back();
       loan_of_[loans_[i].block] = static_cast<uint32_t>(i);
@@ -420,8 +426,9 @@ void PagingService::end_recalled(pager::Pager& pager) {
   }
 }
 
-// Some word was not stored, and what is lent is given up all the same: whoever waits for it may be who would end the
-// range. What kernels believe of it is what could be stored just now.
+// Ends loans although a word could not be stored, because the thread that waits for a lent block
+// may be the one that would end the range. Stores the states of all lent blocks again; if that
+// works, kernels know of the recall.
 void PagingService::end_loans_of_broken(pager::Pager& pager) {
   if (loans_.empty()) return;
   if (range_.words->lost()) return end_all_loans(pager);
@@ -433,7 +440,7 @@ void PagingService::end_loans_of_broken(pager::Pager& pager) {
   if (told && range_.words->settle().ok()) end_recalled(pager);
 }
 
-// No kernel loads from any of them: they have ended, or their device is lost.
+// Requires that no kernel loads from any loan: all have ended, or the device is lost.
 void PagingService::end_all_loans(pager::Pager& pager) {
   for (size_t i = 0, n = 0; i < loans_.size(); i += n) {
     for (n = 0; n < asking_.size() && i + n < loans_.size(); ++n) asking_[n] = loans_[i + n].block;
@@ -459,8 +466,8 @@ void PagingService::retry_failed(uint64_t now) {
   }
 }
 
-// Frames whose blocks nobody seems to have, into victims_: a clock that passes once over those that were had since it
-// came by last.
+// Collects in victims_ at most `most` frames whose blocks no group seems to have; returns how many.
+// The clock passes once over blocks that groups have used since it last came by.
 size_t PagingService::choose_victims(size_t most, uint64_t now, size_t looks) {
   victims_.clear();
   const uint64_t reached = range_.words->reached();
@@ -487,8 +494,9 @@ void PagingService::settle() {
   ++spent_.looks;
 }
 
-// So many frames more, if blocks can be found that nobody has. What is known of pins is as old as the last settle().
-// looks: frames that are looked at; each twice where nothing is said.
+// Evicts blocks that no group has, to free `frames` frames; returns how many it freed, which may be
+// more or fewer. Victims are chosen by pins as old as the last settle(). looks: frames that the
+// clock looks at; SIZE_MAX: each one twice.
 size_t PagingService::make_room(pager::Pager& pager, size_t frames, size_t looks) {
   if (broken_ || free_.size() == frames_.size() || over_.size() > frames_.size()) return 0;
   const bool all = looks == SIZE_MAX;
@@ -525,14 +533,15 @@ size_t PagingService::make_room(pager::Pager& pager, size_t frames, size_t looks
   return got;
 }
 
-// After the last settle() nobody stores to it in this generation.
+// Queues the end of the block's lease. No group can store to the block in this generation any more:
+// the last settle() has shown that.
 void PagingService::is_over(uint32_t block) {
   over_.push_back(bytes_of(block));
   const bool written = broken_ || states_.was_written(block);
   if ((access_ & VMEM_WRITE) != 0 && (!written || core::broken("kernel_stores"))) unwritten_.push_back(over_.back());
 }
 
-// Of blocks that no kernel has any more. What could not be ended for want of memory is tried again.
+// Ends the leases in over_. If memory is short they stay there, and the next call tries again.
 void PagingService::end_leases(pager::Pager& pager) try {
   if (over_.empty()) return;
   const Timed timed(&spent_.ending_ns);
@@ -568,7 +577,7 @@ void PagingService::take_back(pager::Pager& pager) {
     if (recalled_ != 0) end_loans(pager);
     some = !loans_.empty() && !last;
     states_.settle();
-    if (broken()) break;  // its loans end below
+    if (broken()) break;  // the loans end below
     for (Frame& frame : frames_) {
       if (!frame.used) continue;
       if (states_.kind(frame.block) != Kind::evicting || states_.in_use(frame.block)) {
@@ -597,7 +606,7 @@ void PagingService::cancel() {
 bool PagingService::give_leases_back(pager::Pager& pager) {
   uint32_t pinned = 0;
   if (!broken()) states_.settle();
-  broken();  // what is known of stores may be old
+  broken();  // then `written` may be old
   for (Frame& frame : frames_) {
     if (!frame.used) continue;
     frame.used = false;

@@ -1,22 +1,28 @@
-// Serves the requests of kernels for the blocks of one open range, as a client of the pager: a block that is requested
-// is leased to the range's own stream of arrivals, which copies of its bytes come before, and behind them the kernels
-// are told. So the pager maps and copies as for any lease; the kernels' pins only say which leases may end.
+// Serves the requests of kernels for the blocks of one open range, as a client of the pager.
 //
-//   requested ──lease──> leased, told ──begin_eviction, nobody has it──> lease ended: the pager may evict it
+// A requested block is leased to the range's own stream of arrivals. The stream waits for the copy
+// of its bytes, then stores the state that tells the kernels. So the pager maps and copies as for
+// any lease, and the kernels' pins only say which leases may end.
 //
-// What a group only loads a little of need not come: where the pager has it in a staging frame, that is lent, and the
-// group is told where it is. Such a loan ends when somebody wants the block, here or elsewhere, or when so much was
-// loaded from it that it had better come.
+//   requested ──lease──> leased, present ──begin_eviction, no pins──> lease ended: may be evicted
 //
-//   requested by a gather ──lend──> in place ──recall: begin_eviction, nobody has it──> not present, or requested
+// A block from which groups load only a few rows need not come. If the pager has it in a staging
+// frame, the service lends the frame and tells the groups its address. The loan ends when another
+// thread or a kernel wants the block, or when loads from it have cost as much as its promotion.
 //
-// Requests that follow each other are streams, as the pager's faults are: what comes next is asked for as a hint, and
-// when a group has had the marker in it, more. The order of requests is recorded, and what comes next in it is asked
-// for in the same way when kernels go through the same blocks again.
+//   requested for rows ──lend──> in place ──begin_eviction, no pins──> not present, or requested
 //
-// No more blocks are leased than the range has frames; beside them, what is leaving counts until the device has got
-// there. Whatever fails goes to the kernels that ask for the block.
-// One thread calls, but for end_asking() and idle(). Locks: none of its own. What it waits for needs no kernel.
+// Requests that follow each other form a stream, as the pager's faults do. The service requests the
+// next blocks as hints, and more of them when a group has used the marker block among them. It also
+// records the order of requests, and reads ahead in that order when kernels go through the same
+// blocks again.
+//
+// - The service leases no more blocks than the range has frames. In addition, a block that leaves
+//   still counts as leased until the device has reached its release.
+// - An error goes to the kernels that request the block.
+// - One thread calls. Other threads may call cancel(), end_asking(), and of range().words those
+//   functions that PagingWords allows them.
+// - The service has no lock of its own, and waits for nothing that needs a kernel.
 #pragma once
 
 #include <cstddef>
@@ -39,25 +45,27 @@ namespace vmem::api {
 
 class PagingService {
  public:
-  // Has all the memory that it needs from here on, but for what leases need.
+  // Allocates all memory that the service needs, except what leases need.
   PagingService(pager::KernelRange range, unsigned access);
 
   pager::KernelRange& range() { return range_; }
-  // Serves what was requested meanwhile. False: there was nothing to do.
+  // Serves the requests that have come. Returns false if there was nothing to do.
   bool round(pager::Pager& pager);
-  // Every acquire ends, whatever kernels do from here on.
+  // Ends every acquire of kernels, now and from here on.
   void end_asking();
-  // After that, for a while: takes the blocks from kernels that still run. What a kernel has all the time stays leased.
+  // After end_asking(): takes blocks back as running kernels release them, for at most half a
+  // second. A block that a kernel keeps longer stays leased.
   void take_back(pager::Pager& pager);
-  // The last kernel has ended, or will never access the range again. False: it is to be called again, for there was no
-  // memory to end leases with.
+  // Ends all leases and loans, after the last kernel has ended or will never access the range
+  // again. Returns false if memory was short: call it again.
   bool give_leases_back(pager::Pager& pager);
-  // By any thread: a lease that is being taken is given up, once somebody wakes the pager's askers.
+  // Makes the lease that is being taken fail, and every later one. Call AcquireRequests::wake()
+  // after it.
   void cancel();
 
  private:
   using Request = paging::Request;
-  // What the protocol's server does to words.
+  // Applies to the words what the protocol's server does (Port of device/paging_server.h).
   struct Port {
     device::PagingWords* words;
     bool arrives = false, progressed = false;
@@ -75,7 +83,7 @@ class PagingService {
   };
   using States = paging::BlockStates<Port>;
 
-  // Blocks in the order in which they came, each once.
+  // A queue that has each block at most once.
   class BlockQueue {
    public:
     explicit BlockQueue(uint32_t blocks) : list_(blocks), in_(blocks) {}
@@ -98,14 +106,14 @@ class PagingService {
     std::vector<bool> in_;
     size_t first_ = 0, size_ = 0;
   };
-  enum class Ahead : uint8_t { no, stream, record };  // nobody had asked for it; why it came
+  enum class Ahead : uint8_t { no, stream, record };  // why a block that no group requested was read
   struct Frame {
     uint32_t block = 0;
     bool used = false;
     uint64_t mark = 0;      // of its arrival
-    uint64_t since_ns = 0;  // it was leased
-    uint32_t takes = 0;     // when the clock came by last
-    uint32_t came = 0;      // .. when it arrived
+    uint64_t since_ns = 0;  // when it was leased
+    uint32_t takes = 0;     // takes_of() when the clock last came by
+    uint32_t came = 0;      // takes_of() on arrival
     Ahead ahead = Ahead::no;
   };
   struct Marker {  // of a window that was read ahead
@@ -115,15 +123,15 @@ class PagingService {
   };
   struct Loan {
     uint32_t block = 0;
-    uint32_t takes = 0;  // when it was looked at last
-    uint64_t loads = 0;  // by groups that had it, as far as was seen
+    uint32_t takes = 0;  // takes_of() at the last look
+    uint64_t loads = 0;  // pins that looks have counted
     bool over = false;   // recalled
-    bool comes = false;  // .. to come to the device
+    bool comes = false;  // recalled for promotion
   };
 
-  // Where the thread's time went, for the log.
+  // How the thread spent its time, for the log.
   struct Spent {
-    uint64_t leases = 0, blocks = 0, looks = 0, passed = 0;  // looks at pins; victims that somebody had
+    uint64_t leases = 0, blocks = 0, looks = 0, passed = 0;  // looks at pins; victims in use
     uint64_t staging_loans = 0, ahead = 0, wasted = 0;       // blocks
     uint64_t serving_ns = 0, leasing_ns = 0, looking_ns = 0, ending_ns = 0, lending_ns = 0;
   };
@@ -166,20 +174,20 @@ class PagingService {
   States states_;
   paging::RequestQueue<paging::HostAtomics> requests_;
   BlockQueue first_, needed_, rows_, prefetch_, failed_;
-  std::vector<uint64_t> failed_ns_;       // by block, of those that are failed
-  std::vector<paging::Urgency> urgency_;  // by block, of those that are requested
+  std::vector<uint64_t> failed_ns_;       // by block: when it failed
+  std::vector<paging::Urgency> urgency_;  // by block: that of its request
   std::vector<Frame> frames_;
   policy::ReadAhead readahead_;
   policy::RecordedOrder recorded_;
-  std::vector<Ahead> ahead_;  // by block: asked for by nobody else
+  std::vector<Ahead> ahead_;  // by block: why, if only as a hint
   std::vector<Marker> markers_;
   std::vector<uint32_t> free_, victims_, batch_;
   std::vector<vmem_range> ranges_;
-  std::vector<vmem_range> over_, unwritten_;  // leases that are to end; .. of blocks that no kernel stored to
+  std::vector<vmem_range> over_, unwritten_;  // leases to end; those of blocks that no kernel stored to
   std::vector<Loan> loans_;
-  std::vector<uint32_t> loan_of_, asking_;  // by block: which; blocks to ask the pager about
+  std::vector<uint32_t> loan_of_, asking_;  // by block: index in loans_; blocks to ask the pager about
   std::vector<const std::byte*> homes_;
-  size_t recalled_ = 0, looked_ = 0;  // loans that are; the one to be looked at next
+  size_t recalled_ = 0, looked_ = 0;  // recalled loans; index of the next to look at
   uint64_t looked_ns_ = 0, promoted_ns_ = 0, settled_ns_ = 0, look_took_ns_ = 0;
   size_t hand_ = 0;
   uint64_t marks_ = 0, progress_ = 0;
