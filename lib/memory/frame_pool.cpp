@@ -58,7 +58,7 @@ void FramePool::put_fresh(std::byte* frame, size_t size) {
   budget_.credit(size);
 }
 
-// False: somebody pins it, so it keeps its memory.
+// Returns false if the frame is pinned: it keeps its memory.
 bool FramePool::release(std::byte* frame, size_t size) {
   if (core::Status s = trap_.release_frames(frame, size); !s.ok()) {
     VMEM_LOG_ONCE(core::Level::warning, "a frame keeps its memory: %.*s", static_cast<int>(s.text().size()),
@@ -69,7 +69,7 @@ bool FramePool::release(std::byte* frame, size_t size) {
 }
 
 void FramePool::put(std::byte* frame, size_t size) {
-  if (budget_.over() && release(frame, size)) {  // it was lowered, or tables grew
+  if (budget_.over() && release(frame, size)) {  // the budget was lowered, or tables grew
     budget_.credit(size);
     put_slot(frame, size);
     return;
@@ -78,7 +78,8 @@ void FramePool::put(std::byte* frame, size_t size) {
   budget_.credit_idle(size);
 }
 
-// What reading ahead in two regions takes. More would be missed by who frees a region to use the memory otherwise.
+// Enough for readahead in two regions. A program that frees a region to use the memory otherwise
+// would miss more.
 uint64_t FramePool::room_to_keep() const {
   const uint64_t most = std::min(room() / 2, uint64_t{256} << 20), free = budget_.charged(Use::idle);
   return budget_.over() ? 0 : most - std::min(most, free);
@@ -101,7 +102,7 @@ uint64_t FramePool::unused() const {
   return bytes;
 }
 
-// What somebody pins is left, and not looked at again before it is watched anew.
+// Skips pinned frames, until the next watch().
 void FramePool::release_unused(uint64_t bytes) {
   for (size_t i = 0; i < classes_.size() && bytes != 0; ++i) {
     Class& c = classes_[i];
@@ -120,7 +121,7 @@ void FramePool::release_unused(uint64_t bytes) {
 std::byte* FramePool::get_slot(size_t size) {
   Class& c = classes_[index(size)];
   if (c.slots.empty() && !grow_slots(size)) return nullptr;
-  // The lowest first: those of neighbours lie side by side, so that one call moves them.
+  // The lowest slot first: neighbouring blocks get adjacent slots, so that one call moves them.
   std::pop_heap(c.slots.begin(), c.slots.end(), std::greater<>());
   std::byte* slot = c.slots.back();
   c.slots.pop_back();
@@ -171,7 +172,7 @@ void FramePool::place(void* at, size_t size) const {
   }
 }
 
-// Memory that never stands in a region, a slab of buffers.
+// Returns memory for a slab of buffers, which is never mapped in a region.
 std::byte* FramePool::get_slab(size_t size) {
   if (!install_) return get_slot(size);                      // as good, and aligned
   if (beside_.size() == beside_.capacity()) return nullptr;  // room is made with the region
@@ -229,7 +230,7 @@ void FramePool::put_bounce(std::byte* buffer, size_t size) {
   if (budget_.over() || c.slabs.size() * slab > c.bounce_limit) release_slab(size, it);
 }
 
-// An idle slab goes back to the system. False: somebody pins its memory.
+// Gives an idle slab back to the system. Returns false if its memory is pinned.
 bool FramePool::release_slab(size_t size, core::OwnVector<Slab>::iterator slab) {
   const size_t bytes = slab_of(size);
   std::byte* const at = slab->at;
@@ -248,7 +249,7 @@ bool FramePool::release_slab(size_t size, core::OwnVector<Slab>::iterator slab) 
   return true;
 }
 
-// Takes idle slabs beyond what the size must keep; returns how many bytes of the budget came free.
+// Releases idle slabs beyond those that the size must keep; returns the bytes of budget freed.
 uint64_t FramePool::release_idle(Class& c, size_t size, uint64_t bytes) {
   const size_t slab = slab_of(size);
   uint64_t freed = 0;
@@ -300,7 +301,8 @@ core::Status FramePool::want_bounce(size_t size, uint64_t limit_bytes, uint64_t 
   const size_t before = c.slabs.size();
   reserve_slabs(c, slab, std::max({c.bounce_limit, limit_bytes, least}));
   c.bounce_limit = std::max({c.bounce_limit, limit_bytes, least});
-  // Before any is made, or the first, idle and beyond the least, makes room for the second, and so on for ever.
+  // Set this before making any slab. Otherwise the charge for the second slab releases the first,
+  // which is idle and beyond the least, and so on for ever.
   c.bounce_least = std::max(c.bounce_least, least);
   while (c.slabs.size() * slab < least) {
     const bool room = budget_.charge(slab, 0, Use::buffers);
@@ -351,7 +353,7 @@ uint64_t FramePool::idle_buffers() const {
   return bytes;
 }
 
-// Takes free frames; returns how many bytes of the budget came free.
+// Releases free frames; returns the bytes of budget freed.
 uint64_t FramePool::release_free(Class& c, size_t size, uint64_t bytes) {
   uint64_t freed = 0;
   for (size_t n = c.free.size(); n > 0 && freed < bytes; --n) {

@@ -12,7 +12,8 @@ void HostBudget::lower(uint64_t& what, uint64_t bytes) {
   allowed_excess_ = excess();
 }
 
-// Whether there is room within the budget, free frames not counted; makes some of idle buffers.
+// Returns whether there is room within the budget if free frames are not counted; releases idle
+// buffers for it.
 bool HostBudget::fits(uint64_t bytes, uint64_t reserve) {
   const uint64_t most = limit(), needed = in_use() + bytes + reserve;
   if (needed <= most) return true;

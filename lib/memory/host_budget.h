@@ -1,13 +1,12 @@
-// What the library holds of host memory, and how much that may be.
+// The host memory that the library holds, and its limit.
 //
-//   charges <= budget, always
+// - charges <= budget. charge() refuses anything that would exceed the budget.
+// - Charges exceed it only after a call that says so (a lowered budget, tables for which no room
+//   was reserved). Then nothing more is charged until credits have brought them below it again.
+// - Memory that is charged and unused (free frames, idle buffers) is released when others need it.
+// - A charge travels with the bytes: frame -> region -> frame.
 //
-// charge() refuses what would exceed the budget. Charges stand above it only after a call that says so (a budget that
-// is lowered, tables that nobody asked room for), and then nothing more is charged until credits have brought them
-// below it again.
-//
-// Memory that is charged and that nobody uses, free frames and idle buffers, gives way to who needs the room. A charge
-// travels with the bytes: frame -> region -> frame. Not thread-safe: the pager's lock protects it.
+// Not thread-safe: the pager's lock protects it.
 #pragma once
 
 #include <algorithm>
@@ -18,19 +17,19 @@
 
 namespace vmem::memory {
 
-// What a charge is for.
+// The purpose of a charge.
 enum class Use : uint8_t {
   blocks,   // handed out: a frame, or the right to keep a block's bytes
   idle,     // free frames that keep their memory
   buffers,  // slabs of buffers for I/O, in use or not
-  tables,   // what is known of regions and blocks
+  tables,   // data about regions and blocks
   fixed,    // buffers of encrypted I/O
   staging,  // staging frames
   count_
 };
 
-// Who holds memory that nobody uses. Both give up to `bytes` of it back to the system, or somewhat more, credit that,
-// and return how much it was.
+// The owner of unused memory. Both functions give up to `bytes` of it, or somewhat more, back to
+// the system, credit it, and return how much it was.
 class IdleMemory {
  public:
   virtual uint64_t release_frames(uint64_t bytes) = 0;
@@ -45,14 +44,14 @@ class HostBudget {
   explicit HostBudget(uint64_t bytes) : wanted_(bytes) {}
   HostBudget(const HostBudget&) = delete;
   HostBudget& operator=(const HostBudget&) = delete;
-  // Asked for room from now on; null: nobody is.
+  // Sets the owner that is asked for room; null: none.
   void set_idle(IdleMemory* idle) { idle_ = idle; }
 
-  // In force: what was set, or less while the machine gives less.
+  // The limit in force: the budget that was set, or less while the machine gives less.
   uint64_t limit() const { return std::min({wanted_, cap_, ceiling_}); }
   uint64_t wanted() const { return wanted_; }
   void set(uint64_t bytes) { lower(wanted_, bytes); }
-  // Until lift_cap(); UINT64_MAX: none.
+  // A limit until lift_cap(); UINT64_MAX: none.
   void set_cap(uint64_t bytes) { lower(cap_, bytes); }
   void lift_cap() { set_cap(UINT64_MAX); }
   bool capped() const { return cap_ != UINT64_MAX; }
@@ -67,24 +66,26 @@ class HostBudget {
   uint64_t available() const { return limit() - std::min(limit(), in_use()); }
   // Part of charged() that is not blocks.
   uint64_t overhead() const { return charged(Use::tables) + fixed() + charged(Use::buffers); }
-  // .. and stays.
+  // The part of overhead() that stays.
   uint64_t fixed() const { return charged(Use::fixed) + charged(Use::staging); }
-  // What may hold blocks that were read ahead and not used yet: the rest is for what readers are at, and for what they
-  // have passed, which leaves first.
+  // Bytes that blocks read ahead and not used yet may take. The other half is for blocks that
+  // readers use, and for those they have passed, which leave first.
   uint64_t ahead_limit() const { return (limit() - std::min(limit(), overhead())) / 2; }
 
-  // False, with nothing charged, when it would leave less than `reserve` of the budget.
+  // Returns false, with nothing charged, if less than `reserve` of the budget would be left.
   bool charge(uint64_t bytes, uint64_t reserve, Use use = Use::blocks);
   void credit(uint64_t bytes, Use use = Use::blocks);
-  // A free frame is handed out, as charge(); or it comes back and keeps its memory.
+  // charge_idle(): as charge(), for a free frame that is handed out. credit_idle(): it comes back
+  // and keeps its memory.
   bool charge_idle(uint64_t bytes, uint64_t reserve);
   void credit_idle(uint64_t bytes);
-  // Tables have this size by now. Whoever has not made sure of the room before may push charges above the budget.
+  // The tables have this size now. A caller that has not reserved the room may push charges above
+  // the budget.
   void set_tables(uint64_t bytes);
-  // Free frames, then idle buffers, go until charges are within the budget or there are none left.
+  // Releases free frames, then idle buffers, until charges are within the budget or none are left.
   void trim();
 
-  // Tests: what is wrong; empty: nothing.
+  // For tests: returns what is wrong, or an empty string.
   std::string check() const;
 
  private:
@@ -96,7 +97,7 @@ class HostBudget {
   uint64_t wanted_, cap_ = UINT64_MAX, ceiling_ = UINT64_MAX;
   uint64_t charged_ = 0;
   std::array<uint64_t, static_cast<size_t>(Use::count_)> by_use_{};
-  uint64_t allowed_excess_ = 0;  // what the last lowering, or tables, left above the budget and credits have not undone
+  uint64_t allowed_excess_ = 0;  // excess that the last lowering, or tables, caused and credits have not undone
   IdleMemory* idle_ = nullptr;
 };
 

@@ -20,12 +20,12 @@ Staging::~Staging() {
 
 void Staging::end_slab(device::Devices& devices, const Slab& slab) {
   if (Status s = devices.unpin(slab.at); !s.ok()) {
-    // The driver may know these addresses by these pages yet, and copy to them whatever is mapped here next: nothing
-    // ever is. Of a lost device, that is all that is left.
+    // The driver may still know these addresses by their pages, and would copy to whatever is
+    // mapped here next: so nothing ever is. Only this remains of a lost device.
     if (slab.owner == nullptr) {
       void* const kept =
           mmap(slab.at, slab.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
-      if (kept != MAP_FAILED) madvise(kept, slab.size, MADV_DONTFORK);  // else the frames stay there too
+      if (kept != MAP_FAILED) madvise(kept, slab.size, MADV_DONTFORK);  // otherwise the frames stay there too
     }
     core::log(core::Level::debug, "%zu bytes of addresses of staging frames stay, unused: %.*s", slab.size,
               static_cast<int>(s.text().size()), s.text().data());
@@ -34,7 +34,7 @@ void Staging::end_slab(device::Devices& devices, const Slab& slab) {
   if (slab.owner == nullptr) {
     munmap(slab.at, slab.size);
   } else {
-    slab.owner->release_arena(slab.at, slab.size).ignore();  // frames that are pinned still go with the process
+    slab.owner->release_arena(slab.at, slab.size).ignore();  // frames that are still pinned go with the process
   }
 }
 
@@ -70,7 +70,7 @@ Status plain_slab(size_t size, size_t frame, const std::vector<int>& nodes, void
     mbind(base, size, MPOL_INTERLEAVE, mask.data(), mask.size() * 64, 0);
   }
   if (mprotect(base, size, PROT_READ | PROT_WRITE) != 0) return fail(errno, "giving access to");
-  // MADV_POPULATE_WRITE says so when there is no memory; older kernels are asked page by page and cannot.
+  // MADV_POPULATE_WRITE reports a lack of memory. Older kernels cannot: touch the pages.
   if (madvise(base, size, MADV_POPULATE_WRITE) != 0) {
     if (errno != EINVAL) return fail(errno, "populating");
     memset(base, 0, size);
@@ -85,7 +85,7 @@ Status trap_slab(trap::Trap& trap, size_t size, size_t frame, const std::vector<
     const int node = nodes.empty() ? -1 : nodes[i % nodes.size()];
     Status s = trap.populate_frames(static_cast<std::byte*>(*out) + i * frame, frame, node);
     if (s.ok()) continue;
-    trap.release_arena(*out, size).ignore();  // nobody pins any of it
+    trap.release_arena(*out, size).ignore();  // no page of it is pinned
     return s;
   }
   return {};
@@ -98,7 +98,7 @@ Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t fra
   const size_t size = frames * frame;
   void* at = nullptr;
   if (trap.caps().install) {
-    // Out of memory or at a limit, plain memory would go around what the administrator allows.
+    // Do not fall back to plain memory: that would bypass the administrator's limits.
     if (Status s = trap_slab(trap, size, frame, nodes, &at); !s.ok()) return s;
     Status s = devices.pin(at, size);
     if (s.ok()) {
@@ -121,7 +121,7 @@ Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t fra
 
 bool Staging::reserve(size_t frames, uint64_t keep) noexcept try {
   slabs_.reserve(slabs_.size() + 1);
-  free_.reserve(total_ + frames);  // giving one back needs no memory
+  free_.reserve(total_ + frames);  // put() needs no memory
   return budget_.charge(frames * frame_, keep, Use::staging);
 } catch (const std::bad_alloc&) {
   return false;

@@ -38,8 +38,8 @@ void CopyIn::run(Batch& batch, int d) {
   end_in(in);
 }
 
-// Those that come from ordinary host memory are copied to their staging frames first. What cannot be stays where it is,
-// and is out of the batch.
+// Copies blocks from ordinary host memory to their staging frames. A block that cannot be copied
+// stays where it is and leaves the batch.
 void CopyIn::pull(Batch& batch, int d) {
   core::InplaceVector<trap::Range, Batch::capacity()> drops;
   for (Transition* m : batch) {
@@ -51,7 +51,7 @@ void CopyIn::pull(Batch& batch, int d) {
     for (Transition* m : batch) {
       if (m->source == nullptr || !m->status.ok() || m->out) continue;
       Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
-      if (frame.holed) {  // there may have been stores since it was copied
+      if (frame.holed) {  // the program may have stored to it since the copy
         m->status = core::error(EBUSY, "the program dropped a page of the block meanwhile");
         continue;
       }
@@ -83,7 +83,7 @@ void CopyIn::pull(Batch& batch, int d) {
   page_in_.run(after);
 }
 
-// Unlocked; state isolating where it is in place. Its status says whether its frame has the bytes.
+// State isolating if the block is in place. m->status says whether the staging frame has the bytes.
 void CopyIn::copy_aside(Transition* m) {
   Region& r = *m->region;
   if (m->source == r.address(m->block)) {
@@ -100,8 +100,8 @@ void CopyIn::copy_aside(Transition* m) {
   core::add(counters_.copied_bytes, r.block_size);
 }
 
-// Unlocked; state isolating. Whoever has pinned a page of it might store to it after it was copied, whatever protects
-// it: so its pages are taken away first. On error they are in place.
+// State isolating. A driver that pinned a page could store to it after the copy in spite of the
+// write protection, so the pages are taken away first. On error they are in place.
 Status CopyIn::take_aside(Transition* m) {
   Region& r = *m->region;
   std::byte* slot = nullptr;
@@ -125,7 +125,7 @@ Status CopyIn::take_aside(Transition* m) {
   return s;
 }
 
-// Locked; state isolating. A part of its pages could not go back to where they were.
+// State isolating. Some of the block's pages could not be put back in place.
 void CopyIn::lose_taken(Transition* m) {
   Region& r = *m->region;
   map_.free_entry(m->block, r);
@@ -133,7 +133,8 @@ void CopyIn::lose_taken(Transition* m) {
   failed_.mark_lost(r, m->block, State::isolating, m->status);
 }
 
-// Locked. The frame has its bytes alone, or it stays where it is.
+// Ends copy_aside(): only the staging frame has the bytes now or, on failure, the block stays where
+// it is.
 void CopyIn::pulled(Transition* m, int d) {
   Region& r = *m->region;
   DeviceState& g = device_set_[static_cast<size_t>(d)];
@@ -169,7 +170,7 @@ void CopyIn::pulled(Transition* m, int d) {
   m->source = nullptr;
 }
 
-// Unlocked. Makes the blocks on their device and begins to fill them.
+// Makes the blocks on their device and issues the copies.
 void CopyIn::begin_in(InBatch& in) {
   const Batch& batch = in.transitions;
   const int d = in.device;
@@ -181,7 +182,8 @@ void CopyIn::begin_in(InBatch& in) {
     const size_t size = m->region->block_size, copied = m->parts.copied;
     all.push_back({at, size});
     if (!m->parts.made) to_make.push_back({at, size});
-    // A managed block is zeros when it is made. Others are cleared as they are filled: nobody waits for the device.
+    // populate() clears a managed block. Elsewhere a copy of zeros clears it, so that map() need
+    // not wait for the device.
     if (m->image == nullptr && !device_set_.own_page_tables()) continue;
     frames.push_back(
         {at + copied, m->image == nullptr ? nullptr : m->image + copied, size - copied, copied != 0, m->parts.ticket});
@@ -201,7 +203,8 @@ void CopyIn::begin_in(InBatch& in) {
       if (m->parts.made) pipelined_copy_.give_back(m);
     return;
   }
-  // Threads that met the trap before it went: their next try meets the device's door and parks there.
+  // Wake threads that faulted before populate() replaced the trap: they retry, and park in the
+  // device's fault handler.
   for (const device::Range& range : ranges)
     if (!device_set_.own_page_tables()) trap_.wake(reinterpret_cast<void*>(range.address), range.size).ignore();
   core::step("device.prepared");
@@ -210,13 +213,13 @@ void CopyIn::begin_in(InBatch& in) {
   if (s.ok() && !copies.empty()) s = devices_->copy_in(d, copies, &in.ticket);
   if (s.ok() && !ahead) s = devices_->map(ranges);
   for (Transition* m : batch) {
-    // Else the copies stand for it.
+    // Otherwise in.ticket covers the copies of the parts, too.
     if (m->parts.ticket != nullptr && in.ticket == nullptr) wait_for_copy(*devices_, d, m->parts.ticket).ignore();
     m->parts.ticket.reset();
   }
 }
 
-// Locked. An acquire may go on: its stream waits for the copies.
+// Lets acquires of the blocks return: their streams wait for the copies.
 void CopyIn::note_issued(const InBatch& in) {
   uint64_t copied = 0;
   for (Transition* m : in.transitions) {
@@ -231,7 +234,7 @@ void CopyIn::note_issued(const InBatch& in) {
   map_.notify();
 }
 
-// Unlocked. They are there, or where they were.
+// Ends the batch: each block is on the device or back where it was.
 void CopyIn::end_in(InBatch& in) {
   open(in);
   const int d = in.device;
@@ -243,7 +246,7 @@ void CopyIn::end_in(InBatch& in) {
   const bool full = !in.made && s.code() == -ENOMEM;
   const uint64_t kept = full ? device_set_.kept(d) : 0;
   Lock lock(map_.mutex());
-  if (!s.ok()) device_set_.saw_loss(d, health);  // the books still say how it was
+  if (!s.ok()) device_set_.saw_loss(d, health);  // before undo() changes the tables
   if (!over_trap) device_set_[static_cast<size_t>(d)].budget.set_keeps(true);
   for (Transition* m : in.transitions) {
     if (!s.ok()) {
@@ -260,7 +263,8 @@ void CopyIn::end_in(InBatch& in) {
   page_in_.run(after);
 }
 
-// Unlocked. When their copies have ended the CPU may read them; what could not come is out of sight, or a hole.
+// Opens the blocks for reading by the CPU when their copies have ended. On failure unmaps the
+// blocks and punches holes in their place.
 void CopyIn::open(InBatch& in) {
   const int d = in.device;
   Status& s = in.status;
@@ -270,7 +274,8 @@ void CopyIn::open(InBatch& in) {
   const std::span<const device::Range> ranges = made_of.all();
   if (s.ok()) core::step("device.issued");
   if (in.ticket != nullptr) {
-    // Whatever else went wrong: a kernel may have the blocks, and their frames are to be somebody else's.
+    // Wait even after another error: a kernel may have the blocks, and their frames are about to be
+    // reused.
     const Status copied = wait_for_copy(*devices_, d, in.ticket);
     if (s.ok()) s = copied;
   }
@@ -284,7 +289,8 @@ void CopyIn::open(InBatch& in) {
   if (!s.ok() && in.made) {
     const Status hidden = retry_until_done(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
     const auto give_up = [&] { return managed_holes_.punch(ranges); };
-    // What stays made could not be made again. Where the trap has gone for it, its addresses are lost then.
+    // A block that stays made could not be made again. If the trap is gone from its addresses,
+    // those are lost.
     if (hidden.ok())
       in.torn =
           (device_set_.own_page_tables() ? retry_until_done(*devices_, d, "giving a block up", give_up) : give_up())
@@ -293,7 +299,7 @@ void CopyIn::open(InBatch& in) {
   if (in.torn) managed_holes_.restore_trap(ranges);
 }
 
-// Locked; state promoting.
+// State promoting.
 void CopyIn::arrived(Transition* m) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -306,15 +312,15 @@ void CopyIn::arrived(Transition* m) {
   r.table.change(m->block, State::promoting, State::on_device);
   ++r.arrived;
   if (!device_set_.own_page_tables())
-    block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));  // woken when it had been made
+    block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));  // begin_in() woke them
   if (frame.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
   if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
   map_.admit(r, m->block, shadow);
   blocks_.answer(r, m->block);
 }
 
-// Locked; state promoting. `trapped`: the trap stands there (again). Its bytes are in the staging frame still, unless a
-// kernel may have changed them since.
+// State promoting. `trapped`: the trap is in place (again). The staging frame still has the bytes,
+// unless a kernel may have changed them since.
 void CopyIn::undo(Transition* m, const Status& why, bool trapped, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;

@@ -1,15 +1,16 @@
-// The end of the way to a device, for blocks that are ready for it: memory there, the copy, access for the CPU.
+// The last step of promoting: CopyIn makes device memory for ready blocks, copies them there, and
+// gives the CPU access.
 //
 //   ready, in a staging frame ───────────────────┐
 //   ready, elsewhere in host memory ──copy───────┼─> promoting: prepare, copy, map ─> issued ─> open ─> on_device
 //
-//   an acquire may go on when the copies of its blocks are issued: its stream waits for them; until they have ended
-//   nothing takes the blocks, or their frames, away
-//   one that could not come is where it was, or in its staging frame, unless a kernel may have stored to it: then it
-//   has a mark
+// - An acquire returns when the copies of its blocks are issued; its stream waits for them. Until
+//   the copies end, nothing takes the blocks or their frames away.
+// - A block whose copy fails stays where it was, or in its staging frame. If a kernel may have
+//   stored to it, it is marked lost.
 //
-// Workers do it without the lock, several blocks at a time. What is ready at once, on devices with page tables of their
-// own, an acquire issues itself, and a worker does the rest.
+// Workers do this without the lock, several blocks at a time. On devices with their own page tables
+// an acquire issues the copies of ready blocks itself, and a worker completes them.
 #pragma once
 
 #include <span>
@@ -24,7 +25,7 @@ namespace vmem::pager {
 
 class CopyIn : private Shared {
  public:
-  // demotion_requests: wait for what comes; under the lock.
+  // demotion_requests: these wait for blocks that arrive; under the lock.
   CopyIn(const Shared& shared, device::Devices* devices, const PooledList<DemotionRequest>& demotion_requests,
          DeviceSet& gpus, DeviceBlocks& blocks, ManagedHoles& holes, FailedBlocks& failed, PageIn& page_in,
          StagingAllocator& supply, PipelinedCopy& pipelined_copy, MemoryFreed& freed)
@@ -40,16 +41,18 @@ class CopyIn : private Shared {
         pipelined_copy_(pipelined_copy),
         freed_(freed) {}
 
-  // Unlocked. Makes the blocks on device d, fills them and opens them. They were ready for it, and are nobody's else.
+  // Makes the blocks on device d, fills them and opens them for the CPU. The batch owns the blocks,
+  // which were ready for the device.
   void run(Batch& batch, int d) VMEM_UNLOCKED;
 
-  // Locked. Of what is ready for device d: what somebody waits for who could do it as well, without two threads that
-  // wake each other. What has to be copied in host memory first the workers do, side by side.
+  // Removes and returns blocks of the spans that are ready for device d. The acquire that waits for
+  // them copies them itself, which saves two thread wake-ups. Leaves blocks that need a copy within
+  // host memory first: the workers make those copies in parallel.
   Batch take_ready(std::span<const BlockSpan> spans, int d) VMEM_LOCKED;
-  // Unlocked. Begins with them; a worker ends it.
+  // Issues the copies of these blocks; a worker ends them.
   void begin(const Batch& batch, int d) VMEM_UNLOCKED;
-  // Locked on entry and on return, and not meanwhile. Of device d the oldest that were begun together. False: there are
-  // none.
+  // Ends the oldest blocks of device d that were issued together; drops the lock while it works.
+  // Returns false if there are none.
   bool end_issued(Lock& lock, int d) VMEM_LOCKED;
 
  private:

@@ -17,13 +17,14 @@ namespace vmem::pager {
 
 namespace {
 
-// What the CPU is shown at a time: the first is what a load waits for, and each is twice as large as the one before.
+// Sizes of the pieces that the CPU is shown: a load waits for the first, and each piece is twice as
+// large as the one before.
 constexpr size_t kPiece = size_t{64} << 10, kLargestPiece = size_t{2} << 20;
 
 }  // namespace
 
-// Locked; on a device, and not under leases for writing. nullptr: there is no memory for a copy that leaves so much of
-// the budget free.
+// The block is on a device and not leased for writing. Returns nullptr if there is no memory for a
+// copy that leaves `left_free` bytes of the budget.
 Transition* CpuMapper::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
   if (!cpu_mappings_.unrefuse(r, b) || !map_.reserve_transition() || !cpu_mappings_.expect()) return nullptr;
   if (!budget_.charge(r.block_size, left_free)) {
@@ -49,8 +50,9 @@ Transition* CpuMapper::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
   return m;
 }
 
-// Unlocked; state demoting. Puts bytes of the block in place, write-protected, which its device has, or its host copy.
-// A trap that reports blocks, and not pages, takes blocks. *placed: some may be there.
+// State demoting. Maps bytes of the block, from its device or its host copy, write-protected at its
+// address. Fills whole blocks if the trap reports blocks instead of pages. *placed: some pages may
+// be in place.
 Status CpuMapper::show_part(const Transition& m, size_t from, size_t to, bool* placed) {
   Region& r = *m.region;
   Status s;
@@ -58,7 +60,7 @@ Status CpuMapper::show_part(const Transition& m, size_t from, size_t to, bool* p
     device::Ticket ticket;
     const device::Copy copy{reinterpret_cast<uintptr_t>(r.address(m.block)) + from, m.image + from, to - from};
     s = devices_->copy_out(m.device, {&copy, 1}, &ticket);
-    if (s.ok())  // the frame is to be somebody else's
+    if (s.ok())  // the frame is about to be reused
       s = wait_for_copy(*devices_, m.device, ticket);
   }
   size_t piece = trap_.caps().one_report ? r.block_size : kPiece;
@@ -71,8 +73,8 @@ Status CpuMapper::show_part(const Transition& m, size_t from, size_t to, bool* p
   return s;
 }
 
-// Unlocked; state demoting. First the piece that somebody waits for, then what is behind it, where he is likely to go
-// on.
+// State demoting. Maps the piece that a thread waits for first, then the bytes behind it, which the
+// thread is likely to load next, then those before it.
 Status CpuMapper::show_all(const Transition& m, uintptr_t load_at, bool* placed) {
   const size_t size = m.region->block_size;
   const auto base = reinterpret_cast<uintptr_t>(m.region->address(m.block));
@@ -85,7 +87,7 @@ Status CpuMapper::show_all(const Transition& m, uintptr_t load_at, bool* placed)
   return s;
 }
 
-// Unlocked; state demoting.
+// State demoting.
 void CpuMapper::show(Transition* m, uintptr_t load_at) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
@@ -93,7 +95,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   bool placed = false;
   m->status = show_all(*m, load_at, &placed);
   const Status health = m->status.ok() ? Status() : devices_->health(m->device);
-  if (!m->status.ok() && placed) {  // what stays of it would be seen when it is old
+  if (!m->status.ok() && placed) {  // pieces that stay would go stale in view of the CPU
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
     drop_until_unpinned(trap_, {&range, 1});
   }
@@ -106,7 +108,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   if (m->kept) {
     map_.copies().unhold(block.aux);
   } else {
-    // Where it is read most of all, what has been copied once stays.
+    // Keep the copy of a read-mostly block: later loads need no transfer.
     const bool stays = m->status.ok() && r.places.at(b).read_mostly && !frame.changed;
     if (!stays || !supply_.keep_copy(r, b, m->image)) staging_.of(r).frames.put(m->image);
   }
@@ -139,11 +141,11 @@ bool CpuMapper::hide(Lock& lock, Region& r, BlockIndex b) {
   ++r.in_flight;
   lock.unlock();
   core::step("device.hiding");
-  const Status probed = devices_->probe(d);  // a driver tells of an illegal address when something is asked of it
+  const Status probed = devices_->probe(d);  // a driver reports an illegal address at the next call
   const Status health = probed.ok() ? Status() : devices_->health(d);
-  // What somebody has pinned is whole where it was; others on the device need not wait until that ends.
+  // Pinned pages stay whole in place; other blocks on the device do not wait for the pin to end.
   const bool hidden = probed.ok() && (core::broken("shown_goes") || drop_one(trap_, r, b));
-  if (!hidden && health.ok()) usleep(1000);  // tried again
+  if (!hidden && health.ok()) usleep(1000);  // the caller tries again
   lock.lock();
   device_set_.saw_loss(d, health);
   if (hidden) {
@@ -182,21 +184,21 @@ bool CpuMapper::rescue(Lock& lock) {
   return true;
 }
 
-// Locked; on a device, where nobody leases it. A load may be shown a copy: what the device stores to such a block
-// without a lease is not seen by the CPU from then on, so that it is done where the program has said that all mostly
-// read.
+// Returns whether a load of this block, on a device and not leased, may be shown a copy. The CPU
+// does not see what the device stores to the block without a lease from then on, so this needs the
+// program's read-mostly advice.
 bool CpuMapper::may_show(const Region& r, BlockIndex b) {
   const auto said = r.places.at(b);
   return said.read_mostly && said.preferred != VMEM_HOST && trap_.caps().write_protect &&
          !map_.frame_table()[r.table[b].aux].displaced;
 }
 
-// Locked. Nobody waits for memory, and none will for want of a copy of one more block.
+// Returns whether one more copy leaves enough memory for all waiters and for the reserve.
 bool CpuMapper::room_beside(const Region& r) {
   return waits_.queue().empty() && budget_.available() >= r.block_size + reserve_.low_watermark();
 }
 
-// Locked. What decides about an access, and CpuMappings does not know.
+// Collects the facts about an access that CpuMappings does not know.
 CpuMappings::Around CpuMapper::around(const CpuFault& access, uint64_t now, bool may_hide) {
   const Region& r = *access.region;
   const BlockIndex b = access.block;
@@ -215,7 +217,7 @@ CpuMappings::Around CpuMapper::around(const CpuFault& access, uint64_t now, bool
   return around;
 }
 
-// Locked. Its accesses get SIGBUS, and the log says why.
+// Logs the reason, and makes accesses of the block get SIGBUS.
 void CpuMapper::refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t now) {
   const auto place = map_.where(*access.region, access.block);
   const unsigned ms = config_.fault_timeout_ms;
@@ -240,13 +242,13 @@ void CpuMapper::refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t 
   cpu_mappings_.refuse(access, why, now);
 }
 
-// Locked. Of what is shown, unless it may be all there is; nullptr: none may go.
+// Returns the oldest copy that cannot be the only one of its block; nullptr if there is none.
 const CpuMapping* CpuMapper::oldest() {
   const std::span<const DeviceState> gpus(device_set_.begin(), device_set_.end());
   return cpu_mappings_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
 }
 
-// Locked on entry and on return. Where host memory is short the oldest of what is shown goes. False: none does.
+// Drops the oldest copy if host memory is short. Returns false if it dropped none.
 bool CpuMapper::hide_oldest(Lock& lock) {
   if (!cpu_mappings_.any() || !waits_.must_evict()) return false;
   const CpuMapping* const s = oldest();
@@ -255,8 +257,8 @@ bool CpuMapper::hide_oldest(Lock& lock) {
   return hide(lock, *s->region, s->block);
 }
 
-// Locked. What was decided about an access; what nobody leases moves where no copy can be made. nullptr: it does not
-// move, or there is no memory.
+// Begins what was decided about an access. A block without leases moves to host memory if no copy
+// can be made. Returns nullptr if the block does not move, or if there is no memory.
 Transition* CpuMapper::begin(const CpuFault& access, bool leased, CpuMappings::Next* next) {
   using Next = CpuMappings::Next;
   Region& r = *access.region;
@@ -287,7 +289,7 @@ bool CpuMapper::serve(Lock& lock) {
     const CpuMappings::Around facts = around(*it, now, batch.empty());
     Next next = cpu_mappings_.next(*it, facts);
     const bool lacks_room = next == Next::show && !facts.leased && !it->made_room && !room_beside(r);
-    const CpuMapping* const older = lacks_room ? oldest() : nullptr;  // it goes first
+    const CpuMapping* const older = lacks_room ? oldest() : nullptr;  // drop it first
     if (older != nullptr) next = facts.may_hide ? Next::hide : Next::wait;
     if (Transition* const m = begin(*it, facts.leased, &next)) {
       load_at = it->load_at;

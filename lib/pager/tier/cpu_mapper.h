@@ -1,27 +1,26 @@
-// What the CPU sees of blocks on a device whose page tables are its own: shows them and hides them, as CpuMappings has
-// decided, and makes room where memory is short.
+// Shows blocks on devices with their own page tables to the CPU, and hides them again, as
+// CpuMappings decides; makes room when memory is short.
 //
-// An access that finds no memory waits as any fault does: it gets SIGBUS when for the time-out nothing went on. So does
-// a store that would make a block stale where stale and leased blocks leave no room for others; loads of the block go
-// on being served beside it, but for the pages of such stores, for a moment.
+// - A shown copy is charged to the host budget as a block in host memory. It is dropped when a
+//   WRITE lease comes, when the block goes to another device, and when memory is short. A copy that
+//   is newer than the device (device_stale), or that shows a block of a lost device, is never
+//   dropped: it is the block then.
+// - Each access in CpuMappings is answered, refused or asked again. Work that was begun for an
+//   access ends without it.
+// - An access that finds no memory waits as any fault does, and gets SIGBUS when nothing has gone
+//   on for the time-out. So does a store that would make a block stale while stale and leased
+//   blocks leave no room for others. Loads of that block are still served, except for the pages of
+//   such stores, for a moment.
+// - A load continues when the piece that it waits for is in place. The rest of the block follows,
+//   and the program waits again if it gets ahead of that. The block is in transition until all of
+//   it is in place; a failure removes the pieces again.
+// - A block without leases is shown only if it is advised read-mostly. Its copy uses only host
+//   memory above the reclaim watermark. The oldest copy is dropped to make room for it, so that a
+//   program that loads all blocks of a device in turn takes no memory from others. If there is no
+//   copy to drop, the block moves to host memory. So does a block whose copy was dropped before for
+//   want of memory: then the eviction policy of host memory learns how the block is used.
 //
-// Who loads goes on as soon as the piece that he waits for is in place; the rest of the block comes behind it, and he
-// waits again where he is faster. Until all of it is there the block is on its way, and what fails takes the piece
-// back.
-//
-// A copy that is shown is charged as a block in host memory. It is dropped when a WRITE lease comes, when the block
-// goes to another device, and when memory is short; what is stale is never dropped, nor what shows a block of a device
-// that is lost: it is the block then.
-//
-// A block that nobody leases is shown where it is advised read mostly alone. Its copy takes only what reclaim threads
-// keep nothing of: the oldest copy goes for it, so that who loads all of a device's blocks in turn takes others no
-// memory away. Where there is none to go the block moves, as it does where its copy has gone for want of memory before:
-// the policy of host memory knows what is used there then.
-//
-//   an access among CpuMappings' is answered, or refused, or asked again; what is begun for it ends without it
-//   what is shown is charged to the host budget as a block in host memory
-//
-// Called under the pager's lock, but for what says otherwise.
+// Called under the pager's lock, except where noted.
 #pragma once
 
 #include "pager/lease/stream_releases.h"
@@ -47,14 +46,18 @@ class CpuMapper : private Shared {
         demoter_(demoter),
         freed_(freed) {}
 
-  // All locked on entry and on return, and not meanwhile.
-  // Does what it can for those who wait, and makes room where memory is short. False: there is nothing to be done now.
+  // All three drop the lock while they work.
+  //
+  // Serves accesses that wait, and makes room when memory is short. Returns false if there is
+  // nothing to do now.
   bool serve(Lock& lock) VMEM_LOCKED;
-  // What host memory has of a lost device's blocks, in place for the CPU or in a staging frame, may be all there is: it
-  // is the block from now on. False: there is none.
+  // Makes the host copies of a lost device's blocks, mapped for the CPU or in staging frames, the
+  // blocks: they may be the only copies. Returns false if there are none.
   bool rescue(Lock& lock) VMEM_LOCKED;
-  // A block on a device, shown and not stale. False: the device is lost, what is shown may be the last copy and stays,
-  // and a worker is about to make it the block; or somebody has pinned a page, or nobody knows, and it stays.
+  // Drops the copy of a block that is on a device and shown, but not stale. Returns false, and the
+  // copy stays, if:
+  // - the device is lost: this may be the only copy, and a worker is about to make it the block,
+  // - or it is unknown whether the device is lost, or a page of the copy is pinned.
   bool hide(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
 
  private:
@@ -64,7 +67,7 @@ class CpuMapper : private Shared {
   bool room_beside(const Region& r) VMEM_LOCKED;
   Transition* begin(const CpuFault& access, bool leased, CpuMappings::Next* next) VMEM_LOCKED;
   Transition* begin_show(Region& r, core::BlockIndex b, uint64_t left_free) VMEM_LOCKED;
-  // load_at: the page that somebody waits for first, if it is known.
+  // load_at: the page that a thread waits for first; 0 if unknown.
   void show(Transition* m, uintptr_t load_at) VMEM_UNLOCKED;
   core::Status show_all(const Transition& m, uintptr_t load_at, bool* placed) VMEM_UNLOCKED;
   core::Status show_part(const Transition& m, size_t from, size_t to, bool* placed) VMEM_UNLOCKED;

@@ -16,7 +16,7 @@ namespace vmem::pager {
 
 namespace {
 
-// Of those that do not stay, all of one device.
+// Returns the address ranges of the blocks that leave the device.
 core::InplaceVector<device::Range, Batch::capacity()> gone_of(const OutPart& part) {
   core::InplaceVector<device::Range, Batch::capacity()> gone;
   for (const Transition* m : part.transitions) {
@@ -35,7 +35,7 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   const bool shown = map_.frame_table()[block.aux].cpu_mapped && how != Leave::sync;
   const bool kept = how != Leave::drop && !shown && map_.copies().has(block.aux);
   const bool copy = !shown && !kept && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
-  // The device has it no more as it should be written, or has it no more at all.
+  // The shown copy is newer than the device's, or the device is lost.
   const bool from_cpu = copy && map_.frame_table()[block.aux].cpu_mapped &&
                         (map_.frame_table()[block.aux].device_stale || device_set_[block.device].lost);
   std::byte* bytes = nullptr;
@@ -60,7 +60,7 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   Frame& frame = map_.frame_table()[block.aux];
   frame.in_place = from_cpu;
   if (how == Leave::sync) {
-    frame.saved = core::exiting();  // will_change() takes it back, also while it is copied and written
+    frame.saved = core::exiting();  // will_change() clears it, also during the copy and the write
     if (frame.admitted) map_.policy(block.aux).hold(block.aux);
   } else {
     m->was_spilled = map_.spilled().remove(block.aux);
@@ -95,7 +95,7 @@ void Demoter::begin_part(OutPart& part) {
   }
 }
 
-// Unlocked; state demoting. The bytes that the CPU is shown, to be written.
+// State demoting. Copies the bytes that the CPU is shown, to be written.
 Status Demoter::copy_shown(Transition* m) {
   Region& r = *m->region;
   Status s = trap_.protect(m->source, r.block_size);
@@ -108,7 +108,7 @@ Status Demoter::copy_shown(Transition* m) {
   Lock lock(map_.mutex());
   Frame& frame = map_.frame_table()[r.table[m->block].aux];
   frame.in_place = false;
-  if (frame.device_stale) trap_.unprotect(m->source, r.block_size).ignore();  // stores go on while it is written
+  if (frame.device_stale) trap_.unprotect(m->source, r.block_size).ignore();  // stores continue during the write
   return s;
 }
 
@@ -117,10 +117,10 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
   const auto gone = gone_of(part);
   Status& s = part.status;
   Status& copied = part.copied;
-  // The copy goes on whatever a wait says, and its frame is to be somebody else's.
+  // Wait: the copy continues whatever the status, and its frame is about to be reused.
   if (part.ticket != nullptr && !core::broken("copy_wait")) copied = wait_for_copy(*devices_, d, part.ticket);
   part.ticket.reset();
-  if (!copied.ok() && devices_->health(d).ok()) s = copied;  // they have the only copy: nothing may be destroyed
+  if (!copied.ok() && devices_->health(d).ok()) s = copied;  // the device has the only copy: destroy nothing
   if (s.ok() && !gone.empty()) {
     core::step("device.punching");
     s = managed_holes_.punch(gone.all());
@@ -130,7 +130,8 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
     }
   }
   const bool well = s.ok() || devices_->health(d).ok();
-  // Lost since it refused: what would stay made could not be made on another device.
+  // The device was lost after it refused. A block that stays made could not be made on another
+  // device.
   if (!well && device_set_.own_page_tables() && !gone.empty()) {
     s = devices_->unmap(gone.all());
     if (s.ok()) s = managed_holes_.punch(gone.all());
@@ -144,9 +145,9 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
   if (!dropped.empty()) drop_until_unpinned(trap_, dropped.all());
   const bool refused = !s.ok() && !gone.empty() && well;
   if (refused) {
-    devices_->open(gone.all(), device::Access::read).ignore();  // those that were not held yet have it anyway
+    devices_->open(gone.all(), device::Access::read).ignore();  // the others are open anyway
     part.hidden = part.hidden && !devices_->map(gone.all()).ok();
-    usleep(1000);  // tried again by whoever wants room
+    usleep(1000);  // the caller that needs room tries again
   }
   core::step("device.left");
   const Status health = copied.ok() ? Status() : devices_->health(d);
@@ -172,8 +173,8 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
   freed_.memory_freed(after);
 }
 
-// Unlocked; state demoting, their status says why they stay. A lease that they get, or have, is worth nothing to a
-// kernel that does not find them.
+// State demoting; each status says why the block stays. Map the blocks before they are at rest: a
+// kernel with a lease must find them.
 void Demoter::keep_mapped(Batch& unmapped, DeferredWork& after) {
   for (Transition* m : unmapped) {
     const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
@@ -203,9 +204,9 @@ void Demoter::run(std::span<Transition*> batch) {
   DeferredWork after;
   core::InplaceVector<OutPart, Batch::capacity()> parts;
   for (size_t i = 0; i < batch.size();) {
-    // With page tables of their own each block is a part: the next is unmapped while one is copied, and one is given
-    // back while the next are copied. Managed blocks go together: the driver destroys none beside a copy without a
-    // wait.
+    // With own page tables each block is a part: the next block is unmapped while one is copied,
+    // and one is freed while the next are copied. Managed blocks go together: the driver destroys
+    // none beside a copy without a wait.
     size_t n = 1;
     while (!device_set_.own_page_tables() && i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
     parts.push_back({.transitions = batch.subspan(i, n), .device = batch[i]->device});
@@ -219,14 +220,14 @@ void Demoter::run(std::span<Transition*> batch) {
     writeback_.write(writes.all(), after);
     page_in_.run(after);
   };
-  // core::broken("signals_in_copies"), in wait_in_call(): for that this file is compiled again.
+  // For core::broken("signals_in_copies") in wait_in_call(): a build with it recompiles this file.
   for (; ended < parts.size() && wait_in_call(*devices_, parts[ended].ticket); ++ended)
     end_part(parts[ended], writes, unmapped, after);
-  // A signal's handler may want what is on its way: another thread ends it meanwhile.
+  // A signal handler may need these blocks: another thread ends their copies while it runs.
   if (ended == parts.size() || !core::run_aside(std::ref(finish))) finish();
 }
 
-// Locked; state demoting. `lost`: the addresses are nobody's any more.
+// State demoting. `lost`: the addresses are not ours any more.
 void Demoter::settle_left(Transition* m, const Status& copied, bool lost, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
@@ -268,13 +269,14 @@ void Demoter::lose_left(Transition* m, const Status& why) {
   if (m->completion != nullptr && m->completion->status.ok()) r.table[b].flags |= core::kTold;
 }
 
-// What was in place, or is in a frame, is the block now; else the store has it, or nobody wants it.
+// Makes the host copy, in place or in a frame, the block; otherwise the store has the block, or its
+// contents are dropped.
 void Demoter::rest_in_host(Transition* m, bool copied) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   Block& block = r.table[b];
   DeviceState& g = device_set_[static_cast<size_t>(m->device)];
-  if (m->cpu_mapped && m->leave != Leave::drop) {  // what is in place is the block now
+  if (m->cpu_mapped && m->leave != Leave::drop) {  // the pages in place become the block
     map_.free_entry(b, r);
     ++g.evictions;
     map_.new_entry(r, b, nullptr);
@@ -311,13 +313,14 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     ++g.clean_drops;
     core::add(counters_.clean_drops);
     block.flags &= static_cast<uint16_t>(~core::kDirty);
-    if (m->leave == Leave::drop) failed_.forget_store_copy(r, b);  // older still: nobody may be given it
+    if (m->leave == Leave::drop) failed_.forget_store_copy(r, b);  // an older version, which must not be read again
     if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
     r.table.change(b, State::demoting, block.extent ? State::stored : State::unpopulated);
   }
 }
 
-// Locked; state demoting. The device would not let go of it, and nothing has changed: it stays there.
+// State demoting. The device did not release the block; nothing has changed, and the block stays
+// there.
 void Demoter::undo_leaving(Transition* m, const Status& why) {
   Region& r = *m->region;
   DeviceState& g = device_set_[static_cast<size_t>(m->device)];

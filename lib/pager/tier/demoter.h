@@ -1,4 +1,4 @@
-// The way out of a device, for blocks at rest there.
+// Demoter moves blocks at rest out of a device.
 //
 //   on_device ─> demoting: hold writers, copy to a staging frame, take the block out, trap ─> staged (its frame)
 //                demoting, with a host copy:                  take the block out, trap ─> staged (the copy's frame)
@@ -7,10 +7,12 @@
 //                demoting, synced: hold writers, copy, write, open                      ─> on_device
 //                demoting, synced, newer where it is shown: copy that, write            ─> on_device
 //
-//   a block that leaves for good is charged to its device, among what leaves, until its memory there is nobody's; what
-//   has the only copy of a block is destroyed when that is elsewhere, or the device is lost: then the block has a mark
-//
-// A block is clean while no WRITE lease touched it and the CPU could not store to it since it came (kDirty).
+// - A block that leaves for good is charged to its device, as leaving, until its device memory is
+//   free.
+// - The only copy of a block is destroyed only after its bytes are elsewhere, or if its device is
+//   lost: then the block is marked lost.
+// - A block is clean (no kDirty) while no WRITE lease touched it and the CPU could not store to it
+//   since it came.
 #pragma once
 
 #include <span>
@@ -39,17 +41,20 @@ class Demoter : private Shared {
         supply_(supply),
         freed_(freed) {}
 
-  // Locked. Claims a block on a device for the way out; the policy must not know it any more, except for a sync.
-  // nullptr: no staging frame for its bytes, or its accesses get SIGBUS and the trap does not take that back.
+  // Claims a block on a device for demoting. The policy must have forgotten the block, except for a
+  // sync. Returns nullptr if there is no staging frame for its bytes, or if its accesses get SIGBUS
+  // and the trap does not take that back.
   Transition* begin(Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
-  // Takes each move to its end, or to a write whose end comes later. Of one device each or several; no more than a
-  // Batch holds. Unlocked, or with a lock that is dropped meanwhile.
+  // Takes each transition to its end, or to a write that ends later. The batch may be of several
+  // devices, and holds no more than a Batch. The second form drops the lock while it works.
   void run(std::span<Transition*> batch) VMEM_UNLOCKED;
   void run(Lock& lock, std::span<Transition*> batch) VMEM_LOCKED;
 
-  // The steps of that, unlocked. begin_part(): nobody stores to them or sees them there any more, and their bytes are
-  // on the way. end_part(): those are in host memory, and the device's memory is nobody's. `unmapped`: those that stay,
-  // which the device has not mapped again, for keep_mapped(): others are not to wait for them.
+  // The steps of run():
+  // - begin_part() stops stores to the blocks, unmaps those that leave, and issues the copies.
+  // - end_part() waits for the bytes to be in host memory, and frees the device's memory. It puts
+  //   blocks that stay, but which the device has not mapped again, into `unmapped`.
+  // - keep_mapped() maps those again; other blocks do not wait for them.
   void begin_part(OutPart& part) VMEM_UNLOCKED;
   void end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWork& after) VMEM_UNLOCKED;
   void keep_mapped(Batch& unmapped, DeferredWork& after) VMEM_UNLOCKED;

@@ -16,7 +16,7 @@ void DeviceBlocks::will_change(Region& r, BlockIndex b) {
 void DeviceBlocks::may_change(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
-  // Somebody else's lease is undecided, or was never decided.
+  // Another lease is undecided, or was never decided.
   if (frame.changed) return will_change(r, b);
   frame.undecided = frame.changed = true;
   frame.was_dirty = (block.flags & core::kDirty) != 0;
@@ -57,7 +57,7 @@ void DeviceBlocks::answer(Region& r, BlockIndex b, const Transition* failed) {
     g.rescue = true;
     device_set_.work().notify_one();
   }
-  if (r.dying) {  // reported again, for access_of_dying()
+  if (r.dying) {  // the access is reported again, for access_of_dying()
     trap_.wake(r.address(b), r.block_size).ignore();
   } else if (cpu_mappings_.answer(r, b, now_ns(), since(failed))) {
     device_set_.work().notify_one();

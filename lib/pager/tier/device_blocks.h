@@ -1,9 +1,10 @@
-// Blocks that are on a device, or come to rest there: whether what they have may differ from what is elsewhere, whose
-// spilled blocks they are, and who met them on the way.
+// Tracks blocks at rest on a device: whether the device's bytes may differ from other copies,
+// whether the block is spilled, and which accesses met it in transition.
 //
-//   a block that may change on its device is dirty, and no host copy of it counts: it has none, or none until it is
-//   said that nobody has stored to it (undecided) what comes to rest is answered: no access that met the trap meanwhile
-//   is forgotten
+// - A block that may change on its device is dirty, and no host copy of it counts: it has none, or
+//   its copy does not count until not_changed() says that no kernel stored to the block
+//   (undecided).
+// - A block that comes to rest is answered: no access that met the trap before that is forgotten.
 //
 // Called under the pager's lock.
 #pragma once
@@ -19,27 +20,29 @@ class DeviceBlocks : private Shared {
   DeviceBlocks(const Shared& shared, DeviceSet& gpus, CpuMappings& cpu_mappings)
       : Shared(shared), device_set_(gpus), cpu_mappings_(cpu_mappings) {}
 
-  // What the device has may differ from the SSD and from any copy from here on.
+  // From now on the device's bytes may differ from the SSD and from any copy.
   void will_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // .. unless not_changed() says otherwise, which whoever has the lease is to do, or it has changed.
+  // The same, unless not_changed() follows. The lease's owner calls that, or the block has changed.
   void may_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // Nobody has stored to the blocks of the span that are on device d and undecided.
+  // No kernel has stored to the undecided blocks of the span on device d.
   void not_changed(const BlockSpan& span, int d) VMEM_LOCKED;
 
-  // A block at rest is worked on where it is, without the lock: state demoting, and the policy holds it. unclaim(): it
-  // stays.
+  // claim() lets the caller work on a block at rest without the lock: the state is demoting, and
+  // the policy holds the block. unclaim() puts it back.
   void claim(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void unclaim(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // It was demoting, and is on a device still, or on another one. failed: the transition that could not show it.
+  // A demoting block stays on its device, or is on another one. failed: the transition that could
+  // not show it, if any.
   void stays(Region& r, core::BlockIndex b, const Transition* failed = nullptr) VMEM_LOCKED;
-  // It has come to rest on a device. Who met the trap meanwhile has not been answered.
+  // The block has come to rest on a device: answers accesses that met the trap before that.
   void answer(Region& r, core::BlockIndex b, const Transition* failed = nullptr) VMEM_LOCKED;
 
-  // Somebody uses the block where it is: it is no spilled block any more.
+  // The block is in use where it is: it is not spilled any more.
   void adopt(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // A transition has ended and the block is on a device: as a spilled block, or as what it was.
+  // A transition has ended with the block on a device: lists it as spilled again, or admits it to
+  // the policy.
   void know_again(const Transition& m) VMEM_LOCKED;
-  // It is on device d, or its copy there has been issued.
+  // Returns whether the block is on device d, or its copy to d has been issued.
   bool has_come(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
 
  private:
@@ -47,7 +50,7 @@ class DeviceBlocks : private Shared {
   CpuMappings& cpu_mappings_;
 };
 
-// The wait of a try that failed.
+// Returns the wait of the access that the failed transition served.
 inline CpuMappings::Since since(const Transition* failed) {
   if (failed == nullptr) return {};
   return {failed->since_ns, failed->mark};

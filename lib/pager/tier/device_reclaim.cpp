@@ -15,12 +15,11 @@ namespace {
 
 constexpr size_t kLook = 128;  // blocks looked at under one hold of the lock
 
-// Who waits for leases to end may wait in vain: others may lease those blocks again each time.
+// Limits the wait for leases to end: other acquires may lease those blocks again each time.
 constexpr uint64_t kPatience = 250'000'000;  // ns
 
-// A block that host memory has too comes back from there as fast as from another device, but for large ones: there the
-// bytes count, and not the driver's calls (on an H200 about 50 us to take a block's mapping away and to give it
-// another, 25 to copy 8 MiB between devices and 150 from host memory).
+// A block that host memory also has comes back from there as fast as from a peer, unless it is
+// large: then the bytes count, and not the driver's calls to unmap and map the block.
 constexpr size_t kWorthCopying = size_t{8} << 20;
 
 }  // namespace
@@ -32,15 +31,14 @@ bool DeviceReclaim::spilled_overstay() {
   return false;
 }
 
-// Locked. Of what leaves device d so much may go to device n.
+// Returns whether `bytes` that leave device d may spill to device n.
 bool DeviceReclaim::has_room_for(int d, int n, uint64_t bytes, uint64_t now_ns) {
   const auto at = static_cast<size_t>(n);
   return at < device_set_.size() && devices_->info(d).links[at] == device::Link::nvlink && !device_set_[at].lost &&
          map_.spilled().fits(at, device_set_[at].budget, bytes, now_ns);
 }
 
-// Locked. The device to which what leaves device d may go spilled: of those with room the one that has most; -1:
-// there is none.
+// Returns the device with the most room to which blocks of device d may spill; -1 if there is none.
 int DeviceReclaim::peer_of(int d, uint64_t bytes) {
   const uint64_t now = now_ns();
   int best = -1;
@@ -56,13 +54,15 @@ int DeviceReclaim::peer_of(int d, uint64_t bytes) {
   return best;
 }
 
-// Locked; on a device. Another, on which it is said to be best, and which has room for it; -1: there is none.
+// For a block on a device: returns another device that it is advised to be on, and that has room
+// for it; -1 if there is none.
 int DeviceReclaim::home_with_room(const Region& r, BlockIndex b) {
   const int d = r.table[b].device, home = home_of(r, b);
   return home >= 0 && home != d && has_room_for(d, home, r.block_size, now_ns()) ? home : -1;
 }
 
-// Locked; on a device. To drop it costs nothing, or its bytes are as near elsewhere.
+// Returns whether the block is worth a move to a peer: false if dropping it costs nothing, or its
+// bytes are as near elsewhere.
 bool DeviceReclaim::worth_keeping_near(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   const Frame& frame = map_.frame_table()[block.aux];
@@ -74,7 +74,7 @@ bool DeviceReclaim::worth_keeping_near(const Region& r, BlockIndex b) {
   return !map_.copies().has(block.aux) || r.block_size >= kWorthCopying;
 }
 
-// Locked. Spilled blocks of device d that may leave, the first to come first.
+// Begins to evict spilled blocks of device d that may leave, in the order in which they came.
 void DeviceReclaim::evict_spilled(int d, Batch& leaving) {
   const auto at = static_cast<size_t>(d);
   const DeviceBudget& budget = device_set_[at].budget;
@@ -88,14 +88,15 @@ void DeviceReclaim::evict_spilled(int d, Batch& leaving) {
     const BlockIndex b = map_.frame_table()[id].block;
     if (r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b)) continue;
     Transition* m = demoter_.begin(r, b, Leave::evict);
-    if (m == nullptr) return;  // no frame: what is dropped without one may be among the device's own
+    if (m == nullptr) return;  // no frame: perhaps one of the device's own blocks needs none
     leaving.push_back(m);
     bytes -= std::min<uint64_t>(bytes, r.block_size);
   }
 }
 
-// Locked; on a device, and chosen to leave it. To the device where it is said to be best, as its own, or to a
-// peer, spilled; those that go together go to the same one. False: not now, or there is no room.
+// Begins to move a chosen block to the device that it is advised to be on, as its own, or to a
+// peer, spilled. All blocks of one batch go to the same device. Returns false if it cannot go now,
+// or there is no room.
 bool DeviceReclaim::spill(Region& r, BlockIndex b, Batch& spilling, int* peer) {
   if (!worth_keeping_near(r, b) || !map_.reserve_transition()) return false;
   const int d = r.table[b].device, home = home_with_room(r, b);
@@ -111,13 +112,14 @@ bool DeviceReclaim::spill(Region& r, BlockIndex b, Batch& spilling, int* peer) {
   return true;
 }
 
-// Locked; on device d. It was said to stay there while anything else can go.
+// Returns whether the program asked that the block stay on device d while another block can leave.
 bool DeviceReclaim::is_to_stay(const Region& r, BlockIndex b, int d) {
   bool pinned = false;
   return temperature_in(r, b, static_cast<uint8_t>(kDevicePools + d), &pinned) == policy::Temperature::hot || pinned;
 }
 
-// Locked. Of the device's own what its policy chooses; of what is to stay, nothing while leases of other blocks end.
+// Begins to evict the device's own blocks that the policy chooses. Takes no block that is to stay
+// while leases of other blocks are about to end.
 void DeviceReclaim::evict_own(int d, Batch& leaving, Batch& spilling, int* peer) {
   const uint64_t bytes = std::min(device_set_[static_cast<size_t>(d)].budget.missing(), kBatchBytes);
   if (bytes == 0) return;
@@ -136,7 +138,7 @@ void DeviceReclaim::evict_own(int d, Batch& leaving, Batch& spilling, int* peer)
     const bool last = is_to_stay(r, b, d);
     const bool stays = r.dying || r.table[b].state != State::on_device || holds_for_lease(r, b) || (others_end && last);
     bool leaves = !stays && spill(r, b, spilling, peer);
-    // With those that go to another device it cannot go to its own: next time.
+    // The batch goes to another device than the block's: it goes next time.
     const bool waits = !spilling.empty() && home_with_room(r, b) >= 0;
     if (Transition* m = leaves || stays || waits ? nullptr : demoter_.begin(r, b, Leave::evict)) {
       leaving.push_back(m);
@@ -148,8 +150,9 @@ void DeviceReclaim::evict_own(int d, Batch& leaving, Batch& spilling, int* peer)
   }
 }
 
-// Locked. A block of device d that an acquire elsewhere waits for, and nobody leases here, makes room by going to host
-// memory first: two devices may each have what the other one waits for, and no room. nullptr: there is none.
+// Begins to move to host memory a block of device d that is leased and awaited on another device
+// only. Otherwise two devices may each hold what the other waits for, with no room on either.
+// Returns nullptr if there is none.
 Transition* DeviceReclaim::begin_leave_for_others(int d) {
   size_t looked = 0;
   for (const PromotionRequest& w : requests_) {

@@ -1,8 +1,10 @@
-// Room on a device, for those who wait for it and for a budget that has become smaller: what leaves, and where it goes.
+// DeviceReclaim makes room on a device, for requests that wait and for a budget that was lowered:
+// it chooses which blocks leave and where they go.
 //
-// Spilled blocks leave first. Blocks of the device itself are spilled to another one that is linked and has room,
-// else they go to host memory, or nowhere where their bytes are elsewhere too. A spilled block goes on to host memory
-// only: its device has just had no room for it, and whoever waits here gets the room as soon as from any block.
+// Spilled blocks leave first. The device's own blocks spill to a linked device with room; otherwise
+// they go to host memory, or are dropped if their bytes are elsewhere too. A spilled block goes
+// only to host memory: its own device just had no room for it, and its room comes free here as soon
+// as any block's.
 //
 //   on_device ─> demoting, spilled: copied to the other device, by this one's copy engines ─> on_device there, spilled
 //   on_device, preferred on another: copied there, if it might be spilled ─> on_device there, its own
@@ -10,11 +12,10 @@
 //   spilled ─> demoting, asked for where it was before: copied back ─> on_device there
 //   spilled, leased or asked for where it is ─> that device's own
 //
-// Nobody waits for a move to a peer who does not wait for the room that it makes; and it waits for nothing but
-// copies and the driver, as a move to host memory does: what comes to the peer needs none of its streams.
-//
-//   what is leased, or its region is being freed, is not begun with; one that was chosen and could not leave is
-//   admitted again
+// - Only a request that waits for the room waits for a move to a peer. The move waits only for
+//   copies and the driver, as a move to host memory does: it needs none of the peer's streams.
+// - Reclaim begins with no block that is leased or whose region is being freed. A block that was
+//   chosen and could not leave is admitted again.
 //
 // Called under the pager's lock.
 #pragma once
@@ -29,7 +30,7 @@ namespace vmem::pager {
 
 class DeviceReclaim : private Shared {
  public:
-  // requests: for promotion; under the lock.
+  // requests: promotion requests; under the lock.
   DeviceReclaim(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
                 DeviceSet& gpus, StreamReleases& releases, Demoter& demoter, PeerMigrator& migrator)
       : Shared(shared),
@@ -40,10 +41,11 @@ class DeviceReclaim : private Shared {
         demoter_(demoter),
         peer_migrator_(migrator) {}
 
-  // On device d for those who wait, and while its budget is below what it has. Locked on entry and on return, and not
-  // meanwhile. False: there is room, or nothing can go.
+  // Makes room on device d for requests that wait, and while the device has more than its budget.
+  // Drops the lock while it works. Returns false if there is room, or if no block can leave.
   bool make(Lock& lock, int d) VMEM_LOCKED;
-  // Spilled blocks have to leave, and could not yet: nobody tells when they can.
+  // Returns whether spilled blocks have to leave and could not yet: poll, since no event says when
+  // they can.
   bool spilled_overstay() VMEM_LOCKED;
 
  private:
@@ -53,7 +55,7 @@ class DeviceReclaim : private Shared {
   bool worth_keeping_near(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   struct Need {
     bool there = false;
-    uint64_t since_ns = 0;  // it came, or something left for it that was not to stay
+    uint64_t since_ns = 0;  // when the need arose, or when a block that was to stay last left
   };
   bool is_to_stay(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
   void evict_spilled(int d, Batch& leaving) VMEM_LOCKED;

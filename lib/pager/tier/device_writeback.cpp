@@ -40,30 +40,31 @@ void DeviceWriteback::give_back_frame(Transition* m) {
   }
 }
 
-// Locked. cut: not all of it is there.
+// Notes a successful write. cut: only a part of the block was written.
 void DeviceWriteback::note_written(Transition* m, bool cut) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   if (!m->clean) {
     core::add(counters_.write_bytes, cut ? m->io.transferred : m->stored);
     if (r.backing != Backing::file_shared) {
-      // Under the lock, as finish_write() has it.
+      // Under the lock, as in finish_write().
       if (m->new_extent && block.extent) space_.release(block.extent);
       block.extent = m->extent;
     }
     block.digest = m->digest;
     block.flags |= core::kDigest;
-    if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // not all of it is there
+    if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // only a part is in the file
     failed_.clear_unknown(block);
     map_.frame_table()[block.aux].droppable = false;
     if (r.backing == Backing::file_shared) writes_.file_succeeded(r);
   }
-  // Under a lease for writing the device may have stored more since, and the CPU to what it is shown.
+  // Under a lease for writing the device may have stored more since; so may the CPU to a shown
+  // copy.
   if (!cut && !lent_for_writing(r, m->block) && !map_.frame_table()[block.aux].device_stale)
     block.flags &= static_cast<uint16_t>(~core::kDirty);
 }
 
-// Unlocked; state demoting, held on its device, and now written, or not.
+// State demoting, write-protected on its device; the write has ended or there was none.
 void DeviceWriteback::finish_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const device::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
@@ -73,7 +74,8 @@ void DeviceWriteback::finish_write(Transition* m, DeferredWork& after) {
     writer_.to_store(m, *this, after);
     return;
   }
-  // Open before the books say that it stays: a store that asks meanwhile waits for them (on_touch).
+  // Open before the state says that the block stays: a store that traps before that waits for the
+  // state (on_touch).
   const Status opened = devices_->open({&range, 1}, device::Access::read);
   core::step("device.opened");
   const bool cut = m->status.ok() && !m->clean && r.backing == Backing::file_shared && m->io.transferred < m->stored;

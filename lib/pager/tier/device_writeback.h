@@ -1,8 +1,8 @@
-// Writes what a device has changed to the store, for blocks that stay there: a sync.
+// Writes a device's changes to the store for blocks that stay on the device: a sync.
 //
-//   the device may not store to a block until it has been written, or has not; where that failed, or the file has
-//   become shorter, the block stays dirty, and the mark of a failed write stands
-//   a staging frame that a transition has is given back once
+// - The device may not store to a block until its write has ended. If that failed, or the file has
+//   become shorter, the block stays dirty, and the mark of a failed write stays.
+// - A transition's staging frame is given back once.
 #pragma once
 
 #include <span>
@@ -26,10 +26,11 @@ class DeviceWriteback final : private Shared, private IoEnd {
         writer_(writer),
         freed_(freed) {}
 
-  // Blocks in state demoting, held on their devices, each with its bytes in a frame; or a status that says why not.
-  // They are on their devices again when it is done, which may be later.
+  // Writes blocks in state demoting, write-protected on their devices. Each has its bytes in a
+  // frame, or a status that says why not. The blocks are back in state on_device when their writes
+  // have ended, which may be after the return.
   void write(std::span<Transition* const> transitions, DeferredWork& after) VMEM_UNLOCKED;
-  // Of a block that stays on its device.
+  // Gives back the frame of a block that stays on its device.
   void give_back_frame(Transition* m) VMEM_LOCKED;
 
  private:

@@ -21,7 +21,7 @@ Status KernelRanges::check(const BlockSpan& span, unsigned access, int d, uint64
     return error(EINVAL, "the range has %llu blocks, more than %u", static_cast<unsigned long long>(blocks),
                  paging::kMaxBlocks);
   }
-  // Where others have some of it at the moment, leases wait for that as everybody's do.
+  // Other leases may hold a part of it now; the range's leases wait for that as any lease does.
   if (const uint64_t all = device_budget.budget(); budget > all) {
     return error(ENOMEM, "a budget of %s for kernels does not fit device %d: device_budget %s",
                  core::human_bytes(budget).c_str(), d, core::human_bytes(all).c_str());
@@ -67,13 +67,13 @@ Status KernelRanges::open(const vmem_range& range, int d, uint64_t budget, Kerne
     --region->kernels;
     --staging_.kernel_ranges;
   }
-  while (staging_.ending != 0) lock.sleep(map_.changed());  // before any kernel asks
+  while (staging_.ending != 0) lock.sleep(map_.changed());  // unpinning may wait for kernels
   --region->in_flight;
   map_.notify();
   return s;
 }
 
-// The words end outside the lock.
+// Ends the words without the lock.
 void KernelRanges::close(KernelRange* range) {
   range->words.reset();
   Lock lock(map_.mutex());

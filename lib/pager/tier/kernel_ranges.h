@@ -1,8 +1,7 @@
-// Ranges that are opened to kernels that ask for their blocks while they run.
+// Opens and closes ranges for kernels that request their blocks while they run.
 //
-//   Region::kernels counts those in it, and StagingPoolSet::open_ranges all: their regions are not freed but by
-//   shutdown
-//
+// - Region::kernels counts the open ranges of a region, StagingPoolSet::kernel_ranges all of them.
+//   Only shutdown frees a region with open ranges.
 #pragma once
 
 #include "pager/tier/device_blocks.h"
@@ -12,16 +11,17 @@ namespace vmem::pager {
 
 class KernelRanges : private Shared {
  public:
-  // devices: null: there is no device tier.
+  // devices: null if there is no device tier.
   KernelRanges(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks)
       : Shared(shared), devices_(devices), device_set_(gpus), blocks_(blocks) {}
 
-  // For kernels of device d; range.access: what they do. budget: bytes of leases at once; 0: half of what the device
-  // has for libvmem.
+  // Opens a range for kernels of device d; range.access says what they do. budget: bytes leased at
+  // once; 0 means half of the device's limit.
   Status open(const vmem_range& range, int d, uint64_t budget, KernelRange* out) VMEM_UNLOCKED;
-  // No kernel asks any more, and nothing is leased.
+  // Call this when no kernel requests blocks any more and none are leased.
   void close(KernelRange* range) VMEM_UNLOCKED;
-  // Blocks that are leased for writing by an ask that tells of stores, before the end, and that nobody has stored to.
+  // Says that no kernel stored to these blocks. They are still leased for writing by a request that
+  // reports stores.
   void not_changed(std::span<const vmem_range> ranges, int d) VMEM_UNLOCKED;
 
  private:

@@ -10,8 +10,8 @@
 namespace vmem::pager {
 
 void ManagedHoles::restore_trap(std::span<const device::Range> ranges) {
-  if (device_set_.own_page_tables()) return;  // it never went
-  // Regions may lie side by side, and each has a range of the trap of its own.
+  if (device_set_.own_page_tables()) return;  // the trap is always in place
+  // Adjacent regions have trap ranges of their own.
   core::InplaceVector<uintptr_t, Batch::capacity()> limits;
   {
     const Lock lock(map_.mutex());
@@ -26,7 +26,7 @@ void ManagedHoles::restore_trap(std::span<const device::Range> ranges) {
     while (i + n < ranges.size() && ranges[i + n].address == end && end < limits[i]) end += ranges[i + n++].size;
     Status s =
         trap_.attach_at(reinterpret_cast<void*>(ranges[i].address), end - ranges[i].address, trap::Transfer::copy);
-    for (int tries = 0; !s.ok() && tries < 100; ++tries) {  // mappings may come free again
+    for (int tries = 0; !s.ok() && tries < 100; ++tries) {  // the process may soon have fewer mappings
       usleep(1000);
       s = trap_.attach_at(reinterpret_cast<void*>(ranges[i].address), end - ranges[i].address, trap::Transfer::copy);
     }

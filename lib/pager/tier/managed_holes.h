@@ -1,9 +1,11 @@
-// Holes in regions of managed memory, where a block is on no device: what is made of the block's place when it has
-// left, or could not come. With page tables of their own devices leave the region to the trap, which never goes.
+// Makes holes in regions of managed memory: a block that has left its device, or could not come,
+// becomes a hole with the trap in place. Devices with their own page tables leave the region to the
+// trap, which stays in place always.
 //
-//   behind restore_trap() the trap stands at all of the ranges, with the threads that were parked there
+// - After restore_trap() the trap is in place at all of the ranges, and handles the threads that
+//   were parked there.
 //
-// Unlocked; the owners of the blocks' transitions call it.
+// The owners of the blocks' transitions call it, without the lock.
 #pragma once
 
 #include <span>
@@ -19,10 +21,10 @@ class ManagedHoles : private Shared {
   ManagedHoles(const Shared& shared, device::Devices* devices, DeviceSet& gpus)
       : Shared(shared), devices_(devices), device_set_(gpus) {}
 
-  // The device's memory is nobody's. A copy of a lost device may still be ending when its ticket says that the device
-  // is lost.
+  // Frees the device memory of the ranges. Tries again on -EBUSY: a copy of a lost device may still
+  // be ending when its ticket says that the device is lost.
   core::Status punch(std::span<const device::Range> ranges) VMEM_UNLOCKED;
-  // Ends the process where it cannot be: accesses would see zeros in place of data.
+  // Puts the trap back. Ends the process if that fails: accesses would see zeros instead of data.
   void restore_trap(std::span<const device::Range> ranges) VMEM_UNLOCKED;
 
  private:

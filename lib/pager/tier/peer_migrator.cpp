@@ -16,7 +16,7 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; no spilled block tries a device again that could not take one
+constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; so long no spilled block goes to a device that refused one
 
 }  // namespace
 
@@ -38,7 +38,7 @@ Transition* PeerMigrator::begin(Region& r, BlockIndex b, int d) {
   return m;
 }
 
-// Each transition has its status. Only where the driver keeps the page tables: it moves neighbours together.
+// Sets each transition's status. Only for managed memory: its driver moves neighbours together.
 void PeerMigrator::copy(std::span<Transition* const> batch, int d, int by) {
   core::step("device.migrating");
   for (size_t i = 0; i < batch.size();) {
@@ -46,7 +46,8 @@ void PeerMigrator::copy(std::span<Transition* const> batch, int d, int by) {
     std::array<Status, device::kMostRanges> each;
     const size_t first = i;
     while (i < batch.size() && !ranges.full()) {
-      // Each range succeeds or fails alone. One that fails may have moved in part, which to managed memory is the same.
+      // Each range succeeds or fails alone. A failed range may have moved in part, which managed
+      // memory allows.
       const Region& r = *batch[i]->region;
       size_t n = 1;
       while (i + n < batch.size() && batch[i + n]->region == &r && batch[i + n]->block == batch[i]->block + n) ++n;
@@ -61,7 +62,7 @@ void PeerMigrator::copy(std::span<Transition* const> batch, int d, int by) {
   }
 }
 
-// Locked. Where its status says so it has not gone.
+// Brings a block to rest: on device d, or where it was if its status is an error.
 void PeerMigrator::settle(Transition* m, int d) {
   DeviceState& g = device_set_[static_cast<size_t>(d)];
   Region& r = *m->region;
@@ -94,7 +95,7 @@ void PeerMigrator::settle(Transition* m, int d) {
   map_.free_transition(m);
 }
 
-// Unlocked. Each has its status.
+// Brings blocks to rest; each has its status.
 void PeerMigrator::settle_all(std::span<Transition* const> moved, int d) {
   bool full = false;
   for (const Transition* m : moved) {
@@ -117,17 +118,17 @@ void PeerMigrator::settle_all(std::span<Transition* const> moved, int d) {
   page_in_.run(after);
 }
 
-// What one worker moves in a turn, one after the other.
+// The blocks that one worker moves in a turn, one after the other.
 class PeerMigrator::Line final : public device::Migration {
  public:
-  // Those, or as many of what waits as a turn has.
+  // Moves the batch, or takes `turn` bytes of the blocks that wait.
   Line(PeerMigrator& migrator, int d, std::span<Transition* const> batch)
       : peer_migrator_(migrator), d_(d), batch_(batch) {}
   Line(PeerMigrator& migrator, int d, uint64_t turn) : peer_migrator_(migrator), d_(d), turn_(turn) {}
 
   std::optional<device::Range> next() override {
-    // The next may have to wait for one that is under way, and that may take long: who waits for what has ended does
-    // not.
+    // The next range may wait long for one that is under way: first bring the ended ones to rest,
+    // for requests that wait for them.
     if (under_way_count_ >= kBusyWith) rest();
     if (next_ == batch_.size() && !take_more()) {
       rest();
@@ -148,10 +149,11 @@ class PeerMigrator::Line final : public device::Migration {
   }
 
  private:
-  // With so many under way devices have enough to do while others come to rest; they begin more before they wait.
+  // With so many under way the devices stay busy while others come to rest. Devices begin more
+  // before they wait.
   static constexpr size_t kBusyWith = 8;
 
-  // Of small blocks several at once: whoever waits for them looks each time.
+  // Brings several small blocks to rest at once, since each waiter looks every time.
   void rest() {
     if (!ended_.empty()) peer_migrator_.settle_all(ended_.all(), d_);
     ended_.clear();

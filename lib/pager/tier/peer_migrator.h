@@ -1,9 +1,8 @@
-// Blocks that go straight from one device to another: because somebody wants them there, or, spilled, because their
-// own has no room (DeviceReclaim).
+// PeerMigrator moves blocks directly from one device to another: because a request wants them
+// there, or because their own device has no room (spilled, DeviceReclaim).
 //
-//   a block on its way is charged to both devices, and known as one of that to which it goes; whatever became of it, it
-//   is on one of the two when it comes to rest, and that one alone is charged with it
-//
+// - A block in transition is charged to both devices, and belongs to its destination. When it comes
+//   to rest it is on one of the two, and only that one is charged.
 #pragma once
 
 #include <span>
@@ -21,13 +20,14 @@ class PeerMigrator : private Shared {
                MemoryFreed& freed)
       : Shared(shared), devices_(devices), device_set_(gpus), blocks_(blocks), page_in_(page_in), freed_(freed) {}
 
-  // Locked; after reserve_transition(), and there is room on device d. A block at rest on another device is on its way
-  // there.
+  // Claims a block at rest on another device for a move to device d. Call it after
+  // reserve_transition(), when device d has room.
   Transition* begin(Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
-  // Unlocked. Copies them to device d, and brings each to rest; all from one device where that one copies them (`by`).
-  // In order of address.
+  // Copies the batch to device d and brings each block to rest. The batch is in address order.
+  // `by`: the device whose copy engines do it; if that is the source, all blocks must be on it.
   void run(std::span<Transition* const> batch, int d, int by) VMEM_UNLOCKED;
-  // .. those that wait in DeviceState::incoming, and that come meanwhile, for a turn.
+  // Does the same for blocks in DeviceState::incoming, and for those that arrive there, for one
+  // turn.
   void run_waiting(int d) VMEM_UNLOCKED;
 
  private:

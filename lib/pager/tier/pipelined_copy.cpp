@@ -17,7 +17,7 @@ bool PipelinedCopy::wants(const Region& r) const {
   return devices_ != nullptr && r.block_size > device::kUnit && device_set_.own_page_tables();
 }
 
-// Each time half of what was left: of a block of 32 MiB the last copy is of 2, and four came before it.
+// Copies when half of the rest has come: the last of the five copies of a 32 MiB block is 2 MiB.
 void PipelinedCopy::came(Transition* m, size_t bytes) {
   CopiedParts& parts = m->parts;
   const size_t left = m->region->block_size - parts.told;
@@ -26,7 +26,7 @@ void PipelinedCopy::came(Transition* m, size_t bytes) {
   const Lock lock(map_.mutex());
   if (m->speculative && !leased(*m->region, m->block)) return;
   parts.come = bytes / device::kUnit * device::kUnit;
-  if (parts.busy || parts.waits) return;  // a worker looks at it then, and has the rest meanwhile
+  if (parts.busy || parts.waits) return;  // a worker will see it, and copies it together with what comes until then
   if (!parts.refused && parts.come > parts.copied) wait(m);
 }
 
@@ -38,7 +38,7 @@ void PipelinedCopy::wait(Transition* m) {
 
 bool PipelinedCopy::is_left(Transition* m) {
   CopiedParts& parts = m->parts;
-  // What it has on the device is given back by a worker: this is an I/O thread.
+  // A worker frees the device memory: this is an I/O thread.
   if (!parts.busy && (!parts.made || m->status.ok())) {
     if (parts.waits) waiting_.remove(m);
     parts.waits = false;
@@ -80,7 +80,8 @@ bool PipelinedCopy::serve(Lock& lock) {
   return true;
 }
 
-// Unlocked; the worker that is at it. What is refused now is copied, or refused, when all has come.
+// Runs on the block's worker. A part that is refused now is copied, or refused, when the read is
+// over.
 void PipelinedCopy::copy(Transition* m, size_t come) {
   CopiedParts& parts = m->parts;
   const device::Range range = range_of(*m);

@@ -1,15 +1,15 @@
-// Copies to devices of blocks that are still being read: when all of a block has come, most of it is on its device
-// already, and whoever waits for it waits for the copy of its last part.
+// Copies blocks to devices while they are still being read. When all of a block has been read, most
+// of it is on its device, and a waiter waits only for the copy of the last part.
 //
 //   being read ──half of what is left has come──> waiting ──a worker──> copies are issued ──> being read
 //   the read is over, and no worker at it ──> Above::read_over
 //
-//   nobody sees those bytes before all have come and were found to be what was written: the memory that they are in is
-//   mapped for nobody
-//   a block whose read failed has no memory of the device when it goes on from here
+// - No kernel sees these bytes before all have been read and verified: their device memory is not
+//   mapped.
+// - A block whose read failed has no device memory when it leaves this class.
 //
-// For blocks that somebody waits for, on devices with page tables of their own: of what is read ahead the copies have
-// time while the next block is read.
+// Only for blocks that a thread waits for, on devices with their own page tables. Blocks read ahead
+// need none of this: each is copied while the next block is read.
 #pragma once
 
 #include "pager/account/device_set.h"
@@ -22,27 +22,30 @@ class PipelinedCopy : private Shared {
  public:
   class Above {
    public:
-    // All of the block has come, or could not be read, as its status says.
+    // All of the block has been read, or the read failed; m->status says which.
     virtual void read_over(Transition* m, DeferredWork& after) VMEM_LOCKED = 0;
 
    protected:
     ~Above() = default;
   };
 
-  // devices: null: there is no device tier.
+  // devices: null if there is no device tier.
   PipelinedCopy(const Shared& shared, device::Devices* devices, DeviceSet& gpus, ManagedHoles& holes, PageIn& page_in,
                 Above& above)
       : Shared(shared), devices_(devices), device_set_(gpus), managed_holes_(holes), page_in_(page_in), above_(above) {}
 
-  // Whether to be told by came() of a read to a block of the region.
+  // Returns whether reads of the region's blocks should call came().
   bool wants(const Region& r) const;
-  // On an I/O thread: the first `bytes` of the image of a block that is being read are there.
+  // The first `bytes` of the image have been read. Called on an I/O thread.
   void came(Transition* m, size_t bytes) VMEM_UNLOCKED;
-  // The read is over, as its status says. False: whoever is at the block goes on with it.
+  // The read is over; m->status has the result. Returns false if a worker has the block, and will
+  // go on with it.
   bool is_left(Transition* m) VMEM_LOCKED;
-  // Locked on entry and on return, and not meanwhile. False: there is nothing to be done.
+  // Issues the copies of one waiting block; drops the lock while it works. Returns false if none
+  // waits.
   bool serve(Lock& lock) VMEM_LOCKED;
-  // What was copied of a block that does not come after all; nobody else is at it.
+  // Frees the device memory of a block that does not come after all. No other thread may have the
+  // block.
   void give_back(Transition* m) VMEM_UNLOCKED;
 
  private:

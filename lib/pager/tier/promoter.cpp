@@ -10,16 +10,16 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr BlockIndex kLooksForFrames = 1024;          // blocks of a request that may hold frames which others wait for
-constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // made free at once for a request
+constexpr BlockIndex kLooksForFrames = 1024;          // blocks of a request to look at for frames that others need
+constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // freed at once for a request
 
 }  // namespace
 
 void Promoter::pump(DeferredWork& after, bool wake) {
   std::array<bool, device::kMaxDevices> full{};
-  // Blocks of a size wait for what blocks of that size move through: others on the device go on.
+  // Blocks of one size wait for frames of that size; other blocks on the device continue.
   std::array<std::array<bool, device::kUnitSizes>, device::kMaxDevices> held_up{};
-  std::array<uint64_t, device::kMaxDevices> wanted{};  // by all that find a device full: their blocks may lie apart
+  std::array<uint64_t, device::kMaxDevices> wanted{};  // bytes of all requests for a full device
   for (DeviceState& g : device_set_) g.budget.want(0);
   for (auto it = requests_.begin(); it != requests_.end();) {
     const size_t d = static_cast<size_t>(it->device);
@@ -48,13 +48,13 @@ void Promoter::pump(DeferredWork& after, bool wake) {
   if (wake) wake_for_ready();
 }
 
-// As much of a request as there is room for.
+// Starts as much of a request as there is room for.
 Start Promoter::serve(PooledList<PromotionRequest>::iterator request, DeferredWork& after) {
   Start result = Start::done;
   while (request->next <= request->last) {
     result = start(*request->region, request->next, request->device, request->urgency, after);
     if (result == Start::wait && request->owner == nullptr && request->next < request->last) {
-      // Of a hint only this block waits until it is where it goes; the rest has no need to.
+      // Only this block of a hint waits until it has come to rest; the others need not wait for it.
       PromotionRequest one = *request;
       one.last = one.next;
       if (!requests_.insert(request, one)) break;
@@ -66,8 +66,7 @@ Start Promoter::serve(PooledList<PromotionRequest>::iterator request, DeferredWo
   return result;
 }
 
-// Locked. While room is made on a device, what an acquire waits for there and only the disk has is read into staging
-// frames.
+// Reads blocks of an acquire that are only on disk into staging frames while the device makes room.
 void Promoter::read_meanwhile(PromotionRequest& request, DeferredWork& after) {
   Region& r = *request.region;
   const BlockIndex last = std::min<BlockIndex>(request.last, request.next + kDeviceBatch - 1);
@@ -79,8 +78,9 @@ void Promoter::read_meanwhile(PromotionRequest& request, DeferredWork& after) {
   }
 }
 
-// Locked. Of a request that finds no frame, or stands behind one that finds none, what needs none comes first: who
-// waits for it has leased it, so that its frame goes to nobody else before. False: the device is full.
+// Starts blocks that need no frame, for a request that found no frame or is behind one that found
+// none: its acquire has leased them, so no other request gets their frames before. Returns false if
+// the device is full.
 bool Promoter::start_without_frames(const PromotionRequest& request, BlockIndex looks, DeferredWork& after) {
   Region& r = *request.region;
   const BlockIndex last = std::min<BlockIndex>(request.last, request.next + looks - 1);
@@ -101,7 +101,7 @@ void Promoter::wake_for_ready() {
   }
 }
 
-// Why the block is not claimed for device d; nothing: it can be.
+// Returns why the block is not claimed for device d; nothing if it can be.
 std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency urgency) {
   Block& block = r.table[b];
   const DeviceState& g = device_set_[static_cast<size_t>(d)];
@@ -118,7 +118,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
       break;
     case State::poisoned:
-      return Start::done;  // an acquire says why
+      return Start::done;  // an acquire reports the reason
     case State::unpopulated:
     case State::stored:
       if (failed_.retries().asleep(r, b)) return Start::done;  // an acquire asks again
@@ -132,7 +132,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
       return Start::wait;
   }
   if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return Start::no_room;
-  // Of a budget that has become too small for it no room comes, however long a hint would wait.
+  // The budget has become too small for the block: a hint would wait for ever.
   if (r.block_size > g.budget.limit() && urgency != Urgency::acquire) return Start::done;
   if (!g.budget.fits(r.block_size) || !map_.reserve_block()) return Start::no_room;
   return std::nullopt;
@@ -167,7 +167,7 @@ Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredW
   return Start::done;
 }
 
-// A staging frame, and a buffer where what the store has is encoded.
+// Takes a staging frame, and a bounce buffer if the store has the block encoded.
 bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** bytes, std::byte** scratch) {
   const Block& block = r.table[b];
   if (block.extent && block.extent.codec() != 0 &&
@@ -182,7 +182,7 @@ bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** bytes, std
   return false;
 }
 
-// In host memory, in a frame or in place.
+// Claims a block that is in host memory, in a frame or in place.
 void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::byte* bytes) {
   Block& block = r.table[b];
   const State from = block.state;
@@ -208,7 +208,7 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
     r.table.change(b, State::resident, State::isolating);
   } else {
     frame.pool = static_cast<uint8_t>(kDevicePools + d);
-    map_.note_clean(r, b);  // its flags say from here on whether the file has its bytes
+    map_.note_clean(r, b);  // its flags say from now on whether the file has its bytes
     r.table.change(b, State::staged, State::promoting);
     block.device = static_cast<uint8_t>(d);
   }
@@ -216,7 +216,8 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
   device_set_[static_cast<size_t>(d)].ready.push_back(m);
 }
 
-// The store has it, or its file, or nobody: it is zeros then, and has no frame.
+// Claims a block that is in the store or its file, or in neither: then it is zeros and needs no
+// frame.
 void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, std::byte* bytes, std::byte* scratch,
                               DeferredWork& after) {
   Block& block = r.table[b];
@@ -255,8 +256,8 @@ void Promoter::io_ended(Transition* m) {
   page_in_.run(after);
 }
 
-// Locked; the block could not be read. The acquire that waits for it learns why, or, where the kernel had no memory for
-// the read, asks again after a while; a CPU access reads again.
+// Keeps the reason why the block could not be read. An acquire that waits for it gets the reason,
+// or, if the kernel had no memory for the read, asks again later. A CPU access reads again.
 void Promoter::keep_failure(Transition* m) {
   Region& r = *m->region;
   if (m->refused) {
@@ -269,7 +270,7 @@ void Promoter::keep_failure(Transition* m) {
   r.keep_reason(m->block, m->status);
 }
 
-// Unlocked; state promoting, the trap still in place.
+// State promoting, with the trap still in place.
 void Promoter::finish_read(Transition* m, DeferredWork& after) {
   core::step("device.read");
   reader_.verify_read(m);
@@ -291,13 +292,13 @@ void Promoter::read_over(Transition* m, DeferredWork& after) {
     DeviceState& g = device_set_[static_cast<size_t>(m->device)];
     g.ready.push_back(m);
     if (g.sleepers != 0 && leased(r, m->block)) {
-      map_.notify();  // who waits for it begins with it, and need not be woken by somebody else who has
+      map_.notify();  // the acquire copies it itself; a worker need not wake it
     } else {
       device_set_.work().notify_one();
     }
     return;
   }
-  // Nothing was made yet: the block is where it was.
+  // Nothing was made on the device yet: the block is where it was.
   keep_failure(m);
   staging_.of(r).frames.put(m->image);
   device_set_[static_cast<size_t>(m->device)].budget.credit(r.block_size);

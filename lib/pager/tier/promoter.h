@@ -1,17 +1,18 @@
-// The way to a device, up to where blocks are ready for it: promotion requests are served in their order, each block of
-// them is claimed, and what the disk has of it is read into a staging frame.
+// Promoter serves promotion requests in their order, up to blocks that are ready for their device:
+// it claims each block, and reads blocks that are only on disk into staging frames.
 //
 //   stored, unpopulated ──read──┐
 //   staged (staging frame) ─────┼─> DeviceState::ready, then CopyIn
 //   resident (isolating) ───────┘
 //   on another device ──────────> DeviceState::incoming, then PeerMigrator
 //
-//   a block is charged to its device, and has its frame, from when it is claimed; one that cannot be had is where it
-//   was what an acquire waits for comes before hints; blocks of one size wait for frames, and let others on the device
-//   pass
+// - A block is charged to its device, and has its frame, from when it is claimed. If it cannot be
+//   read it stays where it was.
+// - Requests of acquires come before hints. Blocks of one size wait for frames, and let blocks of
+//   other sizes on the device pass.
 //
-// Nothing here calls a device, or runs on a fault thread or an I/O thread except the end of a read. Called under the
-// pager's lock.
+// Nothing here calls a device. Only the end of a read runs on an I/O thread; nothing runs on a
+// fault thread. Called under the pager's lock.
 #pragma once
 
 #include <optional>
@@ -27,7 +28,7 @@ namespace vmem::pager {
 
 class Promoter final : private Shared, private IoEnd, public PipelinedCopy::Above {
  public:
-  // requests: acquires first.
+  // requests: those of acquires come first.
   Promoter(const Shared& shared, PooledList<PromotionRequest>& requests, DeviceSet& gpus, DeviceBlocks& blocks,
            FailedBlocks& failed, PageIn& page_in, Readahead& read_ahead, StoreReader& reader, StagingAllocator& supply,
            PipelinedCopy& pipelined_copy, PeerMigrator& migrator, MemoryFreed& freed)
@@ -44,7 +45,8 @@ class Promoter final : private Shared, private IoEnd, public PipelinedCopy::Abov
         peer_migrator_(migrator),
         freed_(freed) {}
 
-  // Starts what the requests ask for, as far as there is room. wake: the workers, for what is ready then.
+  // Starts blocks of the requests while there is room. wake: wakes the workers for blocks that are
+  // ready.
   void pump(DeferredWork& after, bool wake = true) VMEM_LOCKED;
   void wake_for_ready() VMEM_LOCKED;
 

@@ -1,4 +1,4 @@
-// Steps at a device that there is no way around, and waits for copies.
+// Repeats device steps that must succeed, and waits for copies.
 #pragma once
 
 #include <unistd.h>
@@ -16,11 +16,12 @@
 
 namespace vmem::pager {
 
-// Threads that wait, at exit, for all of a device's work, which may never end: its Devices stay for them.
+// Threads that wait at exit for all work of a device, which may never end. They keep its Devices
+// alive.
 inline std::atomic<unsigned> drains{0};
 
-// Unlocked. Takes the step again, however often it is refused, until it is done or the device is lost; and once more
-// then, since a device that is lost refuses no step that is to end what it had.
+// Unlocked. Repeats the step until it succeeds or the device is lost. Then takes it once more: a
+// lost device refuses no step that frees what it had.
 template <typename Step>
 core::Status retry_until_done(device::Devices& devices, int d, const char* what, Step step) {
   constexpr unsigned kSayAfter = 1000;  // ms
@@ -36,7 +37,8 @@ core::Status retry_until_done(device::Devices& devices, int d, const char* what,
   }
 }
 
-// Unlocked. Until a copy has ended, or its device is lost. One that does not tell ends with all the device's work.
+// Unlocked. Waits until a copy has ended, or its device is lost. If the ticket does not tell, waits
+// for all work of the device.
 inline core::Status wait_for_copy(device::Devices& devices, int d, const device::Ticket& ticket) {
   constexpr unsigned kDrainAfter = 100;  // ms
   unsigned tries = 0;
@@ -47,10 +49,11 @@ inline core::Status wait_for_copy(device::Devices& devices, int d, const device:
   });
 }
 
-// Unlocked. The same in a call of the application's, for as long as no signal is kept out by it: false, one is, and the
-// copy goes on. It may take as long as a stream of the application's is held that shares a queue with it.
+// Unlocked. Waits for a copy in a call of the application, unless that delays a signal: returns
+// false if one has come; the copy continues. The copy may take as long as an application's stream
+// is held that shares a queue with it.
 inline bool wait_in_call(device::Devices& devices, const device::Ticket& ticket) {
-  constexpr std::chrono::microseconds kWatch{1000};  // a copy of 32 MiB takes 610, to wake up 50 and more
+  constexpr std::chrono::microseconds kWatch{1000};  // poll so long: a sleep would delay a short copy
   if (ticket == nullptr || !core::signals_deferred() || core::broken("signals_in_copies") || core::broken("copy_wait"))
     return true;
   const auto begun = std::chrono::steady_clock::now();

@@ -39,7 +39,7 @@ std::byte* StagingAllocator::frame(const Region& r, size_t keep) {
         break;
       }
       core::add(counters_.clean_drops);
-      DeferredWork nothing;  // nobody wants it
+      DeferredWork nothing;  // no thread waits for the block
       isolated_.drop_held(other, b, nothing);
     }
     if (std::byte* bytes = frames.get(keep)) return bytes;
@@ -53,7 +53,7 @@ std::byte* StagingAllocator::frame(const Region& r, size_t keep) {
 bool StagingAllocator::keep_copy(Region& r, BlockIndex b, std::byte* bytes) {
   bool pinned = false;
   temperature(r, b, &pinned);
-  // A pinned block will not leave, and a copy of what changes is none.
+  // A pinned block does not leave, and a copy of a block that changes is worthless.
   const Frame& frame = map_.frame_table()[r.table[b].aux];
   if (pinned || (frame.changed && !frame.undecided) || r.dying || !map_.reserve_block()) return false;
   map_.copies().keep(r, b, bytes);
@@ -63,7 +63,7 @@ bool StagingAllocator::keep_copy(Region& r, BlockIndex b, std::byte* bytes) {
 bool StagingAllocator::evict_copy(FrameId id) {
   const Frame& copy = map_.frame_table()[id];
   const Block& block = copy.region->table[copy.block];
-  // Of what moves between devices the books name the one that it goes to; the other may be lost.
+  // The tables name the destination of a block that moves between devices; the source may be lost.
   const bool may_be_last = device_set_[block.device].lost || (block.state == State::demoting && device_set_.size() > 1);
   const bool goes = !may_be_last || proven_clean(block) || map_.frame_table()[block.aux].undecided;
   goes ? map_.copies().evict(id) : map_.copies().refuse(id);
@@ -96,7 +96,7 @@ Status StagingAllocator::want(const Region& r, uint64_t mark) {
     if (s.code() == -EAGAIN) s = make(lock, pool, kLeast);
     if (pool.frames.total() != 0) break;
     if (end_unused(lock)) continue;
-    if (s.ok() && staging_.growing()) continue;  // others make some, or give some back: there may be room then
+    if (s.ok() && staging_.growing()) continue;  // other threads make or free frames: there may be room then
     const uint64_t frames = kLeast * pool.frames.frame();
     const bool never = !pool.growth.has_room() || (!s.ok() && s.code() != -EAGAIN) || !reserve_.fits(frames);
     if (never || deadline_.hopeless(mark)) {
@@ -123,7 +123,7 @@ Status StagingAllocator::want(const Region& r, uint64_t mark) {
 bool StagingAllocator::grow(Lock& lock) {
   for (StagingPool& pool : staging_) {
     if (pool.regions == 0 || !pool.growth.due(now_ns())) continue;
-    // Tried again when somebody wants a frame, or at once where others have given theirs back.
+    // Tried again when a transition wants a frame, or at once when unused frames have been freed.
     if (!pool.growth.fits())
       end_unused(lock);
     else if (make(lock, pool, pool.frames.slab_frames()).code() == -EAGAIN)
@@ -133,7 +133,7 @@ bool StagingAllocator::grow(Lock& lock) {
   return false;
 }
 
-// Makes another slab, without the lock meanwhile. One thread at a time.
+// Makes another slab; drops the lock while it works. One thread at a time.
 Status StagingAllocator::make(Lock& lock, StagingPool& pool, size_t at_most) {
   const size_t frames = pool.growth.take(at_most);
   if (frames == 0) return {};
@@ -160,13 +160,13 @@ Status StagingAllocator::make(Lock& lock, StagingPool& pool, size_t at_most) {
   return s;
 }
 
-// Frames of a size that no region has any more, given back for those of another; without the lock meanwhile. False:
-// there are none, or they may not go now.
+// Frees frames of a size that no region needs, for frames of other sizes; drops the lock while it
+// works. Returns false if there are none, or they cannot be freed now.
 bool StagingAllocator::end_unused(Lock& lock) {
   StagingPool* const pool = staging_.unused();
   if (pool == nullptr) return false;
   const Staging::Slab slab = pool->frames.take_slab();
-  pool->growth.begin();  // nobody makes any meanwhile
+  pool->growth.begin();  // no thread makes frames of this size now
   ++staging_.ending;
   lock.unlock();
   core::step("staging.ending");
@@ -184,7 +184,7 @@ bool StagingAllocator::end_unused(Lock& lock) {
 bool StagingAllocator::give_back(Lock& lock) {
   if (end_unused(lock)) return true;
   if (staging_.ending == 0) return false;
-  while (staging_.ending != 0) lock.sleep(map_.changed());  // others give them back
+  while (staging_.ending != 0) lock.sleep(map_.changed());  // other threads are freeing them
   return true;
 }
 

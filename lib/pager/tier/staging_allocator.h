@@ -1,12 +1,12 @@
-// Staging frames for who moves a block to a device or from one: makes them, says which blocks give up theirs, and gives
-// back what no region is for. What a frame is kept for when its block has come to its device is said here, too: a host
-// copy.
+// StagingAllocator makes staging frames for moves to and from devices, chooses the blocks that give
+// up their frames, and frees frames of sizes that no region needs. It also decides which blocks
+// keep their frame as a host copy when they have come to a device.
 //
-//   frames are made, and given back, without the lock: by one thread for each size, and none that is being given back
-//   counts as free; who waits for that is told by BlockMap::notify()
-//   a copy that may be all there is of its block is never evicted
+// - Frames are made and freed without the lock, by one thread for each size. A frame that is being
+//   freed does not count as free. BlockMap::notify() wakes waiters.
+// - A copy that may be the only one of its block is never evicted.
 //
-// Called under the pager's lock, but for what says otherwise.
+// Called under the pager's lock, except where noted.
 #pragma once
 
 #include <cstdint>
@@ -22,31 +22,37 @@ namespace vmem::pager {
 
 class StagingAllocator : private Shared {
  public:
-  // devices: null: there is no device tier, and nobody asks for frames.
+  // devices: null if there is no device tier; then frame() is not called.
   StagingAllocator(const Shared& shared, device::Devices* devices, DeviceSet& gpus, MemoryPressure& pressure,
                    IsolatedBlocks& isolated)
       : Shared(shared), devices_(devices), device_set_(gpus), pressure_(pressure), isolated_(isolated) {}
 
-  // A frame for a block of the region while more than `keep` are free; else one of a block that the SSD or a device has
-  // too, which takes no I/O and nobody has to be waited for. nullptr: the pool grows, or its blocks have to be written
-  // first.
+  // Returns a frame for a block of the region while more than `keep` are free. Otherwise takes one
+  // from a block that the SSD or a device also has, which needs no I/O and no wait. Returns nullptr
+  // if the pool grows, or if its blocks must be written first.
   std::byte* frame(const Region& r, size_t keep) VMEM_LOCKED;
-  // The block has come to its device from `frame`. False: that is not kept.
+  // The block has come to its device from `bytes`: keeps these as its host copy. Returns false if
+  // they are not kept.
   bool keep_copy(Region& r, core::BlockIndex b, std::byte* bytes) VMEM_LOCKED;
-  // The policy has chosen the copy and forgotten it. False: it stays, being all there is of the block.
+  // The policy has chosen the copy and forgotten it. Returns false if it stays, because it may be
+  // the only copy of the block.
   bool evict_copy(core::FrameId copy) VMEM_LOCKED;
 
-  // The pool of a size whose frames are short, so that blocks have to leave them; looked for from `first` on.
+  // Returns a pool, searched from `first` on, whose frames are so short that blocks must leave
+  // them.
   std::optional<uint8_t> is_short(uint8_t first = kStagingPools) VMEM_LOCKED;
   void set_share(unsigned percent) VMEM_LOCKED;
 
-  // Unlocked. Frames enough to move blocks of the region at all; more come with need. Blocks that the CPU uses leave
-  // for them. mark: of the wait, as FaultDeadline has it.
+  // Makes the few frames without which no block of the region can move; more are made on demand.
+  // Blocks that the CPU uses leave for them. mark: of the wait, as in FaultDeadline. Returns
+  // -ENOMEM if the host budget has no room.
   core::Status want(const Region& r, uint64_t mark) VMEM_UNLOCKED;
-  // Locked on entry and on return, and not meanwhile. Makes frames of a size that is due. False: none is.
+  // Makes frames of a size that is due; drops the lock while it works. Returns false if none is
+  // due.
   bool grow(Lock& lock) VMEM_LOCKED;
-  // .. For whatever else of the host budget would be refused: gives back what no region is for. True also where others
-  // do that meanwhile: they have, when this returns. False: there is nothing to give back, or it may not go now.
+  // Frees frames that no region needs, for a charge to the host budget that would be refused; drops
+  // the lock while it works. If other threads are freeing frames, waits for them and returns true.
+  // Returns false if there is nothing to free, or it cannot be freed now.
   bool give_back(Lock& lock) VMEM_LOCKED;
 
  private:

@@ -7,25 +7,25 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr size_t kForMoves = 4;  // of all frames one of so many is not lent
+constexpr size_t kForMoves = 4;  // one of so many frames is not lent
 constexpr uint16_t kSomebodyWants = core::kFaultPending | core::kStorePending;
 
 }  // namespace
 
-// Locked. nullptr: it was freed, by shutdown.
+// Returns nullptr if shutdown has freed the region.
 Region* StagingLoans::region_of(const KernelRange& range) {
   Region* const r = map_.find(range.first);
   return r != nullptr && r->id == range.region ? r : nullptr;
 }
 
-// Of so many that are asked for.
+// Returns how many of the blocks asked for may be lent.
 size_t StagingLoans::most(const StagingPool& pool, size_t asked) const {
   const size_t total = pool.frames.total(), kept = std::max(total / kForMoves, Staging::kLeast);
   const size_t can = total - std::min(total, kept);
   return std::min(asked, can - std::min(can, pool.lent));
 }
 
-// The lock is gone meanwhile; the region is in flight.
+// Drops the lock while it works; the region is in flight.
 void StagingLoans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std::span<const uint32_t> blocks) {
   const StagingPool& pool = staging_.of(r);
   Batch batch;
@@ -55,7 +55,7 @@ size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, 
     take_from_device(lock, *r, first, range.device, blocks);
     if (r->dying) return 0;
   }
-  const size_t now = most(pool, blocks.size());  // others may have lent some meanwhile
+  const size_t now = most(pool, blocks.size());  // another thread may have lent some by now
   size_t lent = 0;
   for (uint32_t& number : blocks) {
     if (lent == now) break;
@@ -77,7 +77,7 @@ size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, 
   return lent;
 }
 
-// Locked. Nothing where it is not lent any more.
+// Ends the loan of a block; does nothing if the block is not lent any more.
 void StagingLoans::end(Region& r, BlockIndex b, DeferredWork& after) {
   const Block& block = r.table[b];
   if ((block.state != State::isolating && block.state != State::writing_back) ||

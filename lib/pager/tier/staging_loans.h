@@ -1,15 +1,16 @@
-// Staging loans: staging frames that kernels load from where they are, for as long as the service of an open range
-// says. A block that is lent is in state isolating, without a transition: to everybody else it is on its way, and who
-// wants it waits, as for any other. So nothing changes its bytes, and its frame is nobody else's.
+// Staging loans: kernels load from staging frames in place, until the service of an open range ends
+// the loan. A lent block is in state isolating, without a transition. To other code it is in
+// transition, and requests for it wait as usual, so its bytes do not change and its frame is not
+// reused.
 //
 //   staged ──lend──> isolating, lent ──end──> staged
-//   on_device, with a host copy, nobody leases it ──leaves──> staged
+//   on_device, with a host copy, not leased ──leaves──> staged
 //
-//   StagingPool::lent counts them, and leaves some frames of each size for transitions
-//
-// Whoever waits is seen by wanted(), which the service asks often. A region that is freed by force takes its loans with
-// it, after the kernels. At exit kernels may keep what is lent for ever: it is written in state writing back, with a
-// transition, and goes back to where it was.
+// - StagingPool::lent counts the loans, and leaves some frames of each size for transitions.
+// - wanted() reports waiters; the service calls it often.
+// - A region that is freed by force takes its loans with it, after the kernels.
+// - At exit kernels may keep loans for ever: a lent block is written in state writing back, with a
+//   transition, and goes back to where it was.
 #pragma once
 
 #include <span>
@@ -22,7 +23,7 @@ namespace vmem::pager {
 
 class StagingLoans : private Shared {
  public:
-  // requests: for promotion; under the lock.
+  // requests: promotion requests; under the lock.
   StagingLoans(const Shared& shared, const PooledList<PromotionRequest>& requests, PageIn& page_in, Reclaim& reclaim,
                StagingAllocator& supply, Demoter& demoter, MemoryFreed& freed)
       : Shared(shared),
@@ -33,16 +34,19 @@ class StagingLoans : private Shared {
         demoter_(demoter),
         freed_(freed) {}
 
-  // Of these blocks those that are in staging frames, until end(): they come first in `blocks`, in the order of
-  // `frames`, which has room for all. How many they are. leave: also those that are on the range's device, and that
-  // nobody leases: where a staging frame has the same bytes they leave it first, which copies nothing.
+  // Lends those of `blocks` that are in staging frames, until end(), and returns how many. They
+  // come first in `blocks`, in the order of `frames`, which has room for all. leave: also lends
+  // blocks on the range's device without leases that have a host copy; they leave the device first,
+  // which copies nothing.
   size_t lend(const KernelRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames,
               bool leave) VMEM_UNLOCKED;
-  // No kernel loads from them any more, nor will.
+  // Ends loans: no kernel loads from these blocks any more.
   void end(const KernelRange& range, std::span<const uint32_t> blocks) VMEM_UNLOCKED;
-  // Of blocks that are lent those that somebody waits for, as many as fit into `out`: how many.
+  // Puts lent blocks that a thread or request waits for into `out`, as many as fit. Returns how
+  // many.
   size_t wanted(const KernelRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) VMEM_UNLOCKED;
-  // Locked on entry and on return, and not meanwhile. All of a region that is freed, whose kernels have ended.
+  // Ends all loans of a region that is being freed, whose kernels have ended. Drops the lock while
+  // it works.
   void take_back(Lock& lock, Region& r) VMEM_LOCKED;
 
  private:
