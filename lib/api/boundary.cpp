@@ -10,8 +10,8 @@ namespace vmem::api {
 
 namespace {
 
-// The words of this thread's last failure. Plain bytes: they need no memory and no destructor, so that they can be
-// asked for when memory is short and while the process exits.
+// The message of this thread's last failure. Plain bytes need no memory and no destructor, so that
+// vmem_last_error works when memory is short and while the process exits.
 constinit thread_local char words_of_failure[1024] = "";
 
 }  // namespace
@@ -19,7 +19,7 @@ constinit thread_local char words_of_failure[1024] = "";
 int report(int code, std::string_view words) noexcept {
   const size_t length = std::min(words.size(), sizeof words_of_failure - 1);
   memcpy(words_of_failure, words.data(), length);
-  words_of_failure[core::make_printable(words_of_failure, length)] = '\0';  // the cut may be in a character
+  words_of_failure[core::make_printable(words_of_failure, length)] = '\0';  // the cut may split a character
   return code;
 }
 

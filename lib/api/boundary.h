@@ -1,5 +1,8 @@
-// How a call of the C API begins and ends: no exception passes, every failure leaves its words, and the application
-// gets the lines that the call logged, with no lock held.
+// How a call of the C API begins and ends.
+//
+// - No exception passes.
+// - Every failure leaves a message for vmem_last_error.
+// - The application gets the lines that the call logged, with no lock held.
 #pragma once
 
 #include <cerrno>
@@ -14,12 +17,13 @@
 
 namespace vmem::api {
 
-// The calling thread's last failure; returns `code`. Needs no memory, and may be called while the process exits.
+// report() stores the calling thread's last failure and returns `code`. Both need no memory, and
+// may be called while the process exits.
 int report(int code, std::string_view words) noexcept;
 const char* last_error() noexcept;
 
-// At the end of a call, when no lock is held: the application gets the lines that it logged. The sink may call the
-// library; the message of the call stays.
+// Delivers the lines that a call logged to the application when the call ends, with no lock held.
+// The sink may call the library; the call's own message is kept.
 class DeliverLog {
  public:
   DeliverLog();
@@ -28,7 +32,7 @@ class DeliverLog {
   DeliverLog& operator=(const DeliverLog&) = delete;
 };
 
-// A call's body, where there is stack for it.
+// Runs a call's body; the stack is large enough.
 template <typename Body>
 __attribute__((noinline)) int guarded_here(Body& body) noexcept {
   const core::NoCancellation whole;
@@ -49,7 +53,7 @@ __attribute__((noinline)) int guarded_here(Body& body) noexcept {
   }
 }
 
-// Runs a call's body; what it throws (memory for bookkeeping) becomes an error. Nothing is thrown from here.
+// Runs a call's body and turns its exceptions (no memory for bookkeeping) into errors.
 template <typename Body>
 int guarded(Body body) noexcept {
   int rc = 0;

@@ -1,4 +1,5 @@
-// Who may use the pager: any number of calls at once, or the one thread that starts, stops or replaces it.
+// Controls who uses the pager: any number of calls at once, or the one thread that starts, stops or
+// replaces it.
 #pragma once
 
 #include <atomic>
@@ -8,17 +9,17 @@
 
 namespace vmem::api {
 
-// Calls that come while somebody waits to be alone wait behind it: it gets its turn however many call in a loop.
-// A thread that is inside must not enter again.
+// Calls that arrive while a thread waits to be alone wait behind it: it gets its turn however many
+// threads call in a loop. A thread that is inside must not enter again.
 class Gate {
  public:
   void enter();
-  // For exit(), whose thread may be inside already: waits only while somebody is alone.
+  // For exit(), whose thread may be inside already: waits only while a thread is alone.
   void enter_at_exit();
   void leave();
 
-  // Two steps, by one thread at a time. close(): calls that come from now on wait outside; those inside go on. drain():
-  // returns when none is inside. open() ends both.
+  // To be alone takes two steps, by one thread at a time. After close() new calls wait outside;
+  // those inside continue. drain() returns when none is inside. open() ends both.
   void close();
   void drain();
   void open();
@@ -43,7 +44,8 @@ class Closed {
   Gate& gate_;
 };
 
-// A mutex that serves in the order of asking: a loop of short calls cannot keep a thread out.
+// A mutex that serves threads in the order of their requests: a loop of short calls cannot keep a
+// thread out.
 class VMEM_LOCKS(capability("mutex")) FairMutex {
  public:
   void lock() VMEM_ACQUIRE();
@@ -54,11 +56,11 @@ class VMEM_LOCKS(capability("mutex")) FairMutex {
   std::atomic<uint32_t> next_{0}, serving_{0};
 };
 
-// Holds one for as long as it lives.
+// Holds a FairMutex while it lives.
 class VMEM_LOCKS(scoped_lockable) FairLock {
  public:
   explicit FairLock(FairMutex& mutex) VMEM_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }
-  FairLock(FairMutex& mutex, std::adopt_lock_t) VMEM_REQUIRES(mutex) : mutex_(mutex) {}  // this thread has it
+  FairLock(FairMutex& mutex, std::adopt_lock_t) VMEM_REQUIRES(mutex) : mutex_(mutex) {}  // this thread holds it
   ~FairLock() VMEM_RELEASE() { mutex_.unlock(); }
   FairLock(const FairLock&) = delete;
   FairLock& operator=(const FairLock&) = delete;

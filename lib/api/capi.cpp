@@ -1,5 +1,5 @@
-// The C boundary: no exception passes, every failure leaves its words, and memory of the caller is touched with no lock
-// held (it may lie in a region).
+// The calls of vmem.h. No exception passes, every failure leaves its message, and the caller's
+// memory is accessed with no lock held: it may lie in a region.
 #include <fcntl.h>
 
 #include <algorithm>
@@ -32,11 +32,11 @@ using vmem::api::with_pager;
 using vmem::core::error;
 using vmem::core::Status;
 
-// A struct of a later version is longer than ours, and none is as long as this.
+// A struct of a later version is longer than ours, but never as long as this.
 constexpr size_t kMostOfStruct = 4096;
 constexpr size_t kMostRanges = size_t{1} << 24;
 
-// What a caller gave the address of: `count` of T.
+// Checks a pointer from the caller to `count` objects of type T.
 template <typename T>
 Status check_pointer(const T* at, size_t count, const char* name) {
   const auto first = reinterpret_cast<uintptr_t>(at);
@@ -55,7 +55,7 @@ Status check_access(unsigned access) {
   return {};
 }
 
-// Said before anything starts for it.
+// Call it before the runtime starts.
 Status check_inherited(const void* ptr) {
   if (!vmem::core::is_inherited(ptr)) return {};
   return error(
@@ -65,7 +65,7 @@ Status check_inherited(const void* ptr) {
       ptr);
 }
 
-// A call about addresses.
+// Runs a call that takes an address.
 template <typename Body>
 int with_region(const void* ptr, Body body) noexcept {
   return guarded([&]() -> Status {
@@ -93,7 +93,7 @@ Status copy_ranges(const vmem_range* ranges, size_t count, bool need_access, std
   return {};
 }
 
-// What both calls that make a lease handle ask of their arguments.
+// Checks and copies the arguments of vmem_lease and vmem_lease_async.
 Status fill_lease(struct vmem_lease** lease, const vmem_range* ranges, size_t count, int location, void* stream,
                   struct vmem_lease* out) {
   if (Status s = check_pointer(lease, 1, "lease"); !s.ok()) return s;
@@ -102,7 +102,7 @@ Status fill_lease(struct vmem_lease** lease, const vmem_range* ranges, size_t co
   return copy_ranges(ranges, count, true, &out->ranges);
 }
 
-// The caller's attributes, of a version of the struct that may be shorter or longer than ours.
+// Copies the caller's attributes from a struct that may be shorter or longer than ours.
 Status copy_attr(const vmem_region_attr* attr, vmem_region_attr* out) {
   *out = {};
   if (attr == nullptr) return {};
@@ -119,7 +119,7 @@ Status copy_attr(const vmem_region_attr* attr, vmem_region_attr* out) {
   return {};
 }
 
-// Fills of *out what there is room for, as its first field says: `words` of 8 bytes at least.
+// Fills as much of *out as its first field says that it has room for: at least `words` of 8 bytes.
 template <typename T, typename F>
 int answer(T* out, size_t words, const char* name, const F& fill) {
   T filled = {};
@@ -193,7 +193,7 @@ Status set_block_size(size_t bytes, vmem::pager::RegionSpec* what) {
                vmem::core::human_bytes(vmem::core::kMaxBlock).c_str());
 }
 
-// What may be said of a region before anything is in it.
+// Checks advice for a region that is being created.
 Status check_advice(int advice) {
   switch (advice) {
     case 0:
@@ -212,7 +212,7 @@ Status check_advice(int advice) {
   }
 }
 
-// All or nothing: a region whose advice is refused is not made.
+// Creates a region; fails, with no region made, also if its advice is refused.
 Status create(size_t size, const vmem_region_attr& attr, void** base) {
   vmem::pager::RegionSpec what;
   what.size = size;
@@ -288,7 +288,7 @@ VMEM_API int vmem_get(const char* name, char* value, size_t size) {
 
 VMEM_API void vmem_log(void (*sink)(int, const char*, void*), void* user) {
   const vmem::core::NoCancellation whole;
-  bool locks;  // this thread exits from inside a call, and may hold any
+  bool locks;  // this thread exits from inside a call, and may hold locks
   {
     const Runtime::Call call;
     locks = call.refused();
@@ -350,7 +350,8 @@ int free_region(void* ptr, bool discard) {
   if (ptr == nullptr) return 0;
   return guarded([&]() -> Status {
     if (Status s = check_inherited(ptr); !s.ok()) return s;
-    // Where nothing runs there are no regions, and no reason to start: the last one may end after vmem_shutdown.
+    // Do not start a pager: without one there are no regions. The program may free its last region
+    // after vmem_shutdown.
     Runtime::Use pager;
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
     if (!pager) return error(EINVAL, "%p is not a region of libvmem (never was, or was freed)", ptr);
@@ -529,7 +530,7 @@ VMEM_API int vmem_flush(void) {
   return guarded([&]() -> Status {
     Runtime::Use pager;
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok() || !pager) return s;
-    pager->flush_host().ignore();  // what fails is tried again
+    pager->flush_host().ignore();  // flush_shared() tries failed writes again
     return pager->flush_shared();
   });
 }
@@ -539,9 +540,9 @@ VMEM_API int vmem_flush_on(const int* signals, size_t count) {
     if (signals == nullptr || count == 0 || count > 64) {
       return error(EINVAL, "%zu signals at %p; give at least one", count, static_cast<const void*>(signals));
     }
-    Runtime::Use pager;  // a forked child that cannot begin anew is refused
+    Runtime::Use pager;  // refuses a forked child that cannot begin anew
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
-    const std::vector<int> wanted(signals, signals + count);  // they may lie in a region
+    const std::vector<int> wanted(signals, signals + count);  // the array may lie in a region
     return vmem::api::flush_on(wanted);
   });
 }
@@ -549,7 +550,7 @@ VMEM_API int vmem_flush_on(const int* signals, size_t count) {
 VMEM_API int vmem_query(const void* ptr, size_t size, struct vmem_residency* out) {
   return answer(out, 5, "struct vmem_residency", [&](vmem_residency* filled) -> Status {
     if (Status s = check_inherited(ptr); !s.ok()) return s;
-    Runtime::Use pager;  // whoever has no region starts nothing by asking
+    Runtime::Use pager;  // a query does not start a pager
     if (Status s = Runtime::get().use_if_running(&pager); !s.ok()) return s;
     if (!pager) return error(EINVAL, "%p is not inside a region of libvmem", ptr);
     return pager->queries().query(ptr, size, filled);

@@ -24,11 +24,11 @@ using core::Status;
 
 namespace {
 
-// Their default action ends the process, and nothing is wrong with its memory when they come.
+// Signals whose default action ends the process, and that do not mean that its memory is damaged.
 constexpr int kAccepted[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGALRM, SIGXCPU, SIGPWR};
 
 constinit std::atomic<int> came{0};     // the first signal
-sem_t bell;                             // the thread waits for it; no descriptor, which the program could close
+sem_t bell;                             // the thread waits for it; not a descriptor, which the program could close
 constinit std::atomic<pid_t> owner{0};  // 0: no thread waits
 constinit core::Mutex setup;
 
@@ -39,11 +39,12 @@ void act_by_default(int signal) {
   raise(signal);
 }
 
-// The kernel has put the default action back (SA_RESETHAND), so that a second signal does not wait for a slow disk.
+// The kernel has restored the default action (SA_RESETHAND), so that a second signal does not wait
+// for a slow disk.
 void on_signal(int signal) {
   const int kept = errno;
   if (getpid() != owner.load()) {
-    act_by_default(signal);  // blocked until this returns
+    act_by_default(signal);  // the signal is blocked until this returns
   } else {
     int none = 0;
     came.compare_exchange_strong(none, signal);
@@ -57,7 +58,7 @@ void wait_for_signal() {
   }
   const int signal = came.load();
   {
-    const core::ApplicationCode nothing_held;  // as at exit on a thread of the application
+    const core::ApplicationCode nothing_held;  // as at exit, on a thread of the application
     const core::NoCancellation whole;
     Runtime::get().finish();
     core::deliver_log_at_exit(false);
@@ -67,16 +68,16 @@ void wait_for_signal() {
   sigaddset(&one, signal);
   pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
   act_by_default(signal);
-  _exit(128 + signal);  // process 1 of a container: the kernel takes no default action there
+  _exit(128 + signal);  // process 1 of a container ignores default actions
 }
 
-// A thread of the parent may have held it.
+// A thread of the parent may have held `setup`.
 void after_fork_in_child() {
   new (&setup) core::Mutex;
   owner.store(0);
 }
 
-// Under `setup`.
+// Call with `setup` held.
 Status start() {
   if (owner.load() != 0) return {};
   std::thread thread;
@@ -116,7 +117,7 @@ Status flush_on(std::span<const int> signals) {
     action.sa_handler = on_signal;
     action.sa_flags = static_cast<int>(SA_RESTART | SA_ONSTACK | SA_RESETHAND);
     sigemptyset(&action.sa_mask);
-    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN) continue;  // as nohup wants it
+    if (sigaction(signal, nullptr, &now) == 0 && now.sa_handler == SIG_IGN) continue;  // stay ignored, as nohup wants
     if (sigaction(signal, &action, nullptr) != 0) return core::system_error(errno, "signal %d", signal);
   }
   return {};

@@ -1,8 +1,8 @@
-// Signals that end the process: shared files are written first, by a thread of its own, and then the signal has its
-// default action.
+// Makes signals that end the process write shared files first: a thread of its own does that, and
+// then takes the signal's default action.
 //
-// - The handler calls nothing but what is async-signal-safe: it notes the signal and wakes the thread.
-// - A second signal of the same number ends the process at once, and so does one in a forked child.
+// - The handler calls only async-signal-safe functions: it notes the signal and wakes the thread.
+// - A second signal of the same number ends the process at once; so does one in a forked child.
 #pragma once
 
 #include <span>
@@ -11,7 +11,7 @@
 
 namespace vmem::api {
 
-// All signals, or none and why. Any thread.
+// Prepares all of the signals, or none and returns why. Any thread.
 core::Status flush_on(std::span<const int> signals);
 
 }  // namespace vmem::api

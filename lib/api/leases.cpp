@@ -27,7 +27,7 @@ using core::Status;
 
 namespace {
 
-constinit thread_local bool in_ready = false;  // this thread is in some lease's on_ready
+constinit thread_local bool in_ready = false;  // this thread is in the on_ready of a lease
 
 }  // namespace
 
@@ -51,7 +51,7 @@ void Leases::settle(LeaseHandle& lease, int code, std::string_view words) {
   changed_.notify_all();
 }
 
-// The handle is known before the gate is left: no shutdown comes between.
+// Lists the handle before it leaves the gate, so that no shutdown comes in between.
 Status Leases::take(Runtime& runtime, Handle lease, LeaseHandle** out) {
   std::map<LeaseHandle*, Handle> known{{lease.get(), lease}};
   Runtime::Use pager;
@@ -130,7 +130,7 @@ void Leases::work(Runtime& runtime, const Handle& lease) {
       const core::MutexLock lock(mutex_);
       if (lease->over && lease->code == 0) settle(*lease, -ECANCELED, "vmem_shutdown freed the regions of the lease");
     }
-    if (lease->code != 0) report(lease->code, lease->words);  // settled: it does not change any more
+    if (lease->code != 0) report(lease->code, lease->words);  // the result is final
     const core::ApplicationCode theirs;
     in_ready = true;
     lease->on_ready(lease.get(), lease->code, lease->user);
@@ -185,7 +185,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
     lease->ending = false;
   });
   {
-    // Outside the gate: shutdown may be what ends the wait. One on_ready does not wait for another.
+    // Outside the gate: a shutdown may end the wait. One on_ready does not wait for another.
     const core::MutexLock lock(mutex_);
     while (in_ready ? lease->state == vmem_lease::State::pending : lease->at_work) wait();
   }
@@ -198,7 +198,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
   }
   if (held && pager) {
     if (stream != lease->stream) {
-      // On a device that is lost everything ends at once, whatever the stream.
+      // On a lost device all work ends at once, whatever the stream.
       if (Status s = pager->acquire_requests().check_stream(lease->location, stream); !s.ok() && s.code() != -EIO)
         return s;
     }
@@ -210,7 +210,7 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
   return {};
 }
 
-// What is waited for may wait for a signal handler of this thread.
+// The lease may wait for a signal handler of this thread.
 void Leases::wait() {
   mutex_.wait_until(changed_, std::chrono::steady_clock::now() + std::chrono::milliseconds(50));
   if (!core::signals_have_come()) return;

@@ -1,17 +1,18 @@
-// Lease handles, and the leases that are taken while their caller goes on.
+// Lease handles, and leases that are taken asynchronously.
 //
 //   vmem_lease ───────────────────────> ready ──vmem_lease_end──> gone
 //   vmem_lease_async ──> pending ──┬──> ready ──┘                  ^
 //                                  └──> failed ──vmem_lease_end ───┘    (cancelled: failed, with -ECANCELED)
 //
-// A pending lease has a thread of its own, which is a blocking acquire: so one that waits for a stream, or for room
-// that another makes, keeps nobody, and an asynchronous lease can do what the same call on a thread of the application
-// could. The thread settles the lease, calls its `ready` and ends. At most kMost at once.
-//
-// Shutdown frees regions under their leases: it cancels what is pending, and with the gate closed and nobody inside
-// marks every handle as over, so that no handle ever names bytes of a later runtime. Handles stay until they are ended.
-//
-// Lock: mutex_ is a leaf under the gate; nothing is called under it, and no memory of regions is touched.
+// - A pending lease has a thread of its own that makes a blocking acquire. So a lease that waits
+//   for a stream, or for room that another lease makes, delays no other. An asynchronous lease
+//   succeeds wherever the same call on an application's thread would. The thread settles the lease,
+//   calls its `ready` and ends. At most kMost leases are pending at once.
+// - Shutdown frees regions under their leases. It cancels pending leases and, with the gate closed
+//   and no call inside, marks every handle as over: no handle ever refers to bytes of a later
+//   runtime. Handles stay until they are ended.
+// - mutex_ is a leaf lock under the gate: no call is made with it held, and no memory of regions is
+//   touched.
 #pragma once
 
 #include <condition_variable>
@@ -30,7 +31,7 @@ struct vmem_lease {
   using Ready = void (*)(struct vmem_lease* lease, int result, void* user);
   enum class State : uint8_t { pending, ready, failed };
 
-  // Fixed before anybody else sees it.
+  // Constant once another thread can see the lease.
   std::vector<vmem_range> ranges;
   int location = 0;
   void* stream = nullptr;
@@ -41,11 +42,11 @@ struct vmem_lease {
 
   // Protected by Leases::mutex_.
   State state = State::pending;
-  int code = 0;          // failed: why
-  char words[512] = "";  // .. with the message
+  int code = 0;          // the error, if it failed
+  char words[512] = "";  // its message
   bool over = false;     // its regions went with a shutdown
-  bool ending = false;   // somebody is in vmem_lease_end
-  bool at_work = false;  // its thread has not come to its end: it is pending, or in on_ready
+  bool ending = false;   // a thread is in vmem_lease_end
+  bool at_work = false;  // its thread is still running: the lease is pending, or in on_ready
   int fd = -1;           // readable once it is not pending; closed with the handle
   ~vmem_lease();
 };
@@ -60,16 +61,18 @@ class Leases {
   static constexpr size_t kMost = 64;  // pending at once
 
   using Handle = std::shared_ptr<LeaseHandle>;
-  // lease: ranges, location, stream and, for start(), on_ready, which may be called before this returns.
+  // The caller has set the lease's ranges, location and stream and, for start(), on_ready. on_ready
+  // may be called before start() returns.
   core::Status take(Runtime& runtime, Handle lease, LeaseHandle** out);
   core::Status start(Runtime& runtime, Handle lease, LeaseHandle** out);
-  // -EAGAIN: pending; else why it failed.
+  // Returns 0 if ready, -EAGAIN if pending, or the error.
   core::Status poll(LeaseHandle* which);
   core::Status descriptor(LeaseHandle* which, int* fd);
   core::Status end(Runtime& runtime, LeaseHandle* which, void* stream);
 
-  // Shutdown: cancel() before regions are freed; over() when none is left and no call is inside the gate; drain() with
-  // no lock held: returns when no thread works for a lease that is over, and none is in its on_ready.
+  // Shutdown calls cancel() before it frees regions, and over() when none is left and no call is
+  // inside the gate. Then it calls drain() with no lock held, which returns when no thread works
+  // for a lease that is over, and none is in its on_ready.
   void cancel();
   void over();
   void drain();
@@ -79,7 +82,7 @@ class Leases {
   void work(Runtime& runtime, const Handle& lease);
   void settle(LeaseHandle& lease, int code, std::string_view words) VMEM_REQUIRES(mutex_);
   bool works_for_over() const VMEM_REQUIRES(mutex_);
-  // Until something changes, or for no reason; the lock is given away for signal handlers, too.
+  // Waits for a change; may also return without one. Drops the lock for signal handlers, too.
   void wait() VMEM_REQUIRES(mutex_);
 
   core::Mutex mutex_;

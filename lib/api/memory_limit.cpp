@@ -22,26 +22,26 @@ uint64_t read_number(const std::string& path) {
   return end == word.c_str() ? kUnknown : value;
 }
 
-// The smallest limit of `group` and the groups above it.
+// Returns the smallest limit of `group` and the groups above it.
 uint64_t smallest_limit(const std::string& base, std::string group, const char* limit_file) {
   uint64_t room = kUnknown;
   for (;;) {
     const uint64_t limit = read_number(base + group + "/" + limit_file);
-    // v1 says "no limit" with a number near 2^63.
+    // v1 reports "no limit" as a number near 2^63.
     if (limit < uint64_t{1} << 60) room = std::min(room, limit);
     if (group.empty() || group == "/") return room;
     group = group.substr(0, group.rfind('/'));
   }
 }
 
-// kUnknown: nobody says.
+// Returns kUnknown if neither the kernel nor a cgroup gives a limit.
 uint64_t limit_of_memory(const std::string& root, uint64_t held, const std::string& process) {
   uint64_t usable = kUnknown;
   std::ifstream meminfo(root + "/proc/meminfo");
   for (std::string line; std::getline(meminfo, line);) {
     if (line.rfind("MemAvailable:", 0) == 0) usable = strtoull(line.c_str() + 13, nullptr, 10) * 1024;
   }
-  usable += std::min(held, UINT64_MAX - usable);  // a limit counts what is held, MemAvailable does not
+  usable += std::min(held, UINT64_MAX - usable);  // a limit includes the memory held, MemAvailable does not
   std::ifstream cgroups(root + "/proc/" + process + "/cgroup");
   for (std::string line; std::getline(cgroups, line);) {
     // hierarchy-id:controllers:path
@@ -70,7 +70,7 @@ uint64_t usable_memory(const std::string& root, uint64_t held, const std::string
 }
 
 std::string warn_of_budget(uint64_t budget, uint64_t held, const std::string& root, const std::string& process) {
-  const uint64_t usable = limit_of_memory(root, held, process);  // also one that is below any default
+  const uint64_t usable = limit_of_memory(root, held, process);  // also a limit below any default
   if (budget <= usable) return "";
   return core::strprintf(
       "host_budget %s is above the memory that the process may use, %s (the smaller of MemAvailable and the limits of "

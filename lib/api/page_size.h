@@ -1,4 +1,4 @@
-// Which kernels libvmem can work on, by the size of their pages.
+// Checks that libvmem can work with the size of the kernel's pages.
 #pragma once
 
 #include <cerrno>
@@ -9,8 +9,9 @@
 
 namespace vmem::api {
 
-// page: bytes, as sysconf(_SC_PAGESIZE) says. -ENOTSUP with what to do: blocks, protections and what is read of the
-// kernel's page tables are in pages of 4 KiB, so with others a block would share a page with its neighbours.
+// page: bytes, from sysconf(_SC_PAGESIZE). Returns -ENOTSUP, with advice, for other sizes than 4
+// KiB: blocks, protections and the page tables read from the kernel are in units of 4 KiB, and with
+// larger pages a block would share a page with its neighbours.
 inline core::Status check_page_size(size_t page) {
   if (page == core::kPage) return {};
   return core::error(

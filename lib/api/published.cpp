@@ -89,7 +89,7 @@ publish::Device device(const pager::DeviceCensus& c, size_t ordinal) {
   return d;
 }
 
-// With no pager (between vmem_shutdown and the next use) everything is zero.
+// Fills *out. Without a pager (between vmem_shutdown and the next use) everything is zero.
 void take(Runtime& runtime, pager::Snapshot& census, publish::Snapshot* out) {
   publish::Header& h = out->header;
   h.stats = {};

@@ -1,4 +1,4 @@
-// What this process lets vmemctl see and change.
+// Publishes the state and settings of this process to vmemctl.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@ namespace vmem::api {
 
 class Runtime;
 
-// The runtime outlives the publisher.
+// Starts the publisher. The runtime must outlive it.
 core::Status start_publisher(Runtime& runtime, std::unique_ptr<publish::Publisher>* out);
 
 }  // namespace vmem::api

@@ -40,12 +40,13 @@ using core::Status;
 
 namespace {
 
-// Without any progress; shorter where the thread that exits may itself have what is waited for.
+// How long exit waits without progress; shorter if the exiting thread may itself hold what it waits
+// for.
 constexpr uint64_t kExitPatience = 30000000000, kExitPatienceInside = 5000000000;  // ns
-constexpr uint64_t kExitPatienceKernels = 4000000000;  // .. for threads that serve kernels; leaves time to write
+constexpr uint64_t kExitPatienceKernels = 4000000000;  // ns; for threads that serve kernels; leaves time to write
 
-// Locks may be held by threads that the child does not have: nothing is touched there. A child of fork() has a runtime
-// of its own in place of its parent's, and is no child any more for that.
+// Threads that the child does not have may hold locks, so nothing is touched there. A child of
+// fork() replaces its parent's runtime with one of its own, and then counts as a child no more.
 Status check_fork() {
   if (!core::in_child()) return {};
   return error(ECHILD,
@@ -57,11 +58,13 @@ Status shutting_down() {
   return error(ECANCELED, "the process is shutting libvmem down");
 }
 
-// The runtime outlives everything, so that threads and destructors may use regions to the end. A forked child has none.
+// The runtime outlives all else, so that threads and destructors may use regions to the end. A
+// forked child starts without one.
 constinit std::atomic<Runtime*> made{nullptr};
-constinit thread_local unsigned calls = 0;  // of this thread, that have not returned
+constinit thread_local unsigned calls = 0;  // calls of this thread that have not returned
 
-// What has been set. A child starts with it: it reads what is complete, whatever threads of its parent were doing.
+// The settings of the process. A child starts with them: it reads a complete set whatever the
+// threads of its parent were doing.
 using Settings = std::vector<std::pair<Option, std::string>>;
 constinit std::atomic<const Settings*> settings_now{nullptr}, settings_of_parent{nullptr};
 
@@ -72,19 +75,20 @@ void note_settings(const core::Options& options) {
       if (options.is_set(info.id)) now->emplace_back(info.id, options.text(info.id));
     }
     delete settings_now.exchange(now.release());
-  } catch (const std::bad_alloc&) {  // a child gets what was noted before
+  } catch (const std::bad_alloc&) {  // a child gets the settings noted before
   }
 }
 
-// Leaves all that the parent had where it is: threads that are not here had it in any state. A thread that was in a
-// call would go on with that, so it may not begin anew.
+// Leaves the parent's runtime untouched: threads that the child does not have may have left it in
+// any state. A child forked inside a call would go on with that runtime, so it may not begin anew.
 void begin_anew_in_child() {
   if (calls != 0 || core::broken("anew_in_child")) return;
   made.store(nullptr);
   if (const Settings* const set = settings_now.exchange(nullptr); set != nullptr) settings_of_parent.store(set);
 }
 
-// On a thread that may hold locks of ours. Inside the log's sink, also on the log's own thread, none is held.
+// Returns whether this thread may hold our locks. Inside the log's sink, also on the log's own
+// thread, it holds none.
 bool holds_locks() {
   return calls != 0 || (core::on_library_thread() && !core::in_log_sink());
 }
@@ -109,7 +113,8 @@ Status parse_nodes(const std::string& text, std::vector<int>* out) {
   if (numa_available() < 0) {
     return error(ENOTSUP, "numa_nodes is \"%s\", but this kernel has no NUMA support; leave it unset", text.c_str());
   }
-  // libnuma prints other text to stderr as it is, and takes names of files and devices too.
+  // libnuma prints text that it does not parse to stderr, and also accepts names of files and
+  // devices.
   const bool is_list = text == "all" || text.find_first_not_of("0123456789,-!+") == std::string::npos;
   bitmask* nodes = is_list ? numa_parse_nodestring_all(text.c_str()) : nullptr;
   if (nodes == nullptr) {
@@ -132,7 +137,7 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
     if (s.ok() && options.number(Option::core_dump) != 0)
       core::log(core::Level::warning, "setting core_dump is on, but mappings of the module are in no core dump");
     if (s.ok() || wanted == "kmod") return s;
-    // A machine without the module is as usual; one whose module cannot be used is worth a line.
+    // Most machines have no module; a module that cannot be used is worth a warning.
     core::log(s.code() == -ENOENT ? core::Level::info : core::Level::warning,
               "userfaultfd in place of the module: %.*s", static_cast<int>(s.text().size()), s.text().data());
   } else if (wanted == "kmod") {
@@ -159,9 +164,9 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
 
 Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* out) {
   const size_t wanted = options.number(Option::device_block_size);
-  const size_t unit = wanted != core::kAuto ? wanted : device::kUnit;  // auto: the pager says so for each region
+  const size_t unit = wanted != core::kAuto ? wanted : device::kUnit;  // auto: the pager chooses for each region
   if (Status s; replace_devices(unit, out, &s)) return s;
-  static constinit std::atomic<bool> had_devices{false};  // here, or in a process before this one
+  static constinit std::atomic<bool> had_devices{false};  // in this process or an ancestor
   const device::Kind kind = device::kind_of(options.text(Option::device));
   if (had_devices.load() && core::has_parents_state() && kind != device::Kind::none) {
     constexpr char kWhy[] =
@@ -236,8 +241,9 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
 
 namespace {
 
-// On a thread of ours. Threads that the kernel and drivers start are scheduled as who starts them is, which the caller
-// may not be; and a disk or a driver may take its time, while the caller has signals to handle.
+// Builds the pager on a thread of ours. Threads that the kernel and drivers start inherit the
+// scheduling of their creator, and the caller's may not be the default. Also, a disk or a driver
+// may be slow while the caller has signals to handle.
 Status build_aside(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   Status built;
   bool logged = false;
@@ -258,7 +264,7 @@ Status build_aside(core::Options& options, std::unique_ptr<pager::Pager>* out) {
 }  // namespace
 
 Runtime::Runtime() {
-  core::keep_own_memory_in_children();  // before any error has words
+  core::keep_own_memory_in_children();  // before any error has a message
   core::mark_this_process();
   static constinit std::atomic<bool> prepared{false};
   if (prepared.exchange(true)) return;
@@ -267,7 +273,7 @@ Runtime::Runtime() {
   pthread_atfork(nullptr, nullptr, begin_anew_in_child);
 }
 
-// Without a lock, or a guard of the compiler's: a child could find it held by a thread that it does not have.
+// Uses no lock and no compiler guard: a child could find it held by a thread that it does not have.
 Runtime& Runtime::get() {
   Runtime* runtime = made.load(std::memory_order_acquire);
   if (runtime != nullptr) return *runtime;
@@ -280,11 +286,11 @@ Runtime& Runtime::get() {
   return *mine;
 }
 
-// Under setup_. A bad variable is reported by every call until it is mended.
+// A bad variable is reported by every call until it is corrected.
 Status Runtime::load_environment() {
   if (environment_read_) return {};
   if (const Settings* const parents = settings_of_parent.load(); parents != nullptr) {
-    for (const auto& [id, value] : *parents) options_.set(id, value).ignore();  // it was accepted before
+    for (const auto& [id, value] : *parents) options_.set(id, value).ignore();  // the value was accepted before
   } else if (Status s = options_.load_environment(); !s.ok()) {
     return s;
   }
@@ -317,10 +323,10 @@ Status Runtime::start() {
   return {};
 }
 
-// Under setup_. Begins or ends the publication, as the setting says. Without it everything works but vmemctl.
+// Starts or stops publishing, as the setting says. A failure affects only vmemctl.
 void Runtime::update_publication() {
   if (publisher_ != nullptr && publisher_->stopping()) {
-    if (options_.number(Option::publish) == 0) return;  // it ends itself: a request said so, on its own thread
+    if (options_.number(Option::publish) == 0) return;  // a request stopped it on its own thread, and it ends itself
     publisher_.reset();
   }
   if (options_.number(Option::publish) == 0) {
@@ -347,22 +353,22 @@ bool Runtime::Call::refused() const {
   return calls > 1 || (core::on_library_thread() && !core::in_log_sink());
 }
 
-// What exit() waits for: another thread does the work.
+// The state of exit(), which waits while another thread writes.
 struct Runtime::Finishing {
   Finishing* before = nullptr;
   core::Mutex mutex;
   std::condition_variable changed;
   bool done VMEM_GUARDED_BY(mutex) = false;
-  const core::Counters* counters VMEM_GUARDED_BY(mutex) = nullptr;  // of the pager, while it writes
+  const core::Counters* counters VMEM_GUARDED_BY(mutex) = nullptr;  // the pager's, while it writes
 };
 
 void Runtime::hide() {
-  if (!setup_.try_lock()) return;  // exit() may be called while it is held, by whoever it is
+  if (!setup_.try_lock()) return;  // any thread may hold it when exit() is called
   const FairLock setup(setup_, std::adopt_lock);
   if (publisher_ != nullptr) publisher_->retire();
 }
 
-// Changes of shared files reach them, as with mmap; everything else dies with the process.
+// Writes changes of shared files, as with mmap; all else dies with the process.
 void Runtime::write_shared_files(Finishing* finishing) {
   if (nothing_to_write_) return;
   gate_.enter_at_exit();
@@ -379,13 +385,13 @@ void Runtime::write_shared_files(Finishing* finishing) {
   if (gave_up_) return tell(nullptr);
   kernels_.stop(*pager.operator->(), kExitPatienceKernels);
   if (core::debug()) pager->look_for_loss();
-  pager->flush_shared().ignore();  // it has logged what was wrong
+  pager->flush_shared().ignore();  // it has logged errors
   tell(nullptr);
 }
 
 namespace {
 
-// Why shared files may lack changes.
+// Logs why shared files may lack changes.
 void say_given_up(bool inside, uint64_t patience) {
   if (core::at_our_end()) {
     core::log(core::Level::error,
@@ -410,13 +416,13 @@ void say_given_up(bool inside, uint64_t patience) {
 
 void Runtime::finish() {
   if (core::in_child()) return;
-  // From inside a call, or on a thread of ours: this thread may own what the write waits for.
+  // Inside a call, or on a thread of ours, this thread may hold what the write waits for.
   const bool inside = holds_locks();
   core::leave_sink();
-  // So another thread writes, and is waited for as long as it gets on: neither a stream of the program's that never
-  // ends nor a disk that never answers keeps the process.
+  // So another thread writes, and this one waits while that makes progress. Neither a stream that
+  // never ends nor a disk that never answers keeps the process.
   if (gave_up_ && inside) return;
-  static std::atomic<Finishing*> left_behind{nullptr};  // the other thread may come late
+  static std::atomic<Finishing*> left_behind{nullptr};  // the other thread may use it late
   auto* finishing = new Finishing;
   finishing->before = left_behind.exchange(finishing);
   std::thread writer;
@@ -495,7 +501,8 @@ Status Runtime::apply(Option option) {
     return {};
   }
   if (option == Option::publish) {
-    // With set-group-ID or capabilities the user is still who started it: file and socket would be his.
+    // With set-group-ID or capabilities the user is still the one who started the program, and
+    // would own the file and the socket.
     if (options_.number(option) != 0 && core::has_more_rights()) {
       return error(EPERM, "publish stays off: this program runs with more rights than who started it (AT_SECURE)");
     }
@@ -541,12 +548,13 @@ Status Runtime::apply(Option option) {
       pager->tunables().set_fault_timeout(static_cast<unsigned>(options_.number(option)));
       break;
     default:
-      break;  // read when the next region is made
+      break;  // takes effect for the next region
   }
   return {};
 }
 
-// A setting that is read at start: a runtime without regions makes way for a new one.
+// For a setting that is read at start: ends a runtime without regions, so that the next use starts
+// a new one.
 Status Runtime::stop_if_idle(const char* name) {
   if (pager_ == nullptr) return {};
   const auto busy = [&] {
@@ -554,7 +562,7 @@ Status Runtime::stop_if_idle(const char* name) {
   };
   if (pager_->has_regions()) return busy();
   Closed gate(gate_);
-  // Without regions no call inside waits for another that is held up outside.
+  // Without regions no call inside waits for another that is held outside.
   if (pager_->has_regions()) return busy();
   gate.drain();
   if (pager_->has_regions()) return busy();
@@ -571,7 +579,7 @@ Status Runtime::set(std::string_view name, std::string_view value) {
 Status Runtime::set_locked(std::string_view name, std::string_view value) {
   if (Status s = load_environment(); !s.ok()) return s;
   const core::OptionInfo* info = core::find_option(name);
-  if (info == nullptr) return options_.set(name, value);  // says that there is none
+  if (info == nullptr) return options_.set(name, value);  // reports that there is no such setting
   std::string before = options_.text(info->id);
   const bool was_set = options_.is_set(info->id);
   core::Options trial;
@@ -582,7 +590,7 @@ Status Runtime::set_locked(std::string_view name, std::string_view value) {
   if (Status s = options_.set(name, value); !s.ok()) return s;
   Status s = apply(info->id);
   if (!s.ok() && was_set) {
-    options_.set(name, before).ignore();  // it was accepted before
+    options_.set(name, before).ignore();  // the value was accepted before
   } else if (!s.ok()) {
     options_.unset(info->id);
   }
@@ -609,7 +617,7 @@ Status Runtime::get_locked(std::string_view name, std::string* value) {
   return {};
 }
 
-// False: `stop` was set before it could be had.
+// Returns false if `stop` was set before it got the lock.
 bool Runtime::lock_setup(const std::atomic<bool>& stop) {
   while (!setup_.try_lock()) {
     if (stop.load(std::memory_order_acquire)) return false;
@@ -635,8 +643,8 @@ Status Runtime::get_from_outside(const std::atomic<bool>& stop, std::string_view
   return get_locked(name, value);
 }
 
-// Its regions are gone. Its threads end when a disk or a device has done what they asked for: meanwhile signals come
-// in, and their handlers may end the process.
+// Ends a pager without regions. Its threads end when disks and devices have done their requests.
+// Until then signals are let in, and their handlers may end the process.
 void Runtime::end_pager() {
   const auto end = [this] { pager_.reset(); };
   nothing_to_write_ = true;
@@ -653,16 +661,16 @@ void Runtime::shutdown() {
       leases_.cancel();
       kernels_.stop(*pager_);
       Closed gate(gate_);
-      pager_->shutdown();  // calls that wait inside return
+      pager_->shutdown();  // makes calls that wait inside return
       gate.drain();
       kernels_.over();
-      pager_->shutdown();  // regions that the last of them made
+      pager_->shutdown();  // for regions that the last calls made
       leases_.over();
       end_pager();
     }
   }
   kernels_.drain();
-  leases_.drain();  // with no lock: it waits for code of the application
+  leases_.drain();  // with no lock held: it waits for code of the application
 }
 
 std::string Runtime::check() {

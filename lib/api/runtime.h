@@ -1,4 +1,4 @@
-// The process's one runtime: settings, and the pager once something needs it.
+// The process's one runtime: its settings, and the pager once a call needs it.
 #pragma once
 
 #include <atomic>
@@ -21,10 +21,11 @@ namespace vmem::api {
 
 class Runtime {
  public:
-  // Never destroyed: threads may touch regions until the process is gone.
+  // Returns the runtime, which is never destroyed: threads may touch regions until the process is
+  // gone.
   static Runtime& get();
 
-  // Holds the pager alive for one call. Default-constructed or failed: null.
+  // Keeps the pager alive for one call. Null if default-constructed, or if use() failed.
   class Use {
    public:
     Use() = default;
@@ -43,8 +44,9 @@ class Runtime {
     pager::Pager* pager_ = nullptr;
   };
 
-  // Marks this thread as inside a call. exit() may be called in one, by a signal handler: the thread may then hold any
-  // lock of ours, so exit() waits for none, and calls that destructors make on it are refused.
+  // Marks this thread as inside a call. A signal handler may call exit() in one. The thread may
+  // then hold any of our locks, so exit() waits for none, and calls that destructors make on the
+  // thread are refused.
   class Call {
    public:
     Call();
@@ -54,29 +56,30 @@ class Runtime {
     bool refused() const;
 
    private:
-    core::SignalsDeferred deferred_;  // the thread may hold what serves the access of a handler
+    core::SignalsDeferred deferred_;  // the thread may hold what an access of a handler waits for
   };
 
-  // Starts the pager if there is none. -ECHILD in a child that cannot begin anew.
+  // Starts the pager if there is none. Returns -ECHILD in a child that cannot begin anew.
   core::Status use(Use* out);
-  // The same without starting one: *out is null when there is none.
+  // The same without starting one: *out is null if there is none.
   core::Status use_if_running(Use* out);
   core::Status set(std::string_view name, std::string_view value);
   core::Status get(std::string_view name, std::string* value);
   core::Options& options() { return options_; }
   Leases& leases() { return leases_; }
   Kernels& kernels() { return kernels_; }
-  // As set() and get(), asked for from outside: on the publisher's thread, which gives up (-ECANCELED) once `stop` is
-  // set, since whoever stops it holds the lock that they need. Live settings only.
+  // Like set() and get(), for requests from outside, on the publisher's thread. Both return
+  // -ECANCELED once `stop` is set, since the thread that stops the publisher holds the lock that
+  // they need. Live settings only.
   core::Status set_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string_view value);
   core::Status get_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string* value);
-  // For exit(), as often as it likes: changed blocks of shared files are written, and vmemctl sees this process no
-  // more. The threads stay, and whoever accesses regions may go on.
+  // For exit(), which may call it repeatedly: writes changed blocks of shared files, and hides this
+  // process from vmemctl. The threads stay, and the program may go on accessing regions.
   void finish();
-  // Where this process is published; "" when it is not.
+  // Returns the path where this process is published; "" if it is not.
   std::string published_at();
   void shutdown();
-  // Tests: the pager's own consistency check; "" when there is no pager.
+  // For tests: the pager's consistency check; "" if there is no pager.
   std::string check();
 
  private:
@@ -100,13 +103,14 @@ class Runtime {
   FairMutex setup_;  // one thread starts, stops or changes settings
   Gate gate_;        // closed while pager_ changes; after setup_
   std::unique_ptr<pager::Pager> pager_;
-  std::unique_ptr<publish::Publisher> publisher_ VMEM_GUARDED_BY(setup_);  // null: nobody sees this process
+  std::unique_ptr<publish::Publisher> publisher_ VMEM_GUARDED_BY(setup_);  // null: this process is not published
   bool environment_read_ VMEM_GUARDED_BY(setup_) = false;
   std::atomic<bool> nothing_to_write_{false};  // the pager ends
-  std::atomic<bool> gave_up_{false};  // exit has waited in vain: from here on it writes what needs no device alone
+  std::atomic<bool> gave_up_{false};  // exit waited in vain: from now on it writes only blocks that need no device
 };
 
-// Builds a pager from settings: trap, engine and store with their fallbacks. Tests use it with settings of their own.
+// Builds a pager from settings: trap, engine and store, with their fallbacks. Tests call it with
+// settings of their own.
 core::Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out);
 
 }  // namespace vmem::api

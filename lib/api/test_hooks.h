@@ -1,5 +1,6 @@
-// Where a test program puts parts of its own into a runtime that is built. The library's own functions (test_hooks.cpp)
-// change nothing; a test program is linked with tests/common/hooks.cpp, whose functions stand before them.
+// Lets a test program put parts of its own into the runtime. The library's functions
+// (test_hooks.cpp) change nothing; tests/common/hooks.cpp replaces them when a test program is
+// linked.
 #pragma once
 
 #include <memory>
@@ -13,7 +14,8 @@ namespace vmem::api {
 
 void adjust_trap(trap::UserfaultOptions* options);
 std::unique_ptr<store::Engine> wrap_engine(std::unique_ptr<store::Engine> engine);
-// In place of settings device and device_block_size: true when it has answered, with *out or *status.
+// Replaces the settings device and device_block_size. Returns true if it did, with *out or *status
+// set.
 bool replace_devices(size_t unit, std::unique_ptr<device::Devices>* out, core::Status* status);
 
 }  // namespace vmem::api
