@@ -8,14 +8,15 @@ using core::FrameId;
 using core::kNoFrame;
 
 namespace {
-constexpr int kMostSteps = 16;  // of any loop inside one call
-// The window is 1/16 of its class, and room for what is read ahead: a guess gets a quarter of the class at most, what
-// the program announced three quarters, as much as it may announce at a time.
+constexpr int kMostSteps = 16;  // of any loop in one call
+// The window is 1/16 of its class, plus room for blocks read ahead. Guesses get at most a quarter
+// of the class. Blocks that the program announced get three quarters, the most that it may announce
+// at a time.
 constexpr uint64_t kWindowShare = 16;
 constexpr unsigned kRarest = 6;
-constexpr uint64_t kTrickle = 64;  // of blocks that are refused, one in so many is let in all the same
+constexpr uint64_t kTrickle = 64;  // of refused blocks, one in so many is let in anyway
 
-// Running mean over about `n` values.
+// Updates a running mean over about `n` values.
 void lean(uint64_t* mean, uint64_t value, int64_t n) {
   *mean += static_cast<uint64_t>((static_cast<int64_t>(value) - static_cast<int64_t>(*mean)) / n);
 }
@@ -36,8 +37,8 @@ void AdaptivePolicy::put(unsigned cls, FrameId id, bool proven) {
   lists_.move_to_head(list(cls, proven ? kMain : kWindow), id);
 }
 
-// What the window cannot hold goes to the main part while that has room: at first without bound, later up to what the
-// class had when it was last shrunk.
+// Moves blocks that the window cannot hold to the main part while that has room: at first without
+// limit, later up to the size that the class had when it was last shrunk.
 void AdaptivePolicy::fill_main(unsigned cls) {
   const Class& c = classes_[cls];
   const uint64_t total = c.full == 0 ? class_pages(cls) : c.full;
@@ -46,7 +47,7 @@ void AdaptivePolicy::fill_main(unsigned cls) {
     const FrameId id = oldest(cls, kWindow);
     if (id == kNoFrame || window_pages(cls) <= target + lists_[id].weight()) return;
     if (c.full != 0 && main_pages(cls) + lists_[id].weight() + target > total) return;
-    if (lists_[id].used) return;  // of a one-time scan: it stays first in line
+    if (lists_[id].used) return;  // from a one-time scan: it stays first in line
     lists_[id].proven = 1;
     lists_[id].stamp = stamp_now();
     lists_.move_to_head(list(cls, lists_[id].probed ? kMainOut : kMain), id);
@@ -67,7 +68,7 @@ uint64_t AdaptivePolicy::idle_when_left(const Class& c, uint64_t age) const {
   return e.number == number ? e.idle / e.pages : 0;
 }
 
-// Of the main part: what was idle longest, as far as is known. kNoFrame: nothing is known.
+// Returns the block of the main part with the longest known idle time; kNoFrame if none is known.
 FrameId AdaptivePolicy::worst(unsigned cls, uint64_t* idle) const {
   const FrameId out = lists_.tail(list(cls, kMainOut)), weak = lists_.tail(list(cls, kWeak));
   *idle = out == kNoFrame ? 0 : since(lists_[out].stamp);
@@ -76,8 +77,8 @@ FrameId AdaptivePolicy::worst(unsigned cls, uint64_t* idle) const {
   return weak;
 }
 
-// A block of the main part in no order that a load could be in step with: the oldest of a queue is what a loop wants
-// next, so that one eviction would draw all the others after it.
+// Returns a block of the main part in an order that no load can be in step with. A loop wants the
+// oldest of a queue next, so evicting that one would lead to evicting all after it.
 FrameId AdaptivePolicy::any_of_main(unsigned cls) {
   for (int i = 0; i < kMostSteps; ++i) {
     dice_ ^= dice_ << 13;
@@ -89,27 +90,29 @@ FrameId AdaptivePolicy::any_of_main(unsigned cls) {
   return oldest(cls, kMain);
 }
 
-// A main part is presumed dead when no probe of it was touched for clearly longer than the longest pause so far: a loop
-// passes through the main part once a round, and touches nothing of it in between.
+// A main part is presumed dead when no probe of it was touched for clearly longer than the longest
+// pause so far. A loop passes through the main part once a round, and touches none of it in
+// between.
 bool AdaptivePolicy::main_alive(const Class& c, uint64_t total) const {
   const uint64_t gap = std::max(c.gap_now, c.gap_before);
   return now() - c.last_touch <= gap + gap / 4 + total / 16;
 }
 
-// Whether a block that was idle for `idle` deserves the place of the main part's worst. That one's time is known from
-// below only, and one short interval proves little: so a live part must be beaten by a factor of two.
+// Returns whether a block that was idle for `idle` deserves the place of the main part's worst. The
+// worst's idle time is only a lower bound, and one short interval proves little, so a live part
+// must be beaten by a factor of two.
 bool AdaptivePolicy::wins(unsigned cls, uint64_t idle, uint64_t weight) {
   Class& c = classes_[cls];
   uint64_t its = 0;
   const FrameId rival = worst(cls, &its);
   if (rival != kNoFrame && its >= idle + (main_alive(c, class_pages(cls)) ? idle : idle / 4)) return true;
-  if (idle < c.mean_wait) c.pro += weight;  // it might have, had more of the main part been probed
+  if (idle < c.mean_wait) c.pro += weight;  // it might have won with more probes of the main part
   return false;
 }
 
-// Without probes there is nothing to contest with, so a block that comes back soon enough is let in. Where nearly all
-// that leaves comes back soon, and for longer than it takes to turn the main part over, the load is larger than memory
-// and letting in helps nobody: the main part is frozen.
+// Without probes there is no contest, so a block that comes back soon enough is let in. The main
+// part is frozen when nearly all evicted blocks come back soon, for longer than it takes to turn it
+// over: then the load is larger than memory, and letting blocks in helps none of them.
 bool AdaptivePolicy::young_enough(unsigned cls, uint64_t age, uint64_t weight) {
   Class& c = classes_[cls];
   const uint64_t total = class_pages(cls);
@@ -134,7 +137,7 @@ bool AdaptivePolicy::trickle(Class& c, uint64_t weight) {
   return true;
 }
 
-// A run of strangers means that the load moves on: time to ask whether the main part is still of use.
+// A run of strangers means that the load moves on: test whether the main part is still of use.
 void AdaptivePolicy::meet(Class& c, std::optional<uint64_t> age, uint64_t weight, uint64_t total) {
   if (age && c.mean_age == 0) c.mean_age = *age;
   const bool strange = !age || *age > 2 * c.mean_age + total;
@@ -194,7 +197,8 @@ void AdaptivePolicy::first_used(unsigned cls, FrameId id) {
   Node& n = lists_[id];
   (n.hinted ? classes_[cls].hinted : classes_[cls].ahead) -= n.weight();
   n.ahead = 0;
-  // It stays where it is, so that a window of used and unused blocks empties in the order it was read.
+  // Leave it in its place, so that a window of used and unused blocks empties in the order of the
+  // reads.
   if (n.list == list(cls, kMainOut) || n.list == list(cls, kWindowOut)) put(cls, id, n.proven);
 }
 
@@ -256,7 +260,7 @@ void AdaptivePolicy::probe_main(unsigned cls) {
   }
 }
 
-// The older half of the window is out of sight: it is about to be evicted anyway.
+// Probes the older half of the window, which is about to be evicted anyway.
 void AdaptivePolicy::probe_window(unsigned cls) {
   Class& c = classes_[cls];
   for (int i = 0; i < kMostSteps && lists_.pages(list(cls, kWindowOut)) * 2 < window_pages(cls); ++i) {

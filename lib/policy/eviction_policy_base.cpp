@@ -81,7 +81,7 @@ void EvictionPolicyBase::advise(FrameId id, Temperature temperature, Priority pr
   Node& n = lists_[id];
   const unsigned t = pinned ? kPinnedTemperature : static_cast<unsigned>(temperature) & 3;
   const unsigned p = static_cast<unsigned>(priority) & 3;
-  if (n.temperature == t && n.priority == p) return;  // it keeps its turn
+  if (n.temperature == t && n.priority == p) return;  // it keeps its place
   if (!n.parked) take_out(id);
   n.temperature = t;
   n.priority = p;
@@ -121,7 +121,7 @@ bool EvictionPolicyBase::probe(FrameId id) {
   return true;
 }
 
-// The lowest class above its floor; where all are below, the lowest that has anything.
+// Returns the lowest class that is above its floor; kClasses if all are empty.
 unsigned EvictionPolicyBase::class_to_shrink() const {
   uint64_t total = 0;
   for (const uint64_t p : class_pages_) total += p;
@@ -157,7 +157,7 @@ size_t EvictionPolicyBase::victims(uint64_t pages, std::span<Victim> out) {
     const bool listed = lists_[id].just_probed;
     take_out(id);
     lists_[id] = Node{};
-    if (listed) {  // so little is left that the look ahead meets the eviction: each id is named once
+    if (listed) {  // little is left, and the look-ahead meets the eviction: list each id once
       std::find_if(out.begin(), out.end(), [id](const Victim& v) { return v.id == id; })->probe = false;
     } else {
       out[out_used_++] = {id, false};

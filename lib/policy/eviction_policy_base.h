@@ -1,11 +1,12 @@
-// What every eviction policy shares: temperatures, pins, priorities and holds. A policy orders the blocks of one
-// priority and is asked for one victim at a time.
+// Base of the eviction policies: temperatures, pins, priorities and holds. A derived policy orders
+// the blocks of one priority and is asked for one victim at a time.
 //
-// Order of eviction: cold, then low, normal, high priority, then hot, then pinned. Of the cold, those that were used go
-// before those that were read ahead and still wait for their use. Two rules soften the order:
-// - A class keeps a floor of 1/16 of the memory while a higher class has more than its own floor: a high-priority scan
-//   makes the others slow, it never starves them.
-// - Held blocks are in no list, so that nothing ever scans past them.
+// Order of eviction: cold, then low, normal and high priority, then hot, then pinned. Cold blocks
+// that were used go before cold blocks that were read ahead and not used yet. Two rules soften this
+// order:
+// - A class keeps a floor of 1/16 of the memory while a higher class has more than its own floor: a
+//   high-priority scan slows the others but never starves them.
+// - Held blocks are in no list, so that no search has to pass them.
 #pragma once
 
 #include <array>
@@ -32,24 +33,26 @@ class EvictionPolicyBase : public EvictionPolicy {
 
   EvictionPolicyBase() : lists_(kFirstPolicyList + kClasses * kListsPerClass) {}
 
-  // How a block enters, or comes back into, the order of its class.
+  // How a block enters or returns to the order of its class.
   enum class Entry : uint8_t {
-    fresh,    // never seen
-    refault,  // was here: `age` says how long ago
-    advised,  // advice changed: it was here all the time
-    unheld,   // the last hold ended: node.used tells whether a use was seen, node.proven which part it was in
+    fresh,    // never seen before
+    refault,  // was in memory; `age` says how long ago
+    advised,  // its advice changed; it was in memory all the time
+    unheld,   // the last hold ended; node.used: a use was seen, node.proven: its part
   };
   virtual void insert(unsigned cls, core::FrameId id, Entry entry, uint64_t age, bool sequential) = 0;
-  // A block of the class was wanted. It is in one of the class's lists; `probed`: a probe
-  // found out; else the use was seen another way.
+  // A block of the class, in one of its lists, was wanted. probed: a probe showed it; otherwise the
+  // use was seen in another way.
   virtual void reused(unsigned cls, core::FrameId id, bool probed) = 0;
-  // The first use of a block that was read ahead: node.ahead is to be cleared.
+  // The first use of a block that was read ahead: clear node.ahead.
   virtual void first_used(unsigned, core::FrameId id) { lists_[id].ahead = 0; }
-  // It is about to leave the class's lists, for whatever reason.
+  // The block is about to leave the class's lists, for any reason.
   virtual void leaving(unsigned cls, core::FrameId id) = 0;
-  // The next to go, still in its list; kNoFrame only when the class's lists are empty. Bounded work.
+  // Returns the next victim, still in its list; kNoFrame only if the class's lists are empty.
+  // Bounded work.
   virtual core::FrameId pick(unsigned cls) = 0;
-  // Takes blocks out of sight before their turn comes, by calling probe(). Called before each pick. Bounded work.
+  // Takes blocks out of sight before their turn comes, by calling probe(). Called before each
+  // pick(). Bounded work.
   virtual void look_ahead(unsigned cls) = 0;
 
   ListId list(unsigned cls, unsigned which) const {
@@ -57,10 +60,10 @@ class EvictionPolicyBase : public EvictionPolicy {
   }
   uint64_t class_pages(unsigned cls) const { return class_pages_[cls]; }
   uint64_t capacity() const { return capacity_; }
-  // Pages this evictor gave back so far: the clock that ages are measured with.
+  // Pages evicted by this policy so far: the clock for ages.
   uint64_t now() const { return evicted_pages_; }
-  // Puts the block into the victims as a probe, when it may be probed and is not. False: no room in this call, try
-  // later.
+  // Adds the block to the victims as a probe, if it may be probed and is not probed yet. Returns
+  // false if this call has no room: try later.
   bool probe(core::FrameId id);
 
   FrameLists lists_;

@@ -9,8 +9,8 @@ using core::BlockIndex;
 
 namespace {
 
-// Runs that chance makes more often than this tell nothing. Replayed: a fifth reads 10 % more for random accesses, a
-// fiftieth learns too late of records of 512 KiB.
+// Ignore runs that chance makes more often than this. A larger limit reads too much for random
+// accesses; a smaller one learns too late of records of 512 KiB.
 constexpr double kChance = 0.125;
 
 }  // namespace
@@ -32,7 +32,8 @@ Run FaultAround::around(BlockIndex block, uint64_t present) const {
   while (at + above + 1 < n && has(at + above + 1)) ++above;
   const bool up = below >= above;
   const uint32_t run = std::max(below, above);
-  // How likely is it that blocks of this number, anywhere in the group, make such a run on one side or the other?
+  // The chance that this many blocks, anywhere in the group, make such a run on one side or the
+  // other.
   const auto others = static_cast<uint32_t>(std::popcount(present));
   double chance = 2;
   for (uint32_t i = 0; i < run; ++i) chance *= static_cast<double>(others - i) / static_cast<double>(n - 1 - i);

@@ -1,5 +1,5 @@
-// Doubly linked lists over arrays indexed by FrameId: 16 bytes a frame, every operation O(1). A frame is in
-// one list, or in none. Lists count the pages in them.
+// Doubly linked lists over arrays indexed by FrameId: 16 bytes a frame, every operation O(1). A
+// frame is in one list or in none. Lists count the pages in them.
 #pragma once
 
 #include <algorithm>
@@ -14,25 +14,25 @@ namespace vmem::policy {
 
 using ListId = uint8_t;
 inline constexpr ListId kNoList = 0;
-inline constexpr unsigned kPinnedTemperature = 3;  // a temperature of its own: whatever was advised besides
+inline constexpr unsigned kPinnedTemperature = 3;  // beside the advised temperatures, which it overrides
 
 struct Node {
   core::FrameId newer = core::kNoFrame;  // towards the head
-  core::FrameId older = core::kNoFrame;  // towards the tail; of a parked frame: how often it is held
-  uint32_t stamp = 0;                    // the policy's own
+  core::FrameId older = core::kNoFrame;  // towards the tail; if parked: the number of holds
+  uint32_t stamp = 0;                    // used by the policy
   uint32_t weight_beyond_one : 14 = 0;   // pages
   uint32_t list : 5 = kNoList;
   uint32_t known : 1 = 0;        // admitted
   uint32_t parked : 1 = 0;       // held: in no list
   uint32_t probes : 1 = 0;       // may be probed
   uint32_t probed : 1 = 0;       // out of sight
-  uint32_t used : 1 = 0;         // seen to be wanted; the policy's own, or of a parked frame
+  uint32_t used : 1 = 0;         // a use was seen; for the policy, or while parked
   uint32_t priority : 2 = 0;     // Priority
   uint32_t temperature : 2 = 0;  // Temperature, or kPinnedTemperature
-  uint32_t just_probed : 1 = 0;  // by the victims() call under way
+  uint32_t just_probed : 1 = 0;  // by the current victims() call
   uint32_t ahead : 1 = 0;        // read ahead, its first use not seen yet
-  uint32_t hinted : 1 = 0;       // .. because the program asked for it
-  uint32_t proven : 1 = 0;       // the policy's own: belongs to the protected part
+  uint32_t hinted : 1 = 0;       // read ahead because the program asked for it
+  uint32_t proven : 1 = 0;       // used by the policy: in the protected part
 
   static constexpr uint32_t kMostWeight = 1u << 14;
   uint32_t weight() const { return weight_beyond_one + 1u; }  // pages
@@ -59,9 +59,9 @@ class FrameLists {
   core::FrameId tail(ListId list) const { return lists_[list].tail; }
   bool empty(ListId list) const { return lists_[list].head == core::kNoFrame; }
 
-  // As the newest of the list. The frame must be in none.
+  // Adds the frame as the newest of the list. It must be in no list.
   void push_head(ListId list, core::FrameId id);
-  // Takes it out of the list it is in; nothing when it is in none.
+  // Takes the frame out of its list, if it is in one.
   void unlink(core::FrameId id);
   void move_to_head(ListId list, core::FrameId id) {
     unlink(id);

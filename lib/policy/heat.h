@@ -1,5 +1,5 @@
-// Where in a region its faults are, for those who watch: the region in 32 equal parts, each with a number that rises by
-// one with a fault there and is halved every four seconds. Not synchronised.
+// Shows in which parts of a region faults happen. The region has 32 equal parts. Each part's
+// counter rises by one with a fault there, and is halved every four seconds. Not synchronised.
 #pragma once
 
 #include <algorithm>
@@ -15,13 +15,13 @@ class Heat {
   static constexpr uint64_t kHalving = 4'000'000'000;  // ns
   using Levels = std::array<uint8_t, kParts>;
 
-  // A fault in `block`, below `blocks`.
+  // Counts a fault in `block`, which is less than `blocks`.
   void note(uint64_t block, uint64_t blocks, uint64_t now_ns) {
     cool(now_ns);
     uint32_t& part = counts_[static_cast<size_t>(block * kParts / blocks)];
     if (part != UINT32_MAX) ++part;
   }
-  // How many bits each number has: 0 for none, one more for twice as many.
+  // Returns the bit width of each counter: 0 for none, one more for twice as many.
   Levels levels(uint64_t now_ns) {
     cool(now_ns);
     Levels out{};

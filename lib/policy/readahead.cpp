@@ -11,11 +11,11 @@ constexpr uint32_t kFirstWindow = 4;      // blocks
 constexpr int64_t kLongestStride = 4096;  // blocks
 constexpr uint32_t kMostCaution = 4;
 constexpr uint32_t kExtensionsToGrow = 8;
-// Touches in a row that make a stream. Two neighbours happen by chance; the caution and the small first window pay for
-// it.
+// Touches in a row that make a stream. Two neighbours happen by chance; the caution and the small
+// first window limit the cost.
 constexpr uint32_t kTouchesSequential = 2, kTouchesStrided = 4;
 constexpr uint64_t kIdle = 1024;  // touches after which a stream gets no share of the memory
-constexpr int64_t kAgain = 8;     // blocks before those passed that are told once more
+constexpr int64_t kAgain = 8;     // blocks before the passed ones that are reported once more
 }  // namespace
 
 ReadAhead::ReadAhead(uint64_t blocks, uint32_t max_blocks) : blocks_(blocks), max_(max_blocks), limit_(max_blocks) {}
@@ -38,22 +38,24 @@ void ReadAhead::set_max(uint32_t max_blocks) {
   }
 }
 
-// Steps of the stream's stride from `from` to `to`; empty when `to` is not on its grid or lies before.
+// Returns the steps of the stream's stride from `from` to `to`; empty if `to` is not on its grid or
+// lies before `from`.
 std::optional<uint64_t> ReadAhead::steps(const Stream& s, int64_t from, int64_t to) {
   const int64_t distance = to - from;
   if (distance % s.stride != 0 || distance / s.stride < 0) return std::nullopt;
   return static_cast<uint64_t>(distance / s.stride);
 }
 
-// The stream that goes on with this block; of several the nearest. A fault belongs to a stream anywhere in what was
-// asked for, and, while the stream is fresh, at the block after that or, for plain sequential ones, up to an eighth of
-// a window further.
+// Returns the nearest stream that continues with this block. A fault belongs to a stream if it is
+// anywhere in the blocks requested. While the stream is fresh, the block after those also counts,
+// and up to an eighth of a window further for a plain sequential stream.
 ReadAhead::Stream* ReadAhead::following(BlockIndex block, bool marker) {
   Stream* best = nullptr;
   uint64_t best_distance = UINT64_MAX;
   for (Stream& s : streams_) {
     if (!s.live) continue;
-    // In a small region chance leads to the end of any window sooner or later. First, because it costs no division.
+    // In a small region chance leads to the end of any window sooner or later. Checked first
+    // because it needs no division.
     if (access_ != Access::sequential && !marker && tick_ - s.used > 16 + 2 * uint64_t{s.window}) continue;
     const auto n = steps(s, static_cast<int64_t>(s.last), static_cast<int64_t>(block));
     if (!n) continue;
@@ -68,7 +70,8 @@ ReadAhead::Stream* ReadAhead::following(BlockIndex block, bool marker) {
   return best;
 }
 
-// The shortest stride with which earlier touches, in their order, lead to this block; 0 when there is none.
+// Returns the shortest stride with which earlier touches, in their order, lead to this block; 0 if
+// there is none.
 int64_t ReadAhead::find_stride(BlockIndex block) const {
   const uint64_t oldest = history_used_ > kHistory ? history_used_ - kHistory : 0;
   const int64_t longest = std::min<int64_t>(kLongestStride, static_cast<int64_t>(blocks_ / 8) + 1);
@@ -88,7 +91,7 @@ int64_t ReadAhead::find_stride(BlockIndex block) const {
   return best;
 }
 
-// A stream ends. One whose first window was for nothing makes the region's next ones wait longer.
+// Ends a stream. If its first window was not used, the region's next streams need more touches.
 void ReadAhead::forget(Stream& s) {
   if (s.live && !s.extended && access_ == Access::normal) caution_ = std::min(caution_ + 1, kMostCaution);
   s.live = false;
@@ -117,7 +120,7 @@ ReadAhead::Stream& ReadAhead::start(BlockIndex block, int64_t stride) {
   return *place;
 }
 
-// What a stream may have in memory unread goes to two windows.
+// Returns the blocks that a stream may have in memory unread, for two windows.
 uint64_t ReadAhead::share() const {
   uint64_t streams = 0;
   for (const Stream& s : streams_) streams += s.live && tick_ - s.used <= kIdle ? 1 : 0;
@@ -158,14 +161,15 @@ Run ReadAhead::give_up(uint64_t clock) {
   return {};
 }
 
-// The reader of a stream has come to `block`: the next window, when it is time for one.
+// The reader of a stream has come to `block`: returns the next window, if it is time for one.
 std::optional<Window> ReadAhead::extend(Stream& s, BlockIndex block, bool marker) {
   const int64_t at = static_cast<int64_t>(block);
   const uint64_t step = steps(s, static_cast<int64_t>(s.last), at).value_or(0);
   const uint64_t left = steps(s, at, s.ahead).value_or(0);
   const uint64_t unread = left > 0 ? left - 1 : 0;
   s.last = block;
-  // Into the window, but neither to its marker nor block by block: chance, or a block that was evicted again.
+  // A touch in the window, but not of its marker nor the next block: chance, or a block that was
+  // evicted again.
   if (!marker && step > 1 && left > 0) return std::nullopt;
   s.used = tick_;
   s.clock = room_.clock;
@@ -189,7 +193,7 @@ std::optional<Window> ReadAhead::extend(Stream& s, BlockIndex block, bool marker
 std::optional<Window> ReadAhead::ask(Stream& s, uint64_t unread) {
   if (s.ahead < 0 || s.ahead >= static_cast<int64_t>(blocks_)) return std::nullopt;
   const int64_t room = s.stride > 0 ? (static_cast<int64_t>(blocks_) - 1 - s.ahead) / s.stride : s.ahead / -s.stride;
-  // What is asked for and not read yet stays below two windows.
+  // Blocks requested and not used yet stay below two windows.
   const uint64_t window = std::min<uint64_t>(s.window, share());
   if (unread >= window * 2) return std::nullopt;
   uint64_t count = std::min({window, window * 2 - unread, static_cast<uint64_t>(room) + 1});
@@ -202,7 +206,7 @@ std::optional<Window> ReadAhead::ask(Stream& s, uint64_t unread) {
   w.first = static_cast<BlockIndex>(s.ahead);
   w.stride = s.stride;
   w.count = static_cast<uint32_t>(count);
-  // A quarter into the window: three quarters are still unread when the next one is asked for.
+  // A quarter into the window: three quarters are still unused when the next window is requested.
   w.marker = static_cast<BlockIndex>(s.ahead + static_cast<int64_t>(count / 4) * s.stride);
   s.ahead += static_cast<int64_t>(count) * s.stride;
   return w;
@@ -216,14 +220,14 @@ std::optional<Window> ReadAhead::on_fault(BlockIndex block, bool marker, Room ro
   ++tick_;
   if ((current_ = following(block, marker)) != nullptr) return extend(*current_, block, marker);
   int64_t stride = find_stride(block);
-  // Readers of a part each begin at even distances.
+  // Readers that each read a part begin at even distances.
   if (access_ == Access::sequential && std::abs(stride) != 1) stride = 0;
   history_[history_used_++ % kHistory] = block;
   if (access_ == Access::sequential && stride == 0) {
     stride = block + 1 == blocks_ ? -1 : 1;
     for (Stream& s : streams_) {
       if (!s.live || s.extended || s.stride != 1 || s.last != block + 1) continue;
-      stride = -1;  // the forward stream begun there was a reader that goes backwards
+      stride = -1;  // the forward stream begun there was a backward reader
       given_up_ = unread(s);
       s.live = false;
     }
@@ -233,7 +237,8 @@ std::optional<Window> ReadAhead::on_fault(BlockIndex block, bool marker, Room ro
   return ask(*current_, 0);
 }
 
-// As if they had been accessed one by one: a stream that begins with them is found as soon as one that traps at each.
+// Records them as if accessed one by one: a stream that begins with them is found as soon as one
+// that traps at each block.
 void ReadAhead::presume(const Run& run) {
   if (max_ == 0 || access_ == Access::random) return;
   constexpr uint64_t kLooked = kTouchesSequential + kMostCaution;
@@ -242,8 +247,9 @@ void ReadAhead::presume(const Run& run) {
         static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
 }
 
-// Two kinds: a reader that turned away ends its stream; readers that all go on but slower than the blocks are evicted
-// need smaller windows, for all of them compete for the same memory.
+// There are two kinds of waste. A reader that turned away ends its stream. Readers that all
+// continue, but slower than blocks are evicted, need smaller windows, since all compete for the
+// same memory.
 void ReadAhead::on_waste(BlockIndex block) {
   if (++wasted_ * 2 >= limit_ && limit_ > 1) {
     limit_ /= 2;
@@ -253,7 +259,7 @@ void ReadAhead::on_waste(BlockIndex block) {
   }
   for (Stream& s : streams_) {
     if (!s.live) continue;
-    // Only what the stream asked for last can still be there unread: two windows back from its end.
+    // Only the last blocks requested can still be in memory unread: two windows back from the end.
     const auto back = steps(s, static_cast<int64_t>(block), s.ahead);
     if (!back || *back == 0 || *back > uint64_t{s.window} * 2) continue;
     if (++s.wasted * 2 < s.window) return;
@@ -262,7 +268,7 @@ void ReadAhead::on_waste(BlockIndex block) {
     if (s.window == 0) forget(s);
     return;
   }
-  // Of a stream forgotten since, which was given up unread.
+  // The block belongs to a stream that has been forgotten and was given up unread.
   if (++stray_waste_ < kFirstWindow) return;
   stray_waste_ = 0;
   if (access_ == Access::normal) caution_ = std::min(caution_ + 1, kMostCaution);

@@ -1,12 +1,13 @@
-// What to read before it is asked for. Pure, one object per region, called under the pager's lock.
+// Chooses blocks to read before the program accesses them. Pure, one object per region, called
+// under the pager's lock.
 //
-// Up to sixteen streams are followed at once. A stream is a run of touches with one stride, forwards or backwards. It
-// starts with a small window, doubles it each time the reader gets to the marker, and halves it when what was read is
-// evicted unused. Touches that fit no stream start none of size: neighbours have to be seen several times, and more
-// often in a region where windows were wasted before.
-//
-// Several readers of a part each share the memory there is for unread blocks, and none reads what another has begun
-// with: it ends there, most likely.
+// - It follows up to sixteen streams at once. A stream is a run of touches with one stride,
+//   forwards or backwards. It starts with a small window, doubles it each time the reader gets to
+//   the marker, and halves it when blocks that were read are evicted unused.
+// - Touches that fit no stream start no large one: neighbours must be seen several times, and more
+//   often in a region where windows were wasted before.
+// - Several readers, each of a part, share the memory for unread blocks. A stream does not read
+//   blocks with which another one began: it most likely ends there.
 #pragma once
 
 #include <array>
@@ -20,8 +21,9 @@ namespace vmem::policy {
 
 enum class Access : uint8_t { normal, sequential, random };  // the region's advice
 
-// Blocks first, first + stride, .. (count of them). Reading stops at the region's ends. The block `marker` of them is
-// left trapped when it arrives: its touch tells that the stream goes on, before the window runs out.
+// Blocks first, first + stride, ... (`count` of them). Reading stops at the region's ends. The
+// block `marker` stays trapped when it arrives: its touch shows, before the window runs out, that
+// the stream continues.
 struct Window {
   core::BlockIndex first = 0;
   int64_t stride = 1;
@@ -29,47 +31,53 @@ struct Window {
   core::BlockIndex marker = 0;
 };
 
-// Blocks first, first + stride, .. (count of them).
+// Blocks first, first + stride, ... (`count` of them).
 struct Run {
   core::BlockIndex first = 0;
   int64_t stride = 1;
   uint64_t count = 0;
 };
 
-// What there is for streams to use.
+// The memory that streams may use.
 struct Room {
-  uint64_t blocks = UINT64_MAX;  // that may be in memory unread, of all streams
+  uint64_t blocks = UINT64_MAX;  // blocks that all streams may have in memory unread
   uint64_t clock = 0;            // ascending; for give_up()
 };
 
 class ReadAhead {
  public:
   static constexpr size_t kStreams = 16;
-  // blocks: in the region. max_blocks: largest window (setting readahead / block size); 0 turns it off.
+  // blocks: in the region. max_blocks: largest window (setting readahead / block size); 0 turns it
+  // off.
   ReadAhead(uint64_t blocks, uint32_t max_blocks);
   void set_access(Access access);
   void set_max(uint32_t max_blocks);
-  // A touch that trapped. marker: it was a marker left by an earlier window, so the blocks before it are presumed used.
-  // Returns the window to start now, if any; never contains `block` itself.
+  // A touch trapped. marker: an earlier window left it as its marker, so the blocks before it are
+  // presumed used. Returns the window to start now, if any; it never contains `block`.
   std::optional<Window> on_fault(core::BlockIndex block, bool marker, Room room = {});
-  // Of the stream that the last on_fault() went on with: the blocks that its reader is past since it was last asked,
-  // and a few before them.
+  // Blocks that the reader of the last on_fault()'s stream has passed since the fault before, and a
+  // few before those.
   Run passed() const { return passed_; }
-  // .. those of them that are more than `keep` back, once that are as many again; each block once.
+  // Passed blocks that are more than `keep` back, once there are at least as many again; each block
+  // once.
   Run leave_behind(uint64_t keep);
-  // Asked for by a stream that the last on_fault() forgot for another one's sake: nobody comes for it, most likely.
+  // Blocks requested by a stream that the last on_fault() forgot in favour of another. Most likely
+  // no reader comes for them.
   Run given_up() const { return given_up_; }
-  // Forgets a stream that was last used before `clock`, and returns what it asked for. Empty when there is none.
+  // Forgets a stream that was last used before `clock`, and returns the blocks that it had
+  // requested. Empty if there is none.
   Run give_up(uint64_t clock);
-  // Whether the last on_fault() belongs to a stream, which asks for what comes next in its own time.
+  // Returns whether the last on_fault() belongs to a stream, which requests the next blocks in its
+  // own time.
   bool streams() const { return current_ != nullptr; }
-  // Blocks that were read with the one of the last on_fault(), the first of the run: nobody will see them accessed.
+  // Blocks that were read with the block of the last on_fault(), which is the first of the run.
+  // Accesses of the others will not trap.
   void presume(const Run& run);
-  // Blocks that were read ahead and evicted without a touch seen after them: shrink.
+  // A block was read ahead and evicted with no touch seen after it: shrink.
   void on_waste(core::BlockIndex block);
-  // The pager had no memory or depth for blocks of a window: the last ones of the window given most recently.
+  // The pager had no memory or queue depth for the last `blocks` of the most recent window.
   void on_dropped(uint32_t blocks);
-  // The same of `run`, the last blocks of any window: its stream asks for them again.
+  // The same for `run`, the last blocks of any window: its stream requests them again.
   void on_cut(const Run& run);
 
  private:
@@ -77,15 +85,15 @@ class ReadAhead {
     bool live = false;
     core::BlockIndex last = 0;  // last trapping touch
     int64_t stride = 1;         // never 0
-    int64_t ahead = 0;          // first block not yet asked for; may lie outside the region
+    int64_t ahead = 0;          // first block not requested yet; may lie outside the region
     uint32_t window = 0;        // blocks, size of the last window
     uint32_t wasted = 0;        // blocks since the window last changed
     bool extended = false;      // its first window was used
     uint64_t used = 0;          // for replacement: tick of the last use
     uint64_t clock = 0;         // of the last use
     int64_t begun = 0;          // its first block
-    int64_t passed = 0;         // the reader is past the blocks before this one, and that was told
-    int64_t behind = 0;         // blocks before this one were left behind
+    int64_t passed = 0;         // passed() has reported the blocks before this one
+    int64_t behind = 0;         // leave_behind() has returned the blocks before this one
   };
   static std::optional<uint64_t> steps(const Stream& s, int64_t from, int64_t to);
   Stream* following(core::BlockIndex block, bool marker);
@@ -103,13 +111,13 @@ class ReadAhead {
   uint32_t max_;
   Access access_ = Access::normal;
   uint64_t tick_ = 0;
-  uint32_t caution_ = 0;  // further touches that must fit before a stream is believed; waste raises it, use lowers it
+  uint32_t caution_ = 0;  // extra touches needed before a stream is believed; waste raises it, use lowers it
   uint32_t stray_waste_ = 0;
-  uint32_t limit_;           // blocks a window may have now: halved by waste, grows back slowly
+  uint32_t limit_;           // blocks that a window may have now: halved by waste, grows back slowly
   uint32_t wasted_ = 0;      // blocks of all streams since limit_ last shrank
   uint32_t extensions_ = 0;  // at the limit, since it last grew
   std::array<Stream, kStreams> streams_{};
-  Room room_;                  // of the call under way
+  Room room_;                  // of the current call
   Stream* current_ = nullptr;  // of the last on_fault()
   Run passed_, given_up_;
   std::array<core::BlockIndex, kHistory> history_{};  // touches that fitted no stream, newest at history_used_ - 1

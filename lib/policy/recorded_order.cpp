@@ -10,7 +10,7 @@ RecordedOrder::RecordedOrder(uint32_t blocks, uint32_t most)
 }
 
 RecordedOrder::Pass* RecordedOrder::going_on(uint32_t position) {
-  Pass* found = nullptr;  // where several are near, one that goes on has come to where another one has ended
+  Pass* found = nullptr;  // if several are near, an active one has come to where another ended
   for (Pass& p : passes_) {
     const bool near = position + kNear >= p.at && position <= uint64_t{p.at} + std::max(window_, 1u) + kNear;
     if (p.live && near && (found == nullptr || found->used < p.used)) found = &p;

@@ -8,7 +8,7 @@ using core::FrameId;
 using core::kNoFrame;
 
 namespace {
-constexpr int kMostSteps = 64;  // of any loop inside one pick or look ahead
+constexpr int kMostSteps = 64;  // of any loop in one pick or look ahead
 }
 
 void FifoPolicy::insert(unsigned cls, FrameId id, Entry, uint64_t, bool) {
@@ -26,7 +26,7 @@ void SievePolicy::reused(unsigned, FrameId id, bool) {
   lists_[id].used = 1;
 }
 
-// The hand goes past the block, or it leaves.
+// The hand goes past the block, or the block leaves.
 void SievePolicy::pass(Sweep& s, FrameId id) {
   Node& n = lists_[id];
   if (s.scout == id) s.scout = n.newer;
@@ -86,7 +86,7 @@ void TwoQueuePolicy::reused(unsigned cls, FrameId id, bool) {
   lists_.move_to_head(list(cls, kMain), id);
 }
 
-// The oldest of `from` go out of sight until `want` pages of the part are.
+// Takes the oldest blocks of `from` out of sight until `want` pages of the part are.
 void TwoQueuePolicy::move_out(unsigned cls, unsigned from, unsigned to, uint64_t want) {
   for (int i = 0; i < kMostSteps / 4 && lists_.pages(list(cls, to)) < want; ++i) {
     const FrameId id = lists_.tail(list(cls, from));

@@ -1,5 +1,6 @@
-// The published policies, as far as they go without accessed bits: yardsticks for the adaptive one, and choices for
-// users who know their load. A "touched" bit becomes a probe ahead of the block's turn.
+// Published policies, as far as they work without accessed bits: references for the adaptive
+// policy, and choices for users who know their load. A probe ahead of the block's turn replaces the
+// "touched" bit.
 #pragma once
 
 #include "policy/eviction_policy_base.h"
@@ -19,8 +20,9 @@ class FifoPolicy final : public EvictionPolicyBase {
   void look_ahead(unsigned) override {}
 };
 
-// SIEVE (Zhang et al., NSDI'24): a hand sweeps from old to new and evicts what was not touched; what was stays in
-// place. Here a scout runs up to 1/8 of the memory ahead of the hand and probes.
+// SIEVE (Zhang et al., NSDI'24): a hand sweeps from old to new and evicts blocks that were not
+// touched; touched blocks stay in place. Here a scout runs up to 1/8 of the memory ahead of the
+// hand and probes.
 class SievePolicy final : public EvictionPolicyBase {
  public:
   const char* name() const override { return "sieve"; }
@@ -28,7 +30,7 @@ class SievePolicy final : public EvictionPolicyBase {
  private:
   struct Sweep {
     core::FrameId hand = core::kNoFrame, scout = core::kNoFrame;
-    uint64_t gap = 0;  // pages the scout has passed and the hand has not: their stamp is 1
+    uint64_t gap = 0;  // pages that the scout has passed and the hand has not: their stamp is 1
   };
   void insert(unsigned cls, core::FrameId id, Entry entry, uint64_t age, bool sequential) override;
   void reused(unsigned cls, core::FrameId id, bool probed) override;
@@ -39,7 +41,8 @@ class SievePolicy final : public EvictionPolicyBase {
   std::array<Sweep, kClasses> sweeps_;
 };
 
-// Two queues, each with a tail out of sight: what is touched there gets another round. Shared by S3-FIFO and 2Q.
+// Two queues, each with a tail out of sight: a block touched there gets another round. Shared by
+// S3-FIFO and 2Q.
 class TwoQueuePolicy : public EvictionPolicyBase {
  protected:
   enum Part : unsigned { kSmall, kSmallOut, kMain, kMainOut };
@@ -52,7 +55,7 @@ class TwoQueuePolicy : public EvictionPolicyBase {
   virtual unsigned small_share() const = 0;
   virtual unsigned main_out_share() const = 0;
   virtual bool probe_small() const = 0;
-  // Pages that may have been evicted since a block left for it to be let into the main queue at once.
+  // A block enters the main queue at once if at most so many pages were evicted since it left.
   virtual uint64_t ghost_pages(unsigned cls) const = 0;
 
  private:
