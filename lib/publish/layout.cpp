@@ -11,9 +11,9 @@ using core::Status;
 
 namespace {
 
-constexpr size_t kCovered = offsetof(Header, checksum) + sizeof(uint64_t);  // the checksum is of what is behind it
+constexpr size_t kCovered = offsetof(Header, checksum) + sizeof(uint64_t);  // the checksum covers the bytes after it
 
-// FNV-1a over words: it tells a torn file from a whole one, and defends against nobody.
+// FNV-1a over words: detects torn files, not attacks.
 uint64_t checksum(std::span<const std::byte> bytes) {
   uint64_t h = 0xcbf29ce484222325u;
   for (size_t i = 0; i + 8 <= bytes.size(); i += 8) {
@@ -76,7 +76,7 @@ Status unpack(std::span<const std::byte> bytes, Snapshot* out) {
                  h.device_bytes, h.regions, h.region_bytes);
   }
   const size_t devices = h.devices * sizeof(Device), regions = h.regions * sizeof(Region);
-  // A torn file first looks like one that is too short.
+  // A torn file may seem too short at first.
   if (h.bytes != sizeof h + devices + regions || h.bytes > bytes.size())
     return error(EAGAIN, "%zu bytes where %zu are needed", bytes.size(), sizeof h + devices + regions);
   if (checksum(bytes.first(h.bytes).subspan(kCovered)) != h.checksum) return error(EAGAIN, "it is being rewritten");

@@ -1,9 +1,11 @@
-// What a process that uses libvmem lets others see: the file's layout, and how it is packed and checked.
+// The layout of the file that shows a process to other programs, and how it is packed and checked.
 //
-// The file is Header, then header.devices times Device, then header.regions times Region, without gaps, in the
-// machine's byte order. A change that old readers would misread gets a new kVersion; what they may ignore is taken from
-// the reserved fields. The writer rewrites the file in place while others read it: a reader that meets the checksum of
-// another moment reads again.
+// - The file is Header, then header.devices times Device, then header.regions times Region, without
+//   gaps, in the machine's byte order.
+// - A change that old readers would misread gets a new kVersion. Fields that they may ignore are
+//   taken from the reserved ones.
+// - The writer rewrites the file in place while others read it. A reader that finds a wrong
+//   checksum reads again.
 #pragma once
 
 #include <cstddef>
@@ -22,11 +24,11 @@ inline constexpr size_t kMaxRegions = 256;  // in the file; header.regions_total
 inline constexpr size_t kMaxDevices = 64;
 
 struct Histogram {
-  uint64_t count[core::Histogram::kBuckets];  // bucket i: times below 2^i ns that are in no bucket before it
+  uint64_t count[core::Histogram::kBuckets];  // bucket i: times below 2^i ns that are in no lower bucket
   uint64_t sum_ns;
 };
 
-// Counters since the process began to use libvmem, but for those marked now.
+// Counters since the process began to use libvmem, except those marked "now".
 struct Stats {
   uint64_t faults, soft_faults, fault_ns_total, fault_ns_max;
   uint64_t read_bytes, write_bytes;
@@ -46,17 +48,17 @@ struct Header {
   char magic[8];
   uint32_t version;
   uint32_t header_bytes, device_bytes, region_bytes;  // sizes of the structs
-  uint64_t bytes;                                     // of all that is valid
-  uint64_t checksum;                                  // of every byte behind this field, up to `bytes`
-  uint64_t sequence;                                  // times it was written
+  uint64_t bytes;                                     // all valid bytes
+  uint64_t checksum;                                  // of the bytes after this field, up to `bytes`
+  uint64_t sequence;                                  // number of times it was written
   uint64_t started_ns, taken_ns;                      // CLOCK_REALTIME
   uint64_t taken_monotonic_ns;                        // CLOCK_MONOTONIC: for rates
   uint64_t start_ticks;                               // of the process: field 22 of /proc/PID/stat
-  uint64_t pid_namespace;                             // inode of /proc/self/ns/pid: where `pid` means something
+  uint64_t pid_namespace;                             // inode of /proc/self/ns/pid, the namespace of `pid`
   uint32_t pid, uid;
   char command[64];  // of the process; every text ends with a zero
   char library[16];  // version of libvmem
-  char trap[16];     // who stands where a block is absent; "" while the runtime is down
+  char trap[16];     // the trap's name; "" while the runtime is down
   uint32_t devices, regions;
   uint64_t regions_total;
   char device_tier[16];  // its backend, as setting device has it; "" without one
@@ -81,8 +83,7 @@ struct Region {
   uint64_t id, base, size, block_size;
   uint64_t zero_bytes, ssd_bytes, host_bytes, device_bytes, failed_bytes, leased_bytes;
   uint32_t backing, has_device_tier;
-  uint8_t
-      heat[32];  // of 32 equal parts: the bits of a number of late faults there (policy::Heat); 0 where nobody counts
+  uint8_t heat[32];  // bit width of the fault counters of 32 equal parts (policy::Heat); 0: not counted
   char name[64];
 };
 
@@ -98,13 +99,14 @@ struct Snapshot {
 
 inline constexpr size_t kMaxBytes = sizeof(Header) + kMaxDevices * sizeof(Device) + kMaxRegions * sizeof(Region);
 
-// Fills magic, version, sizes and checksum, and appends the lot to an empty `out`.
+// Fills magic, version, sizes and checksum, and writes all into *out.
 void pack(Snapshot& snapshot, std::vector<std::byte>* out);
-// -EAGAIN: torn, or not written yet; -EPROTO: another version; -EINVAL: no such file, or one that contradicts itself.
-// Nothing in the bytes is trusted: texts end, counts fit.
+// Trusts none of the bytes: ends texts, checks counts. Returns -EAGAIN if the file is torn or not
+// written yet, -EPROTO for another version, and -EINVAL for another kind of file or a header that
+// contradicts itself.
 core::Status unpack(std::span<const std::byte> bytes, Snapshot* out);
 
-// ---- the way back: one message each way on a Unix socket beside the file ----
+// ---- requests: one message each way on a Unix socket beside the file ----
 
 inline constexpr char kRequestMagic[8] = {'v', 'm', 'e', 'm', 'a', 's', 'k', '\0'};
 
@@ -127,7 +129,7 @@ struct Reply {
   char text[2040];
 };
 
-// Copies what fits and ends it.
+// Copies as much as fits, and ends it with a zero.
 void put_text(std::span<char> to, std::string_view from);
 
 }  // namespace vmem::publish

@@ -27,11 +27,11 @@ namespace {
 #endif
 
 constexpr int kPlace = O_PATH | O_NOFOLLOW | O_CLOEXEC;
-constexpr int kTries = 8;  // a rename somewhere makes the kernel's look in vain, too
+constexpr int kTries = 8;  // a rename anywhere makes the kernel's lookup fail
 
-constexpr long kUntold = -1, kUnknown = -2;  // this kernel tells nobody; it could not be asked now
+constexpr long kUntold = -1, kUnknown = -2;  // the kernel does not tell; it could not be asked now
 
-// The number of the mount that a place is on. No file system is asked.
+// Returns the number of the mount of a place. Asks no file system.
 long mount_of(int place) {
   FILE* const file = fopen(("/proc/self/fdinfo/" + std::to_string(place)).c_str(), "re");
   if (file == nullptr) return errno == ENOENT ? kUntold : kUnknown;
@@ -44,7 +44,7 @@ long mount_of(int place) {
   return id;
 }
 
-// The kind of a mount's file system; "": it is none of those in sight.
+// Returns the type of a mount's file system; "" if the mount is not visible.
 std::string kind_of(long mount) {
   std::string kind;
   FILE* const file = fopen("/proc/self/mountinfo", "re");
@@ -62,13 +62,14 @@ std::string kind_of(long mount) {
   return kind;
 }
 
-// The root itself may be such a file system (containers): then all that is there is.
+// Returns whether a user's program serves the file system. If the root's file system is one
+// (containers), all of it is accepted.
 bool is_on_a_users(int place) {
   const long mount = mount_of(place);
   if (mount == kUntold) return false;
   const Fd root(open("/", O_PATH | O_CLOEXEC));
   if (mount != kUnknown && root && mount == mount_of(root.get())) return false;
-  const std::string kind = kind_of(mount);  // of one that was taken away meanwhile: ""
+  const std::string kind = kind_of(mount);  // "" if it has been unmounted
   return kind.empty() || kind.starts_with("fuse");
 }
 
@@ -77,7 +78,8 @@ bool is_in_memory(int folder) {
   return fstatfs(folder, &fs) == 0 && fs.f_type == TMPFS_MAGIC;
 }
 
-// From what the kernel knows of the folder: of one in memory that is all. False: it does not say, errno is set.
+// Opens a name from the kernel's caches, which hold all of a folder in memory. Returns false with
+// errno set if they do not have it.
 bool open_known(int folder, const char* name, uint64_t resolve, Fd* out) {
   open_how how{};
   how.flags = kPlace;
@@ -90,7 +92,8 @@ bool open_known(int folder, const char* name, uint64_t resolve, Fd* out) {
   return static_cast<bool>(*out);
 }
 
-// Whether openat2 could not answer: it is not there, not permitted (a container's filter), or too old.
+// Returns whether openat2 could not answer: it is missing, not permitted (a container's filter), or
+// too old.
 bool is_no_answer(int err) {
   return err == EAGAIN || err == ENOSYS || err == EPERM || err == EINVAL;
 }

@@ -1,9 +1,10 @@
-// Names in folders that belong to somebody else, looked up so that he cannot hold us up.
+// Looks up names in folders of other users so that those users cannot block us.
 //
-// A user's own file system (FUSE) answers what is asked of it when it likes; who waits for that cannot even be killed.
-// And a folder's lock, which a look at a name that is not there takes, can be kept for good by who lists the folder
-// into memory of such a file system. So a folder and what is in it are opened as places only (O_PATH), which asks no
-// file system, from what the kernel knows already, and are used once it is known on which mount they are.
+// A user's file system (FUSE) may delay its answers for ever, and a thread that waits for one
+// cannot be killed. Also, a lookup of a missing name takes the folder's lock. A user can hold that
+// lock for ever by listing the folder into memory of such a file system. So folders and their
+// entries are opened as places only (O_PATH), from the kernel's caches, which asks no file system.
+// They are used once their mount is known.
 #pragma once
 
 #include <string>
@@ -13,15 +14,16 @@
 
 namespace vmem::publish {
 
-// A folder as a place, and `name` in it; no link is followed at the end. -EXDEV: on a file system that a program of a
-// user's answers for.
+// Opens a folder as a place, or `name` in a folder without following a link. Returns -EXDEV on a
+// file system that a user's program serves.
 core::Status open_folder_place(const std::string& path, Fd* out);
 core::Status open_folder_place(int folder, const std::string& name, Fd* out);
 
-// A name in an open folder as a place: -EXDEV where something is mounted there.
+// Opens a name in an open folder as a place. Returns -EXDEV if another file system is mounted
+// there.
 core::Status open_entry_place(int folder, const std::string& name, Fd* out);
 
-// The path and the last name of a path.
+// Splits a path into its folder and its last name.
 struct Path {
   explicit Path(std::string path);
   std::string folder, name;

@@ -26,7 +26,7 @@ using core::system_error;
 
 namespace {
 
-constexpr time_t kUnfinished = 60;  // seconds after which a file that never got its name is rubbish
+constexpr time_t kUnfinished = 60;  // seconds after which a file without its final name is removed
 
 bool owned_folder(const std::string& path, uid_t owner) {
   Fd place;
@@ -36,10 +36,10 @@ bool owned_folder(const std::string& path, uid_t owner) {
 
 constexpr std::string_view kNew = ".new-", kSocket = ".sock";
 
-// Names of the folder's first kMaxEntries entries.
+// Lists the names of the folder's first kMaxEntries entries.
 Status entries(int folder, std::vector<std::string>* names) {
   names->clear();
-  // A descriptor of its own: reading moves the position.
+  // Uses a descriptor of its own: reading moves the position.
   const int again = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR* dir = again >= 0 ? fdopendir(again) : nullptr;
   if (dir == nullptr) {
@@ -53,7 +53,8 @@ Status entries(int folder, std::vector<std::string>* names) {
   return {};
 }
 
-// A file that a publisher made: its first bytes are a publication's, or it holds the zeros from before the first write.
+// Returns whether a publisher made the file: it begins like a publication, or holds the zeros from
+// before the first write.
 bool is_publication(int file) {
   struct stat s {};
   if (fstat(file, &s) != 0 || s.st_nlink != 1 || (s.st_mode & 077) != 0) return false;
@@ -94,7 +95,7 @@ std::vector<std::string> folders(uid_t user, const char* runtime_dir) {
   std::vector<std::string> out;
   if (runtime_dir != nullptr && runtime_dir[0] == '/' && owned_folder(runtime_dir, user))
     out.push_back(std::string(runtime_dir) + "/vmem");
-  // As the system that has made these folders, or would have, calls him.
+  // The user's number as seen by the system that makes these folders.
   const std::string number = std::to_string(core::uid_outside(user)), run = "/run/user/" + number;
   if (owned_folder(run, user) && (out.empty() || out[0] != run + "/vmem")) out.push_back(run + "/vmem");
   out.push_back("/dev/shm/vmem-" + number);
@@ -205,7 +206,7 @@ size_t sweep(int folder, uid_t owner) {
       if (fstatat(folder, name.c_str(), &s, AT_SYMLINK_NOFOLLOW) == 0 && s.st_mtime + kUnfinished < time(nullptr) &&
           is_dead_publication(folder, name, owner))
         unlinkat(folder, name.c_str(), 0);
-    } else if (name.ends_with(kSocket)) {  // its file was removed by somebody else
+    } else if (name.ends_with(kSocket)) {  // its file was removed by another program
       const std::string file = name.substr(0, name.size() - kSocket.size());
       if (is_name(file) && faccessat(folder, file.c_str(), F_OK, AT_SYMLINK_NOFOLLOW) != 0 &&
           is_socket_of(folder, name, owner, true))
@@ -227,7 +228,7 @@ uint64_t start_ticks(pid_t pid) {
   const size_t n = fread(text, 1, sizeof text - 1, f);
   fclose(f);
   text[n] = '\0';
-  // The command, in parentheses, may hold anything; what follows its last parenthesis begins with field 3.
+  // The command, in parentheses, may hold any text; after its last parenthesis comes field 3.
   const char* at = strrchr(text, ')');
   for (int field = 2; at != nullptr && field < 22; ++field) at = strchr(at + 1, ' ');
   return at != nullptr ? strtoull(at + 1, nullptr, 10) : 0;

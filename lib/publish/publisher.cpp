@@ -31,8 +31,8 @@ using core::system_error;
 namespace {
 
 constexpr uint64_t kTickMs = 1000;                          // between two writes of the file
-constexpr int kClientMs = 1000;                             // a client that says nothing for so long is left
-std::array<std::atomic<int>, 4> open_here{-1, -1, -1, -1};  // of the newest publisher: folder, file, socket, wake
+constexpr int kClientMs = 1000;                             // a client that sends nothing for so long is dropped
+std::array<std::atomic<int>, 4> open_here{-1, -1, -1, -1};  // the newest publisher's folder, file, socket, wake
 
 uint64_t clock_ns(clockid_t clock) {
   timespec t{};
@@ -79,7 +79,7 @@ Publisher::~Publisher() {
 void Publisher::stop() {
   stop_.store(true, std::memory_order_release);
   const uint64_t one = 1;
-  if (::write(wake_.get(), &one, sizeof one) < 0) stop_.store(true);  // full: it will wake anyway
+  if (::write(wake_.get(), &one, sizeof one) < 0) stop_.store(true);  // the counter is full: it will wake anyway
   if (thread_.joinable() && std::this_thread::get_id() != thread_.get_id()) thread_.join();
   remove();
 }
@@ -112,7 +112,8 @@ Status Publisher::create() {
   return error(ENOENT, "no folder to publish in: %s", tried.c_str());
 }
 
-// A file under its final name is complete and marked alive: nobody can mistake it for one that was left behind.
+// Creates the file and the socket. A file under its final name is complete and marked alive, so
+// that no sweep takes it for one left behind.
 Status Publisher::create_in(const std::string& path) {
   Fd folder;
   if (Status s = open_folder(path, geteuid(), true, &folder); !s.ok()) return s;
@@ -126,7 +127,7 @@ Status Publisher::create_in(const std::string& path) {
     unlinkat(folder.get(), socket_name(name).c_str(), 0);
     return system_error(err, "%s in %s", what, path.c_str());
   };
-  // Whatever the umask says; the room is taken now, so that a full tmpfs shows here.
+  // Set the mode whatever the umask is. Allocate the space now, so that a full tmpfs shows here.
   if (fchmod(file.get(), 0600) != 0) return fail("cannot close a file to others");
   if (posix_fallocate(file.get(), 0, sizeof(Header)) != 0) return errno = ENOSPC, fail("no room");
   if (!mark_alive(file.get())) return fail("cannot lock a file");
@@ -135,7 +136,8 @@ Status Publisher::create_in(const std::string& path) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   put_text(address.sun_path, short_path(folder.get(), socket_name(name)));
-  // The folder is its user's alone, so nobody meets the socket before its mode is set.
+  // Only the user has access to the folder, so that no other meets the socket before its mode is
+  // set.
   if (bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
     return fail("cannot bind a socket");
   if (fchmodat(folder.get(), socket_name(name).c_str(), 0600, 0) != 0) return fail("cannot close a socket to others");
@@ -163,7 +165,7 @@ void Publisher::remove() {
   unlinkat(folder_.get(), socket_name_.c_str(), 0);
 }
 
-// False: somebody cleaned up (a logout, a sweep of old files).
+// Returns false if the file was removed (by a logout, or a sweep of old files).
 bool Publisher::still_there() const {
   const core::MutexLock lock(mutex_);
   struct stat mine {
@@ -172,14 +174,14 @@ bool Publisher::still_there() const {
          mine.st_ino == named.st_ino && mine.st_dev == named.st_dev;
 }
 
-// False: the process gave up, for good, the user for whom it publishes.
+// Returns false if the process gave up, for good, the user for whom it publishes.
 bool Publisher::has_its_user() const {
   uid_t real = 0, effective = 0, saved = 0;
   const uid_t user = snapshot_.header.uid;
   return getresuid(&real, &effective, &saved) != 0 || real == user || effective == user || saved == user;
 }
 
-// Names nobody's publication any more: who reads them takes its process for dead. They cannot be removed.
+// Gives the publication up: readers take its process for dead. The names cannot be removed.
 void Publisher::leave() {
   retired_.store(true);
   for (auto* fd : {&open_here[0], &open_here[1], &open_here[2]}) fd->store(-1);
@@ -194,14 +196,14 @@ void Publisher::leave() {
 void Publisher::write() {
   if (!file_) return;
   if (!has_its_user()) {
-    // Its new user may not debug it: who it was is in its memory yet.
+    // Its new user may not debug it: its memory still has data of the old one.
     core::log(core::Level::info,
               "vmemctl sees this process no more: it is no process of user %u now. Set publish to off and on to show "
               "it to user %u",
               snapshot_.header.uid, geteuid());
     return leave();
   }
-  // While it acts for another user it may not even look.
+  // While it acts for another user it may not even look there.
   if (!retired_.load() && !stopping() && geteuid() == snapshot_.header.uid && !still_there()) {
     if (Status s = create(); !s.ok()) return;  // tried again at the next tick
     if (retired_.load()) return remove();
@@ -228,7 +230,7 @@ void Publisher::run() {
     if (now >= next) {
       try {
         write();
-      } catch (const std::bad_alloc&) {  // at the next tick, perhaps
+      } catch (const std::bad_alloc&) {  // the next tick may have memory
       }
       next = now + kTickMs;
     }
@@ -255,7 +257,7 @@ void Publisher::answer(const Fd& client) {
       (peer.uid != 0 && (peer.uid != geteuid() || !core::is_one_user(peer.uid)))) {
     s = error(EPERM, "user %u may not ask a process of user %u", peer.uid, geteuid());
   } else {
-    // A client that connects and says nothing must not keep the thread.
+    // A client that connects and sends nothing must not keep the thread.
     std::array<pollfd, 2> wait{{{wake_.get(), POLLIN, 0}, {client.get(), POLLIN, 0}}};
     poll(wait.data(), wait.size(), kClientMs);
     if (recv(client.get(), &request, sizeof request, 0) != sizeof request ||

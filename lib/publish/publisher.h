@@ -1,7 +1,8 @@
-// The helper thread of a process that lets itself be seen: writes its publication, answers vmemctl.
+// The helper thread of a process that shows itself: writes its publication and answers vmemctl.
 //
-// The thread sleeps but for once a second, when it rewrites the file, and for requests. No other thread of the process
-// ever touches the file: one that somebody truncates, or a full tmpfs, costs the publication and nothing else.
+// The thread wakes once a second to rewrite the file, and for requests. No other thread of the
+// process touches the file: if another program truncates it, or a tmpfs is full, only the
+// publication is lost.
 #pragma once
 
 #include <atomic>
@@ -16,30 +17,34 @@
 
 namespace vmem::publish {
 
-// What the thread asks of the process; called on it alone, with no lock held. They may take long, but must return soon
-// once `stop` is set: the thread that stops the publisher may hold what they wait for.
+// The calls that the thread makes into the process; made on it alone, with no lock held. They may
+// take long, but must return soon once `stop` is set: the thread that stops the publisher may hold
+// what they wait for.
 struct Source {
-  std::function<void(Snapshot*)> take;  // all but what the publisher knows itself: identity, times, sequence
+  std::function<void(Snapshot*)> take;  // all except the publisher's own fields: identity, times, sequence
   std::function<core::Status(const std::atomic<bool>& stop, const std::string& name, const std::string& value)> set;
   std::function<core::Status(const std::atomic<bool>& stop, const std::string& name, std::string* value)> get;
 };
 
 class Publisher {
  public:
-  // Publishes in the first folder that can be had; an error names all that were tried. `where`: empty, or the one
-  // folder to use (tests).
+  // Publishes in the first usable folder; an error names all that were tried. `where`: empty, or
+  // the only folder to use (tests).
   static core::Status start(const Source& source, const std::string& where, std::unique_ptr<Publisher>* out);
-  // Stops, and waits for the thread unless stop() said not to.
+  // Stops, and waits for the thread.
   ~Publisher();
   Publisher(const Publisher&) = delete;
   Publisher& operator=(const Publisher&) = delete;
 
-  // The publication is gone when this returns; on the publisher's own thread (a request switched it off): soon after.
+  // The publication is gone when this returns. On the publisher's own thread (a request switched it
+  // off) it goes soon after.
   void stop();
   bool stopping() const { return stop_.load(std::memory_order_acquire); }
-  // At exit: takes the names away and leaves the thread alone. Blocks for at most one write of the file.
+  // At exit: removes the names and leaves the thread alone. Blocks only while the thread makes
+  // system calls on the folder.
   void retire();
-  // In a forked child: its copies of the descriptors are closed, so that the parent's death shows. Async-signal-safe.
+  // Closes a forked child's copies of the descriptors, so that the parent's death shows.
+  // Async-signal-safe.
   static void after_fork_in_child();
   std::string path() const;
 
@@ -65,7 +70,7 @@ class Publisher {
   std::vector<std::byte> bytes_;  // the thread's
   bool said_full_ = false;
 
-  Fd file_, socket_;  // the thread's, once it runs; made anew under mutex_
+  Fd file_, socket_;  // the thread's, once it runs; replaced under mutex_
 
   mutable core::Mutex mutex_;  // a leaf, held for system calls on the folder only
   std::string folder_path_ VMEM_GUARDED_BY(mutex_), name_ VMEM_GUARDED_BY(mutex_), socket_name_ VMEM_GUARDED_BY(mutex_);
