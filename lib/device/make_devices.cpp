@@ -1,4 +1,4 @@
-// Which backend there is.
+// Chooses the backend.
 #include <errno.h>
 
 #include <utility>
@@ -12,7 +12,7 @@ namespace vmem::device {
 
 namespace {
 
-// What auto and cuda take: the first of these that can be had.
+// auto and cuda take the first of these that works.
 constexpr Kind kAutomatic[] = {Kind::handles, Kind::managed};
 
 constexpr std::pair<const char*, Kind> kNames[] = {
@@ -43,7 +43,7 @@ Status sim_handles(size_t unit, std::unique_ptr<Devices>* out) {
   return make_sim_devices(true, unit, out);
 }
 
-// Those that were made, if they have the units.
+// Destroys the devices and returns -EINVAL unless they have units of this size.
 Status fits(size_t unit, std::unique_ptr<Devices>* out) {
   const size_t has = (*out)->unit();
   if (has == unit) return {};
@@ -103,14 +103,15 @@ Status make_devices(Kind kind, size_t unit, std::span<const Kind> automatic, con
     each += std::string(each.empty() ? "" : "; ") + name_of(backend) + ": " + std::string(s.text());
     last = std::move(s);
   }
-  *why = differ ? std::move(each) : std::string(last.text());  // "no GPU" once
+  *why = differ ? std::move(each) : std::string(last.text());  // "no GPU" only once
   if (kind == Kind::automatic) return {};
   return error(-last.code(), "setting device is cuda, which cannot be had here: %s", why->c_str());
 }
 
 Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::string* why) {
-  // CUDA's driver takes libraries and places for files from the environment whoever wrote that: CUDA_INJECTION64_PATH,
-  // NVTX_INJECTION64_PATH and CUDA_CACHE_PATH were seen to work in a set-user-ID program.
+  // CUDA's driver loads libraries and opens files that the environment names, whatever program
+  // wrote it: CUDA_INJECTION64_PATH, NVTX_INJECTION64_PATH and CUDA_CACHE_PATH were seen to work in
+  // a set-user-ID program.
   if (kind == Kind::automatic && core::has_more_rights()) {
     out->reset();
     *why =

@@ -1,4 +1,4 @@
-// What moves from one device to another, named as it goes (Devices::migrate_all).
+// The ranges that Devices::migrate_all moves between devices, named one by one while it runs.
 #pragma once
 
 #include <cstddef>
@@ -16,10 +16,10 @@ struct Range {
 
 class Migration {
  public:
-  // The next range; nothing: none for now. Asked while those before it are under way, and once more after the last has
-  // ended.
+  // Returns the next range, or nothing for now. Called while earlier ranges are under way, and once
+  // more after the last has ended.
   virtual std::optional<Range> next() = 0;
-  // Of each that next() has named, in that order. Meanwhile those after it are under way.
+  // Called for each range of next(), in that order, while later ranges are under way.
   virtual void ended(Range range, core::Status status) = 0;
 
  protected:

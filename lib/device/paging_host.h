@@ -1,4 +1,5 @@
-// The paging protocol between threads of one process: a simulated device's groups, and the server's side of the ring.
+// The paging protocol between threads of one process: for groups of a simulated device, and for the
+// server's end of the ring.
 #pragma once
 
 #include <linux/futex.h>
@@ -48,13 +49,14 @@ struct HostAtomics {
   }
   static void fence() {
 #if defined(__SANITIZE_THREAD__) && defined(__x86_64__)
-    // ThreadSanitizer knows no fences. It needs none: what the fences are for is no happens-before that it could miss.
+    // ThreadSanitizer does not know fences, and needs none here: these fences create no
+    // happens-before that it could miss.
     asm volatile("mfence" ::: "memory");
 #else
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 #endif
   }
-  // A CPU has nothing to do for it.
+  // A CPU needs none.
   static void fence_aliases() {}
   static uint64_t now() {  // nanoseconds
     return static_cast<uint64_t>(std::chrono::steady_clock::now().time_since_epoch().count());
@@ -66,13 +68,13 @@ struct HostAtomics {
     store(asleep, uint32_t{0});
     syscall(SYS_futex, asleep, FUTEX_WAKE_PRIVATE, 1, nullptr, nullptr, 0);
   }
-  // The server, after RequestQueue::may_sleep(): until wake(), or for no reason.
+  // Called by the server after RequestQueue::may_sleep(). Returns after wake(), or spuriously.
   static void sleep(uint32_t* asleep) {
     syscall(SYS_futex, asleep, FUTEX_WAIT_PRIVATE, 1, nullptr, nullptr, 0);
   }
 };
 
-// Where groups are threads, the server has the operations that they have.
+// Port of a server whose groups are threads: it has the same operations as they have.
 template <typename Atomics>
 class DirectPort {
  public:

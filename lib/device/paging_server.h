@@ -1,6 +1,6 @@
-// What the server does, for kernels that ask for blocks: it takes requests from the ring, and changes the states of
-// blocks. Which block comes when, into which frame and at whose cost, is its caller's business, and so are copies and
-// mappings; here is what makes them safe beside running groups.
+// The server's side of the paging protocol: takes requests from the ring, and changes the states of
+// blocks safely beside running groups. The caller decides which block comes when, into which frame
+// and at whose cost, and makes the copies and mappings.
 #pragma once
 
 #include <cstdint>
@@ -14,16 +14,17 @@ struct Request {
   Urgency urgency;
 };
 
-// The consumer's end of the ring: one thread.
+// The consumer's end of the ring, for one thread.
 template <typename Atomics>
 class RequestQueue {
  public:
   explicit RequestQueue(const Table<Atomics>& table) : table_(table) {}
 
-  // A request may be older than it looks: of a block that is present by now, or being paged in. It is dropped then, and
-  // nothing is lost: who still wants the block asks again for its next generation.
-  // What was taken groups may claim again; that is said for an eighth of the cells at a time. Where they find none
-  // though some have been taken, there are others to be taken yet.
+  // Takes the next request, or returns false.
+  // - A request may be old: its block may be present by now, or being paged in. The caller then
+  //   drops it. Nothing is lost: a group that still wants the block asks for its next generation.
+  // - Groups may claim cells again after port->taken(), which is called once per eighth of the
+  //   cells. So the ring looks full to them only while it has requests to take.
   template <typename Port>
   bool take(Request* request, Port* port) {
     auto* const cell = &table_.ring[tail_ & (table_.cells - 1)];
@@ -34,8 +35,8 @@ class RequestQueue {
     return true;
   }
 
-  // Before it sleeps: false if there is a request after all. A cell that is claimed and not written yet counts as none:
-  // its group looks at `asleep` after it has written.
+  // Called before the server sleeps. False: there is a request after all. A cell that is claimed
+  // and not yet written counts as none: its group looks at `asleep` after it has written.
   bool may_sleep() {
     Atomics::store(&table_.control->asleep, uint32_t{1});
     Atomics::fence();  // [asleep]
@@ -51,27 +52,29 @@ class RequestQueue {
   uint64_t tail_ = 0, told_ = 0;
 };
 
-// The states of the blocks. A block has one owner at a time, who alone calls for it: whoever pages it in, then whoever
-// may evict it. They may be two threads; what hands it over from one to the other is a lock of theirs.
+// The states of the blocks. A block has one owner at a time, and only the owner makes calls for it:
+// first the thread that pages it in, then the thread that may evict it. If these are two threads, a
+// lock of theirs hands the block over.
 //
-// Port is how the host gets at the words of a device:
-//   void set_state(uint32_t block, uint64_t word)   behind all that this thread did and all that was copied: a release
-//   void settle()          a sequentially consistent fence. On a device: the states are there, and what use() and
-//                          written() say from here on was read after that
+// Port is the host's access to the words of a device:
+//   void set_state(uint32_t block, uint64_t word)   a release: after all that this thread did and all
+//                          that was copied
+//   void settle()          a sequentially consistent fence. On a device: the states are stored, and
+//                          use() and written() return what was read after that
 //   uint32_t use(uint32_t block)       an acquire
 //   uint64_t written(uint32_t block)
-//   void taken(uint64_t)               of the ring's cells, so many
+//   void taken(uint64_t)               so many cells of the ring were taken
 //   void progress(); void end(Answer)
 //
-// What the caller owes the groups, or they may wait for ever:
-// - Requests but prefetches are served in the order of their arrival, those of the group with the token first; all in
-//   the end, and each that cannot be ends in fail(). Nothing that the service needs waits for a group: no lock, no
-//   stream, no kernel.
-// - Who needs a frame tries one victim after the other. It may wait for a block's pins only while it would take any
-//   other that loses its own: one group may wait with pins, and they could be those.
-// - A block that a group waits for is no victim while untaken() says so, but for a time only: the group may have given
-//   up, and a request be older than it looks. The time is right when a group that looks for a block has seen it by
-//   then.
+// Duties of the caller, without which groups may wait for ever:
+// - It serves requests other than prefetches in order of arrival, those of the group with the token
+//   first. It serves all in the end; fail() ends a request that it cannot serve.
+// - Nothing that the service needs waits for a group: no lock, no stream, no kernel.
+// - To get a frame it tries one victim after the other. While it waits for a block's pins, it takes
+//   any other block that loses its own: one group may wait with pins, and they could be those.
+// - A block that a group waits for is no victim while untaken() says so, but only for a time: the
+//   group may have given up, and a request may be old. The time is right if a group that looks for
+//   a block has seen it by then.
 template <typename Port>
 class BlockStates {
  public:
@@ -80,63 +83,66 @@ class BlockStates {
     uint32_t use = 0;
     bool held = false;
   };
-  // known: one for each block, in the server's memory. It writes the states and need not read them.
+  // known: one for each block, in the server's memory, so that it need not read the states.
   BlockStates(Port* port, Known* known) : port_(port), known_(known) {}
 
   Kind kind(uint32_t block) const { return kind_of(known_[block].state); }
 
-  // not present -> present. Its bytes are in place, and where groups access it: [bytes].
+  // not present -> present. The bytes are in place, and mapped where groups access them: [bytes].
   void publish(uint32_t block, Urgency urgency) {
     known_[block].held = urgency >= Urgency::wait || urgency == Urgency::rows;
     set(block, Kind::present, 0);
     port_->progress();
   }
-  // Nobody has had it since it was published for somebody who waits.
+  // True if no group has had the block since it was published for a group that waits.
   bool untaken(uint32_t block) {
     Known& known = known_[block];
     if (known.held && takes_of(port_->use(block)) != takes_of(known.use)) known.held = false;
     return known.held;
   }
 
-  // present -> evicting, for one block or many; then settle() once, then in_use() of each: [pin].
+  // present -> evicting, for one block or many; then settle() once, then in_use() for each: [pin].
   void begin_eviction(uint32_t block) { set(block, Kind::evicting, 0); }
   void settle() { port_->settle(); }
-  // Not false before settle(). False: nobody accesses it, and nobody will in this generation; what was stored is there.
+  // Called after settle(). False: no group accesses the block or will in this generation, and all
+  // stores to it are visible.
   bool in_use(uint32_t block) {
     known_[block].use = port_->use(block);
     return pins_of(known_[block].use) != 0;
   }
-  // After in_use() said no. False: no group can have stored to it in this generation: [mark].
+  // Called after in_use() returned false. False: no group can have stored to the block in this
+  // generation: [mark].
   bool was_written(uint32_t block) { return port_->written(block) == generation_of(known_[block].state); }
 
-  // evicting -> present: somebody has it, or it is spared.
+  // evicting -> present: a group has the block, or it is spared.
   void cancel(uint32_t block) { set(block, Kind::present, 0); }
-  // evicting -> present, written back: it is clean from here on. Nobody may have it.
+  // evicting -> present, written back: the block is clean from here on. No group may have it.
   void keep_clean(uint32_t block) { set(block, Kind::present, 1); }
-  // evicting -> not present. Groups access it no more: its frame may go to another.
+  // evicting -> not present. No group accesses the block any more: another may have its frame.
   void finish(uint32_t block) {
     set(block, Kind::not_present, 1);
     port_->progress();
   }
 
-  // not present -> in place: groups may load its bytes where Port has said that they are. It ends as what is present
-  // does, by begin_eviction(), settle(), in_use() and finish(), but is not spared: those pins wait for nobody.
+  // not present -> in place: groups may load the bytes where Port has said that they are. Ends as a
+  // present block does, by begin_eviction(), settle(), in_use() and finish(), but is not spared:
+  // its pins wait for nothing.
   void lend(uint32_t block) {
     known_[block].held = false;
     set(block, Kind::in_place, 0);
     port_->progress();
   }
 
-  // not present -> failed: whoever asks for it is told.
+  // not present -> failed: groups that ask for the block get the error.
   void fail(uint32_t block, Answer error) {
     set(block, Kind::failed, 0, error);
     port_->progress();
   }
-  // failed -> not present: may be requested again.
+  // failed -> not present: groups may request the block again.
   void retry(uint32_t block) { set(block, Kind::not_present, 1); }
 
-  // Ends all that wait, and all that will: nothing changes a state any more. What is present stays so; its memory may
-  // go when the kernels have ended, and so may the table.
+  // Ends all waits, present and future: no state changes any more. Present blocks stay present.
+  // Their memory and the table may go when the kernels have ended.
   void end(Answer why) { port_->end(why); }
 
  private:

@@ -1,5 +1,6 @@
-// The words of the paging protocol for one range that is open to kernels that ask, where kernels of its device and the
-// server reach them. How the server gets at them is the backend's business: docs/gpu-paging.md says what is owed.
+// The words of the paging protocol for one range that is open to kernels, in memory that kernels of
+// its device and the server reach. The backend decides how the server accesses them.
+// docs/gpu-paging.md has the requirements.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +11,11 @@
 
 namespace vmem::device {
 
-// One thread calls, but for end(), table() and the two about the last kernel. Gone before its Devices.
+// One thread makes all calls but end(), table(), last_kernel() and idle(). Must be gone before its
+// Devices.
 //
-// Errors: -EIO the device is lost; -ENOMEM. A word that could not be stored leaves the two sides at odds: the server
-// has to give up then.
+// Errors: -EIO the device is lost; -ENOMEM. After a store that failed the two sides disagree, and
+// the server has to give up.
 class PagingWords {
  public:
   using Table = paging::Table<paging::HostAtomics>;
@@ -24,35 +26,38 @@ class PagingWords {
   PagingWords& operator=(const PagingWords&) = delete;
 
   const Table& table() const { return table_; }
-  // Leases are taken for the first and end with the second, on which nothing waits.
+  // Streams: leases are taken for arrivals() and end with departures(), on which nothing waits.
   virtual void* arrivals() const = 0;
   virtual void* departures() const = 0;
 
-  // arrives: behind all that the stream of arrivals waits for by now. Else at once, but not before settle() for sure.
+  // arrives: stores after all that the arrivals stream waits for by now. Otherwise stores at once,
+  // but only settle() makes sure.
   virtual core::Status set_state(uint32_t block, uint64_t word, bool arrives) = 0;
-  // Groups can load from pinned host memory, at its own address.
+  // True if groups can load from pinned host memory at its own address.
   virtual bool reads_host() const = 0;
-  // Before the block's state says that it is in place.
+  // Called before the block's state says that it is in place.
   virtual core::Status set_home(uint32_t block, uint64_t address) = 0;
-  // Everything that arrives and was set before is there when reached() says so. Numbers grow.
+  // Once reached() returns `number`, all arriving states set before mark() are stored. Numbers
+  // grow.
   virtual core::Status mark(uint64_t number) = 0;
   virtual uint64_t reached() const = 0;
-  // What use() and written() say from here on was read after all states but those that arrive were there.
+  // After settle(), use() and written() return what was read after all states but arriving ones
+  // were stored.
   virtual core::Status settle() = 0;
   virtual uint32_t use(uint32_t block) const = 0;
   virtual uint64_t written(uint32_t block) const = 0;
   virtual core::Status progress(uint64_t number) = 0;
   virtual core::Status taken(uint64_t cells) = 0;
   virtual core::Status end(paging::Answer why) = 0;
-  // Kernels may use the words for as long as the process lives: they are given back to nobody.
+  // Kernels may use the words until the process ends: their memory is never reused.
   virtual void abandon() = 0;
 
-  // The last kernel that uses them is on this stream, or before what is on it.
+  // Records that the last kernel that uses the words is on this stream, or ordered before its work.
   core::Status last_kernel(void* stream) {
     if (core::Status s = devices_.check_stream(stream, device_); !s.ok()) return s;
     return devices_.record(stream, device_, &last_);
   }
-  // .. and whether it has ended; a device that is lost runs nothing.
+  // True if that kernel has ended, or the device is lost and runs nothing.
   bool idle() const {
     bool done = false;
     return devices_.poll(last_, &done).ok() ? done : lost();

@@ -1,8 +1,13 @@
-// Physical memory of one device in pieces. A piece is mapped for life in a window, through which it is copied; what
-// block it stands behind at the moment is not the pool's business. Pieces that nobody has are kept for the next one,
-// since to make one takes as long as to map it ten times; where another size needs the memory they go. One that was
-// shared with somebody outside is never another block's: it goes once its block has left it. Thread-safe;
-// `mutex_` is a leaf but for the backend's make and destroy, which are called under it, one at a time.
+// Physical memory of one device, in pieces. Thread-safe.
+//
+// - A piece is mapped for life in a window, through which it is copied. The pool does not know
+//   which block it backs.
+// - Idle pieces are kept for the next block, because making one takes much longer than mapping it.
+//   They go when another size needs the memory.
+// - A piece that was shared with another process never backs another block: it is destroyed when
+//   its block has left it.
+// - `mutex_` is a leaf, except that the backend's make and destroy are called under it, one at a
+//   time.
 #pragma once
 
 #include <algorithm>
@@ -23,21 +28,21 @@
 namespace vmem::device {
 
 struct Piece {
-  uint64_t handle = 0;   // the backend's
+  uint64_t handle = 0;   // of the backend
   uintptr_t window = 0;  // 0: no memory
-  bool shared = false;   // somebody outside of the process may have it, for as long as they like
-  uint64_t seen_by = 0;  // devices that may copy through the window, a bit each; its own may in any case
+  bool shared = false;   // another process may have it, for any time
+  uint64_t seen_by = 0;  // a bit for each device that may copy through the window, besides its own
 };
 
-// Those of one size.
+// Pieces of one size.
 class PiecePool {
  public:
   using Make = std::function<core::Status(uint32_t number, Piece* out)>;
-  using Destroy = std::function<bool(const Piece& piece)>;  // false: it is as it was, memory and window
+  using Destroy = std::function<bool(const Piece& piece)>;  // false: nothing has changed
 
   explicit PiecePool(size_t piece_size) : size_(piece_size) {}  // bytes
   size_t size() const { return size_; }
-  // All or none.
+  // Takes out.size() pieces, or none.
   core::Status take(std::span<uint32_t> out, const Make& make) try {
     std::lock_guard lock(mutex_);
     for (size_t i = 0; i < out.size(); ++i) {
@@ -54,7 +59,7 @@ class PiecePool {
   } catch (const std::bad_alloc&) {
     return core::error(ENOMEM, "no memory to know a piece of device memory by");
   }
-  // One that is idle, if there is one.
+  // Takes an idle piece, if there is one.
   bool take_idle(uint32_t* out) {
     std::lock_guard lock(mutex_);
     if (idle_.empty()) return false;
@@ -62,8 +67,8 @@ class PiecePool {
     idle_.pop_back();
     return true;
   }
-  // Needs no memory, whatever `destroy` is. One that is shared is destroyed; where it cannot be, nobody has it, and
-  // trim() tries again, and so does who finds no other.
+  // Gives a piece back; allocates nothing, whatever `destroy` is. Destroys a shared piece. If that
+  // fails no block gets it, and trim() tries again, as does a caller that finds no other piece.
   template <typename DestroyIt>
   void give(uint32_t number, const DestroyIt& destroy) {
     std::lock_guard lock(mutex_);
@@ -78,7 +83,7 @@ class PiecePool {
     pieces_[number] = {};
     empty_.push_back(number);
   }
-  // Whoever has it is about to hand it out of the process.
+  // Called before the piece is handed out of the process.
   void share(uint32_t number) {
     std::lock_guard lock(mutex_);
     pieces_[number].shared = true;
@@ -103,13 +108,13 @@ class PiecePool {
     std::lock_guard lock(mutex_);
     return idle_.size() * size_;
   }
-  // Of all that have memory.
+  // Bytes of all pieces that have memory.
   uint64_t bytes() const {
     std::lock_guard lock(mutex_);
     return (pieces_.size() - empty_.size()) * size_;
   }
-  // As many of those that nobody has as make up `bytes`, if there are so many, until one cannot be destroyed: that
-  // stays, idle, for the next one or another try. How much that was.
+  // Destroys idle pieces that make up `bytes`, or all, until one cannot be destroyed, which stays
+  // idle. Returns the bytes destroyed.
   uint64_t trim(uint64_t bytes, const Destroy& destroy) {
     std::lock_guard lock(mutex_);
     uint64_t gone = end_left(destroy);
@@ -145,7 +150,7 @@ class PiecePool {
     return {};
   }
 
-  // How many bytes that was.
+  // Tries again to destroy the pieces of left_. Returns the bytes destroyed.
   template <typename DestroyIt>
   uint64_t end_left(const DestroyIt& destroy) {
     const auto gone = std::partition(left_.begin(), left_.end(), [&](uint32_t n) { return !destroy(pieces_[n]); });
@@ -161,15 +166,15 @@ class PiecePool {
   const size_t size_;
   mutable std::mutex mutex_;
   std::vector<Piece> pieces_;    // protected by mutex_; by number
-  std::vector<uint32_t> idle_;   // .. nobody has them; room for all
-  std::vector<uint32_t> empty_;  // .. numbers without memory; room for all
-  std::vector<uint32_t> left_;   // .. shared ones that blocks have left, and that could not be destroyed; room for all
+  std::vector<uint32_t> idle_;   // protected by mutex_; idle pieces; capacity for all
+  std::vector<uint32_t> empty_;  // protected by mutex_; numbers without memory; capacity for all
+  std::vector<uint32_t>
+      left_;  // protected by mutex_; shared, without a block, could not be destroyed; capacity for all
 };
 
-// Those of every size a unit may have, numbered for each size.
-//
-//   a piece is made when no piece of its size is idle, and then idle ones of other sizes go first, as many as it is
-//   large: in all there are never more bytes than units had at some time, but for those that cannot be destroyed
+// A pool for each size of unit; pieces are numbered per size. Before a piece is made because none
+// of its size is idle, idle ones of other sizes go, as many bytes. So there are never more bytes in
+// all than units had at some time, except pieces that cannot be destroyed.
 class PiecePools {
  public:
   using Make = std::function<core::Status(size_t size, uint32_t number, Piece* out)>;
@@ -183,8 +188,7 @@ class PiecePools {
     std::lock_guard one_at_a_time(making_);
     if (own.take_idle(out)) return {};
     shrink(size, &own, destroy);
-    own.trim(0,
-             [&](const Piece& piece) { return destroy(size, piece); });  // what was shared and could not be destroyed
+    own.trim(0, [&](const Piece& piece) { return destroy(size, piece); });  // shared ones that could not be destroyed
     return own.take({out, 1}, [&](uint32_t number, Piece* piece) { return make(size, number, piece); });
   }
   uint64_t idle_bytes() const {
@@ -197,7 +201,7 @@ class PiecePools {
     for (const PiecePool& pool : pools_) sum += pool.bytes();
     return sum;
   }
-  // Those that nobody has go, as long as there are more than `keep` bytes of pieces in all.
+  // Destroys idle pieces while there are more than `keep` bytes of pieces in all.
   void trim(uint64_t keep, const Destroy& destroy) {
     const uint64_t all = bytes();
     if (all > keep) shrink(all - keep, nullptr, destroy);
@@ -213,7 +217,7 @@ class PiecePools {
     }
   }
 
-  std::mutex making_;  // held while the pools' are taken
+  std::mutex making_;  // held while the pools' mutexes are taken
   std::array<PiecePool, kUnitSizes> pools_{PiecePool(kUnit),     PiecePool(2 * kUnit),  PiecePool(4 * kUnit),
                                            PiecePool(8 * kUnit), PiecePool(16 * kUnit), PiecePool(32 * kUnit)};
   static_assert(kUnitSizes == 6);

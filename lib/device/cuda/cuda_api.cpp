@@ -17,12 +17,13 @@ constexpr int kVersion = 12000;
 
 std::atomic<CUresult (*)(CUresult, const char**)> error_string{nullptr};
 
-// The calls of an open libcuda, by their base names.
+// The calls of an open libcuda, by base name.
 class Calls {
  public:
   explicit Calls(void* library) : get_(reinterpret_cast<Get*>(dlsym(library, "cuGetProcAddress_v2"))) {}
   explicit operator bool() const { return get_ != nullptr; }
-  // Those whose stream is null work on the legacy default stream, whatever the application was compiled for.
+  // Calls with a null stream work on the legacy default stream, however the application was
+  // compiled.
   template <class F>
   bool get(const char* name, F* out) {
     void* found = nullptr;
@@ -34,7 +35,7 @@ class Calls {
     if (!has && missing_ == nullptr) missing_ = name;
     return has;
   }
-  // The first that was not found.
+  // Name of the first call that was not found.
   const char* missing() const { return missing_; }
 
  private:
@@ -43,7 +44,7 @@ class Calls {
   const char* missing_ = nullptr;
 };
 
-// Stays open for good: the driver has threads, and work at exit. Each call opens the same one.
+// Stays open for good: the driver has threads, and work at exit. Each call returns the same handle.
 void* open_library() {
   return dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
 }
@@ -65,7 +66,7 @@ Status no_library() {
 }
 
 Status does_not_start(CUresult r) {
-  // The driver calls a machine without a GPU by several errors.
+  // The driver reports a machine without a GPU by several errors.
   const Presence presence = r == CUDA_ERROR_NO_DEVICE ? gpu_presence("") : Presence::driver;
   if (presence == Presence::no_gpu) return error(ENODEV, "no NVIDIA GPU was found in this machine");
   if (presence == Presence::no_driver)
@@ -164,7 +165,7 @@ Words error_words(CUresult e) {
 
 bool is_sticky(CUresult e) {
   switch (static_cast<int>(e)) {
-    case 4:    // the driver is shutting down: the process exits
+    case 4:    // the driver is shutting down because the process exits
     case 201:  // invalid context
     case 214:  // uncorrectable ECC error
     case 219:  // graphics context lost
@@ -182,9 +183,9 @@ bool is_sticky(CUresult e) {
     case 719:  // launch failure
     case 721:  // tensor memory leak
     case 805:  // no connection to the MPS server
-    case 806:  // .. which answers nothing
-    case 807:  // .. or is not ready
-    case 810:  // .. or has ended this client
+    case 806:  // the MPS server does not answer
+    case 807:  // the MPS server is not ready
+    case 810:  // the MPS server has ended this client
     case 999:  // unknown
       return true;
     default:

@@ -1,10 +1,12 @@
-// The thin layer over CUDA that cuda_device.cpp is written against: the driver's calls, found at run time, and its
-// errors as errno. Included by the CUDA backend only, and only with VMEM_HAVE_CUDA.
+// Thin layer over CUDA for the CUDA backend: the driver's calls, found at run time, and its errors
+// as errno. Needs VMEM_HAVE_CUDA.
 //
-// - Nothing here links against CUDA: libcuda is opened when a device is first asked for, so a program that uses none
-//   loads nothing of it, and needs none of its thread-local storage.
-// - CUDA's runtime is not used: its last error, its current device and its state are the application's alone.
-// - Every call is asked for as CUDA 12.0 has it, whatever headers the library is built with: the signatures below are
+// - It does not link against CUDA, but opens libcuda when a device is first asked for. A program
+//   without devices loads nothing of it, and needs none of its thread-local storage.
+// - It does not use CUDA's runtime, whose last error, current device and state are the
+//   application's.
+// - It asks for every call as of CUDA 12.0, whatever headers the library is built with. The
+//   signatures below are of that version, and a driver of CUDA 12 or later has all calls.
 //   those of that version, and a driver of CUDA 12 or later has them all.
 #pragma once
 
@@ -67,7 +69,7 @@ struct Driver {
   CUresult (*mem_map)(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
   CUresult (*mem_unmap)(CUdeviceptr, size_t);
   CUresult (*mem_set_access)(CUdeviceptr, size_t, const CUmemAccessDesc*, size_t);
-  // null: the driver has none
+  // null if the driver lacks them
   CUresult (*mem_export)(void*, CUmemGenericAllocationHandle, CUmemAllocationHandleType, unsigned long long);
   CUresult (*range_handle)(void*, CUdeviceptr, size_t, CUmemRangeHandleType, unsigned long long);
   CUresult (*stream_write32)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
@@ -80,23 +82,23 @@ struct Driver {
   CUresult (*launch_kernel)(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                             void**, void**);
 };
-// -ENODEV with the reason: no driver, too old a driver, no device. Opens libcuda, which stays open.
+// Opens libcuda, which stays open. -ENODEV with the reason: no driver, too old a driver, no device.
 core::Status load_driver(Driver* out, int* devices);
-// What physical handles need besides. -ENODEV: the driver lacks it.
+// Loads the further calls that physical handles need. -ENODEV: the driver lacks one.
 core::Status load_handles(Driver* out);
 
-// "an illegal memory access was encountered (CUDA error 700)"; needs no memory.
+// "an illegal memory access was encountered (CUDA error 700)"; allocates nothing.
 struct Words {
   char text[160];
   const char* c_str() const { return text; }
 };
 Words error_words(CUresult error);
 int errno_of(CUresult error);
-// May mean that every later call in the context fails the same way: it does if a second call says so.
+// True if every later call in the context may fail the same way; a second call tells.
 bool is_sticky(CUresult error);
 
-// Makes a device's primary context current for a scope, and lets this thread's calls pass captures of graphs. The
-// application's current context and capture mode come back afterwards; no context is made that was not there.
+// Makes a device's primary context current for a scope, and lets this thread's calls pass graph
+// captures. Then restores the application's current context and capture mode. Creates no context.
 class Enter {
  public:
   Enter(const Driver& driver, CUcontext context) : driver_(driver), pushed_(driver.ctx_push(context) == CUDA_SUCCESS) {
@@ -118,7 +120,7 @@ class Enter {
   CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;
 };
 
-// A range in the timeline of Nsight Systems; costs a test of one pointer when nobody records.
+// A range in the timeline of Nsight Systems; costs a test of one pointer unless that records.
 class Timeline {
  public:
   explicit Timeline(const char* what);

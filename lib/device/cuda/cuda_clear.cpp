@@ -9,12 +9,15 @@
 
 namespace vmem::device::cuda {
 
-// vmem_clear(words, generation, parts, rows), a grid of thread blocks that each have a share of every part: words[0] is
-// the generation that is called off, the next ones are the thread blocks', rows[part] is where the part begins and a
-// share of it in bytes. Of its word a thread block makes 2 * generation when it begins and one more when it has ended.
+// vmem_clear(words, generation, parts, rows): a grid of thread blocks, each with a share of every
+// part.
+// - words[0] is the generation that is called off; each thread block has one of the next words.
+// - rows[part] is where the part begins, and the size of a share in bytes.
+// - A thread block stores 2 * generation in its word when it begins, and one more when it has
+//   ended.
 //
-// Thread blocks get at host memory one after the other, 0.7 us each time, and while they do the driver's own work at
-// page tables waits: 64 of them that looked there for their rows, too, kept it waiting for 130 us (H100).
+// The rows are parameters. Thread blocks access host memory one after the other, and the driver's
+// own work on page tables waits meanwhile: reading rows there delayed it noticeably.
 const char kClearKernel[] = R"(
 .version 6.3
 .target sm_70
@@ -98,7 +101,7 @@ bool Clearing::start() {
   }
   memory_ = static_cast<std::byte*>(memory);
   int registers = 0, least = 0, greatest = 0;
-  // To ask for its registers loads it, where modules are loaded as they are used.
+  // Reading its register count loads the kernel, also if CUDA loads modules lazily.
   bool works = driver_.module_load(&module_, kClearKernel) == CUDA_SUCCESS &&
                driver_.module_function(&kernel_, module_, "vmem_clear") == CUDA_SUCCESS &&
                driver_.function_attribute(&registers, CU_FUNC_ATTRIBUTE_NUM_REGS, kernel_) == CUDA_SUCCESS &&
@@ -128,7 +131,7 @@ bool Clearing::end() {
 bool Clearing::launch(Slot& slot, std::span<const Part> parts) {
   std::array<Row, kMostParts> rows = {};  // the driver copies them
   for (size_t i = 0; i < parts.size(); ++i) rows[i] = {parts[i].at, parts[i].size / kBlocks};
-  // Those of what was launched before may say still that it has ended.
+  // The words may still say that an earlier launch has ended.
   for (size_t i = 1; i <= kBlocks; ++i) std::atomic_ref(slot.words[i]).store(0, std::memory_order_relaxed);
   uint64_t words = reinterpret_cast<uintptr_t>(slot.words);
   auto count = static_cast<uint32_t>(parts.size());
@@ -137,9 +140,9 @@ bool Clearing::launch(Slot& slot, std::span<const Part> parts) {
          CUDA_SUCCESS;
 }
 
-// Returns when nothing of it clears anything any more.
+// Returns when no thread block of the launch clears anything any more.
 void Clearing::call_off(Slot& slot, const std::function<bool()>& alive) {
-  std::atomic_ref(slot.words[0]).exchange(slot.generation, std::memory_order_seq_cst);  // and a fence
+  std::atomic_ref(slot.words[0]).exchange(slot.generation, std::memory_order_seq_cst);  // also a fence
   slot.called_off = true;
   const auto later = std::chrono::steady_clock::now() + std::chrono::milliseconds(1);
   for (size_t i = 1; i <= kBlocks; ++i) {
@@ -165,18 +168,18 @@ bool Clearing::clear(std::span<const Part> parts, const std::function<bool()>& a
       std::atomic_ref(slot.words[0]).store(0, std::memory_order_relaxed);
       slot.called_off = false;
     }
-    slot.generation = slot.generation % 0x7fff'fffe + 1;  // 0 is none
+    slot.generation = slot.generation % 0x7fff'fffe + 1;  // 0: none
     bool begun = launch(slot, parts);
     const auto until = std::chrono::steady_clock::now() + patience_;
     for (size_t i = 1; i <= kBlocks && begun;) {
-      const bool late = std::chrono::steady_clock::now() > until;  // before the look: to be held up here is no lateness
+      const bool late = std::chrono::steady_clock::now() > until;  // before the look: a delay here is not lateness
       if (load(&slot.words[i]) >> 1 == slot.generation) {
         ++i;
       } else {
         begun = !late;
       }
     }
-    // Under the lock: what the next launch puts there may wait for kernels.
+    // Recorded under the lock: the next launch on this stream may wait for kernels.
     if (begun && driver_.event_record(event, slot.stream) == CUDA_SUCCESS &&
         (then == nullptr || driver_.stream_wait_event(*then, event, 0) == CUDA_SUCCESS))
       return true;

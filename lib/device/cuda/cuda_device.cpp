@@ -25,7 +25,7 @@ Link link_between(const cuda::Driver& driver, int a, int b) {
   if (a == b) return Link::self;
   int can = 0, atomics = 0;
   if (driver.can_access_peer(&can, a, b) != CUDA_SUCCESS || can == 0) return Link::none;
-  // Peers on PCIe have no atomics of their own.
+  // Peers over PCIe have no native atomics.
   driver.peer_attribute(&atomics, CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED, a, b);
   return atomics != 0 ? Link::nvlink : Link::pcie;
 }
@@ -101,7 +101,7 @@ Status CudaDevices::start() {
   return {};
 }
 
-// The whole life of one unit: what the device tier stands on.
+// Tries the whole life of one unit, which the device tier relies on.
 Status CudaDevices::try_unit(int device) {
   void* base = nullptr;
   if (Status s = reserve(unit_, device, &base); !s.ok()) return s;
@@ -120,7 +120,8 @@ Status CudaDevices::try_unit(int device) {
       return status.ok();
     };
     if (!step(populate(range, device, &torn))) break;
-    // Its last page was never written: zeros, whatever the unit held in the round before.
+    // The last page was never written: it must be zeros, whatever the unit held in the round
+    // before.
     if (step(copy_out(device, std::span(&last, 1), &done)) && step(wait(done)))
       for (size_t i = 0; i < kWords; ++i)
         if (page[i] != 0) step(error(EIO, "a block made again holds old bytes"));
@@ -136,7 +137,7 @@ Status CudaDevices::try_unit(int device) {
     step(std::move(punched));
     step(rearm(range));
   }
-  if (!pinned || unpin(page).ok()) std::free(page);  // the driver's still otherwise, which then keeps its address
+  if (!pinned || unpin(page).ok()) std::free(page);  // else it is still pinned, and keeps its address
   Status released = release(base);
   return status.ok() ? released : status;
 }
@@ -193,11 +194,11 @@ Status CudaDevices::open_gpu(Gpu& g) {
           if (s != nullptr) driver_.stream_destroy(std::exchange(s, nullptr));
   }
   if (e != CUDA_SUCCESS || !zeros.ok()) {
-    driver_.primary_release(g.device);  // may destroy the context: this thread has left it
+    driver_.primary_release(g.device);  // may destroy the context, which this thread has left
     if (!zeros.ok()) return zeros;
     return error(cuda::errno_of(e), "device %d: no streams: %s", g.device, cuda::error_words(e).c_str());
   }
-  core::do_exit_work_before_this();  // the context goes at exit, with all that only the device has
+  core::do_exit_work_before_this();  // at exit the context goes, with bytes that only the device has
   g.opened.store(true, std::memory_order_release);
   return {};
 }
@@ -211,7 +212,7 @@ void CudaDevices::lose(Gpu& g, const char* reason) {
     snprintf(g.reason, sizeof g.reason, "%s", reason);
     g.lost.store(true);
   }
-  // At exit the driver takes contexts down, after all that has to be kept was written.
+  // At exit the driver takes contexts down after the library has written all that must be kept.
   const bool expected = core::exiting() && g.reset.load();
   core::log(expected ? core::Level::debug : core::Level::error, "device %d is lost: %s", g.device, reason);
 }
@@ -223,8 +224,8 @@ Status CudaDevices::lost_status(Gpu& g) {
 
 Status CudaDevices::result(Gpu& g, CUresult e, const char* what) {
   if (e == CUDA_SUCCESS) return {};
-  // What was called may have named streams or memory of other contexts, and answers with their errors too: whether it
-  // is this one's, a stream of our own in it tells.
+  // The call may have named streams or memory of other contexts, and returned their errors. A
+  // stream of our own in this context tells whether the error is this device's.
   if (cuda::is_sticky(e) && g.opened.load(std::memory_order_acquire)) {
     if (Status s = health(g.device); !s.ok()) return s;
     Enter here(driver_, g.context);
@@ -248,7 +249,7 @@ Status CudaDevices::health(int device) {
   unsigned flags = 0;
   int active = 0;
   unsigned long long id = 0;
-  // A reset takes every handle of ours along; none may be touched afterwards, so it is looked for first.
+  // A reset destroys all our handles, and none may be used afterwards: look for it first.
   if (driver_.primary_state(g.device, &flags, &active) != CUDA_SUCCESS || active == 0 ||
       driver_.ctx_id(g.context, &id) != CUDA_SUCCESS || id != g.context_id) {
     g.reset.store(true);
@@ -260,7 +261,7 @@ Status CudaDevices::health(int device) {
 
 Status CudaDevices::any_gpu(Gpu** out) {
   Status status = error(EIO, "no device is left");
-  for (const bool opened : {true, false})  // no context is made while another will do
+  for (const bool opened : {true, false})  // make no context while another will do
     for (auto& g : gpus_) {
       if (!fit(*g) || g->opened.load() != opened) continue;
       status = health(g->device);

@@ -1,13 +1,17 @@
-// Inside of the CUDA backends: cuda_device.cpp (start, end, health), cuda_memory.cpp (managed ranges and their parts),
-// cuda_handles.cpp (physical handles in their place), cuda_clear.h (zeros for these), cuda_stream.cpp (copies, streams,
-// tickets).
+// Internals of the CUDA backends: cuda_device.cpp (start, end, health), cuda_memory.cpp (managed
+// ranges and their parts), cuda_handles.cpp (physical handles instead), cuda_clear.h (zeros for
+// these), cuda_stream.cpp (copies, streams, tickets).
 //
-// Every rule of order was measured: a part of a managed range destroyed by munmap can be made again by mmap on the
-// process's own /dev/nvidia-uvm file; prefetches of such parts only one at a time on an otherwise empty stream,
-// synchronised; never a copy queued behind one.
+// Rules of order, each found by measurement:
+// - A part of a managed range that munmap has destroyed can be made again by mmap on the process's
+//   own /dev/nvidia-uvm file.
+// - Such parts are prefetched one at a time, on an otherwise empty stream, and synchronised. No
+//   copy is queued behind a prefetch.
 //
-// Locks, all leaves, none held while another is taken: uvm_mutex_ (the file), Gpu::open_mutex (first use; held over
-// context creation), Gpu::mutex (reason, idle streams and events; also taken under a lock of Clearing).
+// Locks are leaves; none is taken while another is held, but Gpu::mutex under a lock of Clearing.
+// - uvm_mutex_: the file
+// - Gpu::open_mutex: first use; held while the context is made
+// - Gpu::mutex: reason, idle streams and events
 #pragma once
 
 #include <atomic>
@@ -23,7 +27,7 @@
 
 namespace vmem::device {
 
-inline constexpr size_t kCopyStreams = 2;  // a direction: the next copy is issued while one runs
+inline constexpr size_t kCopyStreams = 2;  // per direction: the next copy is issued while one runs
 
 inline void* pointer(uintptr_t address) {
   return reinterpret_cast<void*>(address);
@@ -31,47 +35,47 @@ inline void* pointer(uintptr_t address) {
 
 struct PagingMemory;  // cuda_paging.cpp
 
-// How whoever waits for an event does that: it sleeps until the device interrupts the CPU, or looks now and then.
+// How a thread waits for an event: asleep until the device interrupts the CPU, or by looking at it.
 enum class Waits : uint8_t { asleep, looking };
 struct EventPool {
   std::vector<CUevent> idle;
-  size_t made = 0;  // there is room for all when they are idle
+  size_t made = 0;  // `idle` has capacity for all
 };
 
 struct Gpu {
   int device = 0;
-  bool managed = false;  // concurrent managed access
-  bool handles = false;  // virtual memory management
-  bool exports = false;  // .. whose handles become descriptors
-  bool rdma = false;     // .. which other devices reach by DMA
+  bool managed = false;  // has concurrent managed access
+  bool handles = false;  // has virtual memory management
+  bool exports = false;  // handles: can become descriptors
+  bool rdma = false;     // handles: other devices can reach them by DMA
   bool dma_buf = false;
-  std::atomic<bool> plain{false};       // .. but it makes none like that
-  std::atomic<bool> maps_ahead{false};  // handles: mapping waits for copies to it
-  bool reads_host = false;              // kernels load from pinned host memory at its own address
+  std::atomic<bool> plain{false};       // handles: made without `exports` and `rdma`
+  std::atomic<bool> maps_ahead{false};  // handles: mapping waits for copies to the device
+  bool reads_host = false;              // kernels can load from pinned host memory at its own address
   std::mutex open_mutex;
   std::atomic<bool> opened{false};
   CUcontext context = nullptr;        // fixed once opened
   unsigned long long context_id = 0;  // likewise
   CUstream copy[2][kCopyStreams] = {};
   std::atomic<unsigned> next[2] = {};
-  std::atomic<bool> watched{false};  // a thread turns until a copy ends
+  std::atomic<bool> watched{false};  // a thread polls for the end of a copy
   std::atomic<bool> lost{false};
   std::atomic<bool> reset{false};        // lost, and the driver unmapped its allocations: made parts, holes and traps
   PiecePools pieces;                     // handles
-  CUdeviceptr windows[kUnitSizes] = {};  // .. where they are mapped; fixed once made, under open_mutex
-  size_t window_size = 0;                // of each
+  CUdeviceptr windows[kUnitSizes] = {};  // handles: where pieces are mapped; fixed once made, under open_mutex
+  size_t window_size = 0;                // of each window
   std::mutex mutex;
   char reason[300] = "";                              // protected by mutex
   std::vector<CUstream> idle_streams;                 // protected by mutex; nothing is queued on them
-  std::vector<std::shared_ptr<PagingMemory>> paging;  // protected by mutex; of ranges that are closed
+  std::vector<std::shared_ptr<PagingMemory>> paging;  // protected by mutex; of closed ranges
   size_t paging_made = 0;                             // protected by mutex
   std::byte* zeros = nullptr;                         // handles: kUnit of them, pinned; fixed once opened
-  std::unique_ptr<cuda::Clearing> clearing;           // handles; null: not on this device. Fixed once opened
-  size_t streams = 0;   // made; there is room for all when they are idle. Protected by mutex
-  EventPool events[2];  // by Waits; protected by mutex
+  std::unique_ptr<cuda::Clearing> clearing;           // handles; null: does not work here. Fixed once opened
+  size_t streams = 0;                                 // made; idle_streams has capacity for all. Protected by mutex
+  EventPool events[2];                                // by Waits; protected by mutex
 };
 
-// So that `count` of them can be given back without memory.
+// Reserves capacity, so that `count` of them can be given back without allocating.
 template <typename T>
 void make_room(std::vector<T>& idle, size_t count) {
   if (idle.capacity() < count) idle.reserve(2 * count);
@@ -88,7 +92,7 @@ struct CudaEvent : Event {
   Gpu& gpu;
   const CUevent event;
   const Waits waits;
-  bool out = false;  // the end of a copy to host memory that somebody waits for
+  bool out = false;  // the end of a copy to host memory, which a thread waits for
   std::atomic<bool> reached{false};
 };
 
@@ -138,21 +142,22 @@ class CudaDevices final : public UnitDevices {
 
   Gpu& gpu(int device) { return *gpus_[static_cast<size_t>(device)]; }
   core::Status describe(int devices);
-  // Context and streams, at the first use.
+  // Makes the context and the streams, at the first use.
   core::Status open_gpu(Gpu& g);
   core::Status any_gpu(Gpu** out);
   void lose(Gpu& g, const char* reason);
-  // What a CUDA call answered, as a status; a sticky error that is this device's own loses it.
+  // Turns the result of a CUDA call into a status. A sticky error of this device's own loses it.
   core::Status result(Gpu& g, CUresult e, const char* what);
-  // Waits until everything on the stream has ended, which on a device that works it does: a wait that is refused is
-  // taken again, for whoever is told of an end gives away what is copied to and from. `e`: what putting it there
-  // answered, which counts first. Also fails once `other`, whose memory is copied, is lost.
+  // Waits until all work on the stream has ended. Retries a wait that is refused while the device
+  // works, because the caller then reuses the memory that is copied to and from. `e` is the result
+  // of putting the work there and is returned first. Also fails once `other`, whose memory is
+  // copied, is lost.
   core::Status finish(Gpu& g, CUstream stream, CUresult e, const char* what, Gpu* other = nullptr);
   core::Status lost_status(Gpu& g);
   core::Status take_stream(Gpu& g, CUstream* out);
   void give_stream(Gpu& g, CUstream stream);
   core::Status take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits waits = Waits::asleep);
-  // Prefetch on an empty stream, synchronised.
+  // Prefetches on an empty stream, and synchronises.
   core::Status prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what);
   core::Status not_capturing(Gpu& g, CUstream stream);
   core::Status try_unit(int device);
@@ -171,28 +176,30 @@ class CudaDevices final : public UnitDevices {
   core::Status make_zeros(Gpu& g);
   void free_zeros(Gpu& g);
   bool mapping_waits_for_copies(Gpu& g);
-  // Without it zeros come over the link, always.
+  // Without the kernel, zeros always come over the link.
   void start_clearing(Gpu& g);
-  // What is put on the stream then comes after these are zeros, which waits for no kernel of the application: a kernel
-  // makes them where multiprocessors are free for it at once, else they come over the link.
+  // Makes the parts zeros before work that is put on the stream later. Waits for no kernel of the
+  // application: a kernel makes the zeros if multiprocessors are free for it at once; otherwise
+  // they come over the link.
   CUresult clear(Gpu& g, std::span<const cuda::Clearing::Part> parts, CUstream stream);
-  // then: a stream that is ordered after it, too; null: none.
+  // then: a stream that is also ordered after it, or null.
   bool clear_by_kernel(Gpu& g, std::span<const cuda::Clearing::Part> parts, const CudaEvent& cleared,
                        const CUstream* then);
-  // Who maps may hold the driver's lock for a millisecond, until copies let it go on: before it those that unmap.
+  // A thread that maps may hold the driver's lock for a millisecond, until copies let it go on. So
+  // threads that unmap go first.
   void let_unmapping_go_first();
   // cuda_paging.cpp
   core::Status make_paging_memory(Gpu& g, PagingMemory& m);
   void free_paging(Gpu& g);
-  // Where copies reach the byte, and how many behind it lie with it.
+  // Returns where copies reach the byte; *run: how many bytes from there on are adjacent.
   uintptr_t window_of(uintptr_t block, size_t* run);
   int find_uvm_file(uintptr_t address, size_t size);
 
   cuda::Driver driver_ = {};
   std::vector<std::unique_ptr<Gpu>> gpus_;
-  std::atomic<unsigned> unmapping_{0};  // threads at it
+  std::atomic<unsigned> unmapping_{0};  // threads that unmap
   std::mutex uvm_mutex_;
-  int uvm_file_ = -1;  // protected by uvm_mutex_; our own duplicate: its number cannot come to mean another file
+  int uvm_file_ = -1;  // protected by uvm_mutex_; our own duplicate, whose number cannot come to mean another file
   bool installed_ = false;
 };
 

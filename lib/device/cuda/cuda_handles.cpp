@@ -1,9 +1,9 @@
-// Physical handles: device memory without an address, in pieces. Each is mapped once for life in its device's window,
-// through which it is copied, and at a block's address while the device holds that block. Measured on an H200: to map
-// 1, access 29, unmap 20, create 11, release 12 us a handle, whatever its size; none of them waits for kernels. What
-// the process has mapped at the same addresses stays as it is.
+// Physical handles: device memory without an address, in pieces. Each piece is mapped for life in
+// its device's window, through which it is copied, and at a block's address while the device holds
+// that block. Mappings of the process at the same addresses stay as they are.
 //
-// The cost is per handle, so a handle is a whole unit (of its range, 2 to 64 MiB).
+// The driver's calls wait for no kernel. Their cost is per handle, whatever its size, so a handle
+// is a whole unit of its range (2 to 64 MiB).
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -30,14 +30,16 @@ using cuda::Timeline;
 
 namespace {
 
-constexpr unsigned kSayAfter = 1000;  // ms of refusals
-// The caller waits until a kernel has begun, and not for copies. First touches of blocks of 2, 8 and 32 MiB with
-// kernels always and never, H100: 21 and 35, 129 and 47, 212 and 50 GB/s.
+constexpr unsigned kSayAfter = 1000;  // refused tries, one each ms, until the log says so
+// Bytes from which on a kernel makes zeros. The caller then waits until the kernel has begun, but
+// for no copy: worse for small blocks, much better for large ones.
 constexpr size_t kClearedByKernel = size_t{8} << 20;
-// Smaller ones take as long to map as to copy: the one goes on beside the other, in whichever order, and what is won by
-// an order is lost by waiting for it (both directions at once at 2 MiB, H100: 44 GB/s without, 32 with).
+// Smallest unit for which mapping has an order among copies and unmapping. Smaller units take as
+// long to map as to copy. Both go on side by side in any order, and waiting for an order loses what
+// the order wins.
 constexpr size_t kMappedInTurn = size_t{8} << 20;
-// Nobody else maps or unmaps meanwhile: beside copies that mapping waits for, a millisecond for each.
+// Most units that one call gives access to. During the call no other thread maps or unmaps, which
+// takes long beside copies that mapping waits for.
 constexpr size_t kMappedTogether = 4;
 
 CUmemLocation place(int device) {
@@ -56,7 +58,7 @@ CUmemAccessDesc access_of(int device) {
 
 }  // namespace
 
-// The calls on addresses and handles do not say that a kernel has ended the context.
+// Calls on addresses and handles do not report that a kernel has ended the context: ask a stream.
 Status CudaDevices::notice(Gpu& g) {
   Enter here(driver_, g.context);
   const CUresult e = driver_.stream_query(g.copy[0][0]);
@@ -75,7 +77,7 @@ Status CudaDevices::reserve_addresses(Reservation& r) {
   CUdeviceptr at = 0;
   if (Status s = result(g, driver_.address_reserve(&at, r.size, r.unit, 0, 0), "reserving addresses"); !s.ok())
     return s;
-  // The driver's mapping over them goes, and its reservation stays.
+  // Replaces the driver's mapping there; its reservation stays.
   r.base = at;
   r.backend = pointer(at);
   r.backend_size = r.size;
@@ -86,19 +88,19 @@ Status CudaDevices::reserve_addresses(Reservation& r) {
 void CudaDevices::release_addresses(Reservation& r) {
   Gpu& g = gpu(r.device);
   if (health(r.device).ok()) {
-    // The driver may keep the addresses, and what is mapped there, for its next reservation: nothing of ours stays, nor
-    // memory of somebody who has mapped some of it there since.
+    // The driver may use the addresses, and what is mapped there, for its next reservation. Leave
+    // nothing of ours there, nor memory that the program has mapped there since.
     core::map_over(r.base, r.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     Enter here(driver_, g.context);
     const Status s = result(g, driver_.address_free(r.base, r.size), "giving addresses back");
     if (s.ok()) return;
     core::log(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
-  // The driver believes that they are its own, and could take a later mapping away.
+  // The driver believes that it owns them, and could take a later mapping away.
   place_hole(r.base, r.size);
 }
 
-// Once a device and size: addresses for as many pieces as the device has memory.
+// Once per device and size: reserves addresses for as many pieces as the device has memory.
 Status CudaDevices::make_window(Gpu& g, size_t size) {
   std::lock_guard lock(g.open_mutex);
   CUdeviceptr& window = g.windows[unit_class(size)];
@@ -113,7 +115,7 @@ Status CudaDevices::make_window(Gpu& g, size_t size) {
   return {};
 }
 
-// It may be exported, and other devices may be let at it, where this one can do that.
+// The handle can be exported, and reached by other devices, if this device can do that.
 Status CudaDevices::make_handle(Gpu& g, size_t size, CUmemGenericAllocationHandle* out) {
   CUmemAllocationProp what = {};
   what.type = CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -144,7 +146,7 @@ Status CudaDevices::make_piece(Gpu& g, size_t size, uint32_t number, Piece* out)
   Status s = result(g, driver_.mem_map(at, size, 0, handle, 0), "mapping a handle in the window");
   uint64_t seen_by = 0;
   if (s.ok()) {
-    // For those that may copy from it, too.
+    // Devices that may copy from the piece get access, too.
     core::InplaceVector<CUmemAccessDesc, kMaxDevices> access;
     access.push_back(access_of(g.device));
     const Info& info = infos_[static_cast<size_t>(g.device)];
@@ -155,7 +157,7 @@ Status CudaDevices::make_piece(Gpu& g, size_t size, uint32_t number, Piece* out)
         seen_by |= uint64_t{1} << d;
       }
     }
-    // One that does not get it, or has been lost since, copies through host memory, if at all.
+    // A device that gets no access, or has been lost since, copies through host memory, if at all.
     CUresult given = driver_.mem_set_access(at, size, &access[0], access.size());
     if (given != CUDA_SUCCESS && access.size() > 1) {
       given = driver_.mem_set_access(at, size, &access[0], 1);
@@ -173,7 +175,7 @@ Status CudaDevices::make_piece(Gpu& g, size_t size, uint32_t number, Piece* out)
 }
 
 bool CudaDevices::destroy_piece(size_t size, const Piece& piece) {
-  // Its memory goes with the last mapping, so nothing is given up before that has gone.
+  // The memory goes with its last mapping: give nothing up unless that has gone.
   if (driver_.mem_unmap(piece.window, size) != CUDA_SUCCESS) return false;
   driver_.mem_release(piece.handle);
   return true;
@@ -236,9 +238,9 @@ void CudaDevices::free_zeros(Gpu& g) {
   munmap(g.zeros, kUnit);
 }
 
-// The driver writes page tables by a copy engine, which on some hosts is the one that copies to the device (two H100:
-// mapping beside such a copy of 32 MiB takes 620 us, beside one from the device 30; another H100: the other way round).
-// Tried with 32 MiB of zeros, twice, since a call may take long for other reasons.
+// The driver writes page tables by a copy engine. On some hosts that is the engine that copies to
+// the device, and mapping waits for such copies. Tried with 32 MiB of zeros, twice, since a call
+// may take long for other reasons.
 bool CudaDevices::mapping_waits_for_copies(Gpu& g) {
   constexpr unsigned kCopies = 16, kTries = 2;
   const CUmemAccessDesc access = access_of(g.device);
@@ -331,14 +333,13 @@ void CudaDevices::let_unmapping_go_first() {
   while (unmapping_.load() != 0 && std::chrono::steady_clock::now() < until) std::this_thread::yield();
 }
 
-// Several in a row are given access by one call. Alone it takes as long as a call for each; what is won is won from
-// those who call the driver meanwhile, how is not profiled (both directions at once, H100 alone, blocks of 8 and 32
-// MiB, in turn, twice: 54 and 60 GB/s before, 64 and 65 with it; 68 and 66, 77 and 76).
+// Gives access to several adjacent units by one call. Alone that takes as long as a call for each;
+// it wins where other threads call the driver at the same time (the cause is not profiled).
 Status CudaDevices::backend_show(const Span& span) {
   Timeline timeline("map");
   if (Status s = notice(gpu(span.unit(0).device.load())); !s.ok()) return s;
   const size_t size = span.unit_size();
-  // Whoever is told that a unit is not mapped gives its piece to the next.
+  // A caller that is told that a unit is not mapped gives its piece to the next block: retry.
   const auto take_back = [&](size_t i) {
     Gpu& g = gpu(span.unit(i).device.load());
     Enter here(driver_, g.context);
@@ -377,7 +378,7 @@ Status CudaDevices::backend_show(const Span& span) {
       if (size >= kMappedInTurn) let_unmapping_go_first();
       const CUdeviceptr at = span.address() + i * size;
       const size_t run = (next - i) * size;
-      // Advice is followed where it can be.
+      // Access of other devices is advice: go on without if it is refused.
       CUresult given = driver_.mem_set_access(at, run, &access[0], access.size());
       if (given != CUDA_SUCCESS && access.size() > 1) given = driver_.mem_set_access(at, run, &access[0], 1);
       s = result(g, given, "giving access to a block");
@@ -407,13 +408,13 @@ Status CudaDevices::backend_hide(const Span& span) {
     const int device = span.unit(i).device.load();
     Gpu& g = gpu(device);
     Enter here(driver_, g.context);
-    // Several in a row are one call.
+    // One call for adjacent units.
     for (next = i + 1; next < span.count && span.unit(next).device.load() == device;) ++next;
     if (next - i > 1 && driver_.mem_unmap(span.address() + i * size, (next - i) * size) == CUDA_SUCCESS) continue;
     next = i + 1;
     Status s = result(g, driver_.mem_unmap(span.address() + i * size, size), "unmapping a block");
     if (s.ok() || g.lost.load()) continue;
-    // It is mapped still, unless the call for several took it away and failed: then it can be mapped.
+    // The unit is still mapped, unless the joint call took it away and failed: then map it again.
     backend_show({span.reservation, span.first + i, 1}).ignore();
     unhide({span.reservation, span.first, i});
     return s;
@@ -457,8 +458,8 @@ Status CudaDevices::backend_share(const Span& span, Export how, int* descriptor)
   return {};
 }
 
-// Whether the device may copy through the window of another one's piece: those that were made before it was opened it
-// is let at here.
+// True if the device may copy through the window of another device's piece. Gives it access to a
+// piece that was made before the device was opened.
 bool CudaDevices::may_see(PiecePool& pool, uint32_t piece, int device, const Gpu& owner) {
   if (pool.seen_by(piece, device)) return true;
   const Link link = infos_[static_cast<size_t>(device)].links[static_cast<size_t>(owner.device)];
@@ -487,15 +488,15 @@ Status CudaDevices::backend_send_piece(const Span& span, int device, uint32_t pi
   PiecePool& from = source.pieces.of(size);
   PiecePool& to = target.pieces.of(size);
   const CUdeviceptr there = to.window(piece), mine = from.window(unit.piece.load());
-  // Who sees the other's memory copies as in its own: two H100 pull at 376 GB/s so, and at 351 by a peer copy, beside
-  // which unmapping takes 79 us instead of 16.
+  // A device that sees the other's memory copies as if in its own. That is faster than a peer copy,
+  // and unmapping beside it is faster, too.
   const bool sees = in ? may_see(from, unit.piece.load(), by, source) : may_see(to, piece, by, target);
   CUresult e = sees ? driver_.copy_within(there, mine, size, stream)
                     : driver_.copy_peer(there, target.context, mine, source.context, size, stream);
   if (e == CUDA_SUCCESS) e = driver_.event_record(event->event, stream);
   if (e != CUDA_SUCCESS) {
     Status s = finish(g, stream, e, "moving a block to another device", in ? &source : &target);
-    notice(in ? source : target).ignore();  // the error may be the other's
+    notice(in ? source : target).ignore();  // the error may be the other device's
     return s;
   }
   *done = std::move(event);
@@ -511,7 +512,7 @@ uintptr_t CudaDevices::window_of(uintptr_t block, size_t* run) {
   return pool.window(unit.piece.load()) + (block - r->base) % r->unit;
 }
 
-// The whole life of one unit: what the device tier stands on.
+// Tries the whole life of one unit, which the device tier relies on.
 Status CudaDevices::try_handle(int device) {
   void* base = nullptr;
   if (Status s = reserve(unit_, device, &base); !s.ok()) return s;
@@ -547,7 +548,7 @@ Status CudaDevices::try_handle(int device) {
         if (page[i] != round * 1000003 + i) step(error(EIO, "a block reads wrong"));
     step(punch(range));
   }
-  if (!pinned || unpin(page).ok()) std::free(page);  // the driver's still otherwise, which then keeps its address
+  if (!pinned || unpin(page).ok()) std::free(page);  // else it is still pinned, and keeps its address
   Status released = release(base);
   return status.ok() ? released : status;
 }

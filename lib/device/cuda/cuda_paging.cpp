@@ -1,9 +1,11 @@
-// CUDA, for kernels that ask: the words that kernels poll are in the device's memory, the ring in pinned host memory.
-// The host stores words with the stream's own write operations, which come behind the copies that the stream waits for,
-// and reads `use` by copying it out. Two streams: what arrives waits for copies of blocks, what departs for nothing.
+// The words of the paging protocol on CUDA: words that kernels poll are in the device's memory, the
+// ring is in pinned host memory.
 //
-// None of it waits for a kernel, nor needs a multiprocessor: memory is mapped as handles are (cudaFree would wait), and
-// what one range had is kept for the next one.
+// - The host stores words by the stream's own write operations, which come after the copies that
+//   the stream waits for. It reads `use` by copying it out.
+// - There are two streams: arrivals waits for copies of blocks, departures waits for nothing.
+// - Nothing waits for a kernel or needs a multiprocessor. So memory is mapped as handles are
+//   (cudaFree would wait), and the next range gets the memory of a closed one.
 #include <errno.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -27,7 +29,7 @@ namespace {
 
 constexpr uint32_t kCells = 8192;
 
-struct Marks {  // what streams tell the host
+struct Marks {  // stored by streams, read by the host
   uint64_t reached, settled;
 };
 
@@ -63,10 +65,10 @@ class CudaPagingWords final : public PagingWords {
   ~CudaPagingWords() override {
     if (abandoned_ || gpu_.lost.load()) return;
     const std::lock_guard lock(gpu_.mutex);
-    gpu_.paging.push_back(std::move(memory_));  // there is room: make_paging_words() saw to it
+    gpu_.paging.push_back(std::move(memory_));  // make_paging_words() has reserved capacity
   }
 
-  // Waits for what the last range has put on the streams.
+  // Waits for the work that the last range has put on the streams.
   Status start(uint32_t blocks, uint32_t frames) {
     auto* const control = reinterpret_cast<Control<HostAtomics>*>(memory_->words);
     auto* const state = reinterpret_cast<uint64_t*>(memory_->words + core::round_up(sizeof *control, size_t{64}));
@@ -75,10 +77,10 @@ class CudaPagingWords final : public PagingWords {
     auto* const ring = reinterpret_cast<uint64_t*>(marks_ + 1);
     written_ = ring + kCells;
     use_ = reinterpret_cast<uint32_t*>(written_ + blocks);
-    // What is copied out lies together.
+    // Words that are copied out are adjacent.
     uint64_t *const asked = state + blocks, *const home = asked + blocks, *const written = home + blocks;
     table_ = {state, asked, written, use, control, ring, kCells, blocks, frames, home};
-    // What the device is to have, made here and copied as a whole.
+    // Make the device's words here and copy them as a whole.
     const size_t bytes = reinterpret_cast<uintptr_t>(use + blocks) - memory_->words;
     std::vector<uint64_t> image((bytes + 7) / 8 + 1);
     auto* const copy = reinterpret_cast<std::byte*>(image.data());
@@ -94,7 +96,7 @@ class CudaPagingWords final : public PagingWords {
     const Enter enter(devices_.driver_, gpu_.context);
     CUresult e = devices_.driver_.stream_synchronize(memory_->arrivals);
     if (e == CUDA_SUCCESS) e = devices_.driver_.stream_synchronize(memory_->departures);
-    *marks_ = {};  // not sooner: what the last range had put on the streams was its own marks
+    *marks_ = {};  // only now: the last range's work on the streams stored its own marks
     memset(written_, 0, blocks * (sizeof *written_ + sizeof *use_));
     if (e == CUDA_SUCCESS) e = devices_.driver_.copy_in(memory_->words, copy, bytes, memory_->departures);
     if (e == CUDA_SUCCESS) e = devices_.driver_.stream_synchronize(memory_->departures);
@@ -109,7 +111,7 @@ class CudaPagingWords final : public PagingWords {
       departed_ = true;
       return write(memory_->departures, &table_.state[block], word);
     }
-    if (departed_) {  // the same block may have left a moment ago
+    if (departed_) {  // the same block may have left just before
       const Enter enter(devices_.driver_, gpu_.context);
       CUresult e = devices_.driver_.event_record(memory_->departed, memory_->departures);
       if (e == CUDA_SUCCESS) e = devices_.driver_.stream_wait_event(memory_->arrivals, memory_->departed, 0);
@@ -171,10 +173,10 @@ class CudaPagingWords final : public PagingWords {
   Gpu& gpu_;
   std::shared_ptr<PagingMemory> memory_;
   Marks* marks_ = nullptr;
-  uint64_t* written_ = nullptr;  // as they were last copied out, one behind the other
+  uint64_t* written_ = nullptr;  // as last copied out; use_ follows
   uint32_t* use_ = nullptr;
   uint64_t settled_ = 0;
-  bool departed_ = false;  // something is on that stream that what arrives has to come behind
+  bool departed_ = false;  // departures has work that arrivals must come after
   bool abandoned_ = false;
 };
 
@@ -187,7 +189,7 @@ void unmap_words(const cuda::Driver& driver, const PagingMemory& memory) {
   if (memory.words != 0) driver.address_free(memory.words, size);
 }
 
-// Its streams have nothing on them, and no kernel uses it.
+// Its streams are empty, and no kernel uses it.
 void free_memory(const cuda::Driver& driver, const PagingMemory& memory) {
   for (CUstream s : {memory.arrivals, memory.departures})
     if (s != nullptr) driver.stream_destroy(s);
@@ -229,7 +231,7 @@ Status CudaDevices::make_paging_memory(Gpu& g, PagingMemory& m) {
   CUresult e =
       driver_.host_register(host, host_bytes(m.room), CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP);
   m.pinned = e == CUDA_SUCCESS;
-  // The ring has one address on both sides.
+  // The ring needs one address on both sides.
   CUdeviceptr seen = 0;
   if (e == CUDA_SUCCESS) e = driver_.host_device_pointer(&seen, host, 0);
   if (e == CUDA_SUCCESS && seen != address_of(host))

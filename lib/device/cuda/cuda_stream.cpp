@@ -18,15 +18,15 @@ namespace vmem::device {
 using cuda::Enter;
 using cuda::Timeline;
 
-// Longest single copy. The driver's own work on a block that is made or destroyed takes turns with copies at their
-// ends: beside copies of 32 MiB to blocks, one block took 650 us to make and 660 to destroy; beside copies of 2 MiB 41
-// and 48 (H200, driver 580). Copies in a queue lose 7 % of their rate by it.
+// Unified: longest single copy. The driver's own work on a block that is made or destroyed takes
+// turns with copies at their ends, and takes much longer beside long copies. Queued copies lose
+// little of their rate by this size.
 static constexpr size_t kCopyPiece = kUnit;
 
-// To wake up from a sleep takes 5 to 300 us, the longer it was the more, and a copy of 2 MiB takes 40: whoever waits
-// for what leaves a device looks for so long whether it has come, one thread a device at a time.
+// How long a thread polls for a copy from a device, one thread per device. Waking from a sleep can
+// take longer than the copy, the longer the sleep the more.
 static constexpr std::chrono::milliseconds kWatch{1};
-static constexpr useconds_t kLookEvery = 50;  // us; where it takes longer, or somebody watches already
+static constexpr useconds_t kLookEvery = 50;  // us; after kWatch, or while another thread watches
 
 Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits waits) {
   EventPool& pool = g.events[static_cast<size_t>(waits)];
@@ -43,8 +43,8 @@ Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits wa
     return error(ENOMEM, "no memory to know an event by");
   }
   if (event == nullptr) {
-    // Blocking: a waiting thread sleeps instead of turning a core. To record such an event takes 2 us more, also where
-    // nobody waits, and copies of 32 MiB between two H100 were 3 % slower with them.
+    // Blocking: a waiting thread sleeps instead of spinning. Recording such an event takes longer,
+    // even if no thread waits, and makes copies between devices slower.
     const CUresult e = driver_.event_create(
         &event, CU_EVENT_DISABLE_TIMING | (waits == Waits::asleep ? CU_EVENT_BLOCKING_SYNC : CU_EVENT_DEFAULT));
     if (Status s = result(g, e, "creating an event"); !s.ok()) return s;
@@ -98,14 +98,15 @@ Status CudaDevices::backend_copy(int device, Direction direction, std::span<cons
     only_zeros = false;
     if (e == CUDA_SUCCESS) e = driver_.stream_wait_event(stream, static_cast<CudaEvent*>(copy.after.get())->event, 0);
   }
-  // A stream of copies that waits for a kernel holds the engine by which the driver maps, too.
+  // The copy stream does not wait for the kernel: it would hold the engine by which the driver
+  // maps.
   if (only_zeros && e == CUDA_SUCCESS && clear_by_kernel(g, zeros.all(), *event, nullptr)) {
     *done = std::move(event);
     return {};
   }
   clear_them();
   if (e == CUDA_SUCCESS) e = driver_.event_record(event->event, stream);
-  // Those already issued still use their frames, which the caller takes back on error.
+  // Copies already issued still use their frames, which the caller takes back on error.
   if (e != CUDA_SUCCESS) return finish(g, stream, e, in ? "copying to it" : "copying from it");
   event->out = !in;
   *done = std::move(event);
@@ -128,9 +129,9 @@ Status CudaDevices::check_stream(void* stream, int device) {
   CUcontext context = nullptr;
   const bool by_name = handle == nullptr || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD;
   if (by_name) {
-    driver_.ctx_current(&context);  // none yet: the default of CUDA's runtime, device 0
+    driver_.ctx_current(&context);  // none yet: CUDA's runtime would use device 0
   } else if (const CUresult e = driver_.stream_ctx(handle, &context); e != CUDA_SUCCESS) {
-    // The driver answers this call too with the error that ended the context, which need not be the device's.
+    // This call also returns the error that ended the context, which need not be the device's.
     if (Status s = notice(g); !s.ok()) return s;
     return error(EINVAL, "%p is not a CUDA stream of this process, or its context has ended (CUDA error %d)", stream,
                  static_cast<int>(e));
@@ -145,14 +146,15 @@ Status CudaDevices::check_stream(void* stream, int device) {
     if (owner != device)
       return error(EINVAL, "the stream %p is device %d's, not device %d's%s", stream, owner, device,
                    handle == nullptr ? " (the default stream follows cudaSetDevice)" : "");
-    // Its default stream would not be the one that record() and order_after() find, and events do not cross.
+    // record() and order_after() would find another default stream, and events do not cross
+    // contexts.
     if (context != nullptr)
       return error(EINVAL,
                    "the stream %p is in a context that was made by cuCtxCreate or is a green one; libvmem orders "
                    "itself with streams of device %d's primary context only (what the CUDA runtime uses)",
                    stream, device);
   }
-  // As a rule it captures nothing, which the driver says without its context being made current.
+  // Usually the stream captures nothing, and the driver says so without its context being current.
   auto capture = CU_STREAM_CAPTURE_STATUS_ACTIVE;
   if (!by_name && driver_.stream_capturing(handle, &capture) == CUDA_SUCCESS &&
       capture == CU_STREAM_CAPTURE_STATUS_NONE)

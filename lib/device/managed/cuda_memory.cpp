@@ -34,8 +34,8 @@ Status CudaDevices::backend_reserve(Reservation& r) {
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);
   Timeline span("reserve");
-  // Managed memory of 2 MiB and more comes aligned to it; nothing documents that, so the rare other case takes a unit
-  // more than it needs.
+  // Managed memory of 2 MiB and more comes aligned to it, but that is not documented. In the rare
+  // other case, ask for one unit more.
   for (const size_t more : {size_t{0}, r.unit}) {
     CUdeviceptr start = 0;
     if (CUresult e = driver_.mem_alloc_managed(&start, r.size + more, CU_MEM_ATTACH_GLOBAL); e != CUDA_SUCCESS)
@@ -63,8 +63,9 @@ void CudaDevices::backend_release(Reservation& r) {
     if (s.ok()) return;
     core::log(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
   }
-  // CUDA believes that the range exists: destroy what is in it and keep the address space without access for ever,
-  // since a later mapping there could be torn down by the driver at exit. After a reset it is not ours any more.
+  // CUDA believes that the range exists. Destroy what is in it, and keep the address space without
+  // access for ever: the driver could tear down a later mapping there at exit. After a reset the
+  // range is not ours any more.
   if (!g.reset.load()) place_hole(reinterpret_cast<uintptr_t>(r.backend), r.backend_size);
 }
 
@@ -75,7 +76,8 @@ Status CudaDevices::backend_present(const Reservation& r) {
                r.base, static_cast<int>(lost.text().size()), lost.text().data());
 }
 
-// The process has several files on /dev/nvidia-uvm open; one takes mappings. Maps the range with it.
+// The process has several files on /dev/nvidia-uvm open; one takes mappings. Finds it, and maps the
+// range with it. Returns 0 or -errno.
 int CudaDevices::find_uvm_file(uintptr_t address, size_t size) {
   DIR* dir = opendir("/proc/self/fd");
   if (dir == nullptr) return -errno;
@@ -88,8 +90,9 @@ int CudaDevices::find_uvm_file(uintptr_t address, size_t size) {
     const std::string_view path(target, n > 0 ? static_cast<size_t>(n) : 0);
     constexpr std::string_view kName = "/nvidia-uvm";
     if (path.size() < kName.size() || path.substr(path.size() - kName.size()) != kName) continue;
-    // A refused mmap leaves the addresses to anybody (seen: Linux 6.18), so the refusal is met elsewhere first: at an
-    // address that is not the offset the right file answers EINVAL, one without an address space of the GPU EBADFD.
+    // A refused mmap unmaps the addresses, and other threads may get them (seen: Linux 6.18). So try
+    // elsewhere first, at an address that differs from the offset. There the right file returns
+    // EINVAL, and a file without an address space of the GPU EBADFD.
     void* const elsewhere = mmap(nullptr, core::kPage, PROT_NONE, MAP_SHARED, fd, 0);
     if (elsewhere != MAP_FAILED) munmap(elsewhere, core::kPage);
     if (elsewhere == MAP_FAILED && errno == EBADFD) {
@@ -113,8 +116,8 @@ Status CudaDevices::backend_map(const Span& span) {
   const uintptr_t address = span.address();
   std::unique_lock lock(uvm_mutex_);
   if (uvm_file_ < 0) {
-    // Searching leaves the range open to the CPU for longer than it needs to be: never done with data at stake, since
-    // try_unit() comes first.
+    // The search leaves the range open to the CPU for longer than necessary, but never with data at
+    // stake: try_unit() comes first.
     if (const int r = find_uvm_file(address, span.size()); r != 0)
       return core::system_error(r,
                                 "no file of this process on /dev/nvidia-uvm maps %zu bytes at %#zx (is /proc "
@@ -189,7 +192,7 @@ Status CudaDevices::backend_migrate(const Span& span, int to) {
     if (from == to || (i != 0 && from == span.unit(i - 1).device.load())) continue;
     if (Status s = health(from); !s.ok()) return s;
     Enter here(driver_, gpu(from).context);
-    // Faster where it can be had; on already, or not to be had: also right.
+    // Peer access is faster. An error is fine: it is on already, or there is none.
     driver_.ctx_enable_peer(gpu(to).context, 0);
   }
   return prefetch_now(gpu(to), span.address(), span.size(), "moving a block to another device");
@@ -211,7 +214,7 @@ Status CudaDevices::backend_advise(Range range, Advice advice, int location, boo
       kind = set ? CU_MEM_ADVISE_SET_ACCESSED_BY : CU_MEM_ADVISE_UNSET_ACCESSED_BY;
       break;
   }
-  // Advice names a device whose context must exist.
+  // Advice names a device, whose context must exist.
   if (location != kHost)
     if (Status s = health(location); !s.ok()) return s;
   Enter here(driver_, g->context);

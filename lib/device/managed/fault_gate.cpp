@@ -1,13 +1,13 @@
-// The parking handler. What runs inside it, marked [handler], uses atomics, futexes and sigaction only, takes no lock
-// and allocates nothing.
+// The parking handler. Functions marked [handler] run inside it: they use atomics, futexes and
+// sigaction only, take no lock and allocate nothing.
 //
-// The handler runs with every signal blocked, and waits for a gate with the mask of the interrupted code: other signals
-// are delivered to a parked thread, and their handlers may even jump out of it.
+// The handler runs with every signal blocked, but waits for a gate with the mask of the interrupted
+// code: other signals are delivered to a parked thread, and their handlers may even jump out of it.
 //
-//   install_mutex  count of installs, the chain of previous handlers
-//   ranges_mutex   writers of the range table (the handler reads it without)
-//   hook_mutex     start and end of the park thread
-// None is taken while another is held.
+// No lock is taken while another is held:
+// - install_mutex: count of installs, the chain of previous handlers
+// - ranges_mutex: writers of the range table (the handler reads it without)
+// - hook_mutex: start and end of the park thread
 #include "device/managed/fault_gate.h"
 
 #include <errno.h>
@@ -53,17 +53,17 @@ struct Slot {
   std::atomic<std::atomic<uint8_t>*> gates{nullptr};
 };
 Slot slots[kMaxRanges];
-std::atomic<size_t> slots_used{0};  // slots at and beyond were never used
+std::atomic<size_t> slots_used{0};  // slots from here on were never used
 std::mutex ranges_mutex;
-// Protected by ranges_mutex: writers need not scan. Never destroyed, as all that libvmem's threads use: they run on
-// while the process exits.
+// By start, so that writers need not scan. Protected by ranges_mutex. Never destroyed, like all
+// that libvmem's threads use: they run on while the process exits.
 std::map<uintptr_t, Slot*>& by_address() {
   static auto* map = new std::map<uintptr_t, Slot*>;
   return *map;
 }
 Word readers{0};   // handlers inside lookup()
-Word epoch{0};     // changes whenever something opens; the parked wait on it
-Word sleepers{0};  // may be too large: a handler that was jumped out of never comes back to subtract itself
+Word epoch{0};     // changes whenever gates change; parked threads wait on it
+Word sleepers{0};  // may be too large: a handler that was jumped out of never subtracts itself
 
 struct Counters {
   std::atomic<uint64_t> parked{0}, retried{0}, asked{0}, passed_on{0};
@@ -80,7 +80,7 @@ Slot* find(uintptr_t address) {
   return nullptr;
 }
 
-// ranges_mutex held.
+// Needs ranges_mutex.
 Slot* find_locked(uintptr_t address) {
   auto it = by_address().upper_bound(address);
   if (it == by_address().begin()) return nullptr;
@@ -103,8 +103,8 @@ bool lookup(uintptr_t address, Gate* out) {
   return slot != nullptr;
 }
 
-// Gates have changed. Also when they closed: a second fault of one instruction in one epoch then proves that no move
-// explains it (settle_touch).
+// Gates have changed, possibly closed. The epoch counts closing, too: a second fault of one
+// instruction in one epoch then proves that no move explains it (settle_touch()).
 void advance(bool wake) {
   epoch.fetch_add(1, std::memory_order_seq_cst);
   if (!wake) return;
@@ -112,7 +112,8 @@ void advance(bool wake) {
   if (sleepers.load(std::memory_order_seq_cst) != 0) futex(&epoch, FUTEX_WAKE, INT_MAX);
 }
 
-// [handler] Sleeps, with the interrupted code's signal mask, until the epoch may have left `seen`.
+// [handler] Sleeps, with the interrupted code's signal mask, until the epoch may differ from
+// `seen`.
 void wait_epoch(uint32_t seen, const sigset_t& interrupted, const sigset_t& all) {
   counters.waiting.fetch_add(1, std::memory_order_relaxed);
   sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -128,7 +129,7 @@ void wait_epoch(uint32_t seen, const sigset_t& interrupted, const sigset_t& all)
 struct Ask {
   enum : uint32_t { unused, claimed, posted, yes, no };
   Word state{unused};
-  uintptr_t address = 0;  // written by the claimer before `posted`
+  uintptr_t address = 0;  // written by the claiming thread before `posted`
   bool store = false;
 };
 constexpr size_t kAsks = 64;
@@ -137,8 +138,8 @@ Word asks_freed{0};  // changes when one becomes unused
 Word asks_posted{0};
 std::atomic<bool> hook_running{false};
 std::mutex hook_mutex;
-// Never destroyed: a process may exit with the thread running. Made at the first use, which may be in a constructor of
-// the program that runs before those of this file would.
+// Never destroyed: a process may exit while the thread runs. Made at the first use, which may be in
+// a constructor of the program that runs before those of this file.
 Hook& hook() {  // called by the park thread only
   static auto* hook = new Hook;
   return *hook;
@@ -192,7 +193,8 @@ bool ask_hook(uintptr_t address, bool store) {
   for (;;) {
     uint32_t state = mine->state.load(std::memory_order_seq_cst);
     if (state == Ask::posted) {
-      // The park thread's last scan came before the post: take it back, and let the next round see that it has ended.
+      // The park thread's last scan came before the post. Take the request back; the next round
+      // sees that the thread has ended.
       if (!hook_running.load(std::memory_order_seq_cst) &&
           mine->state.compare_exchange_strong(state, Ask::claimed, std::memory_order_acq_rel))
         break;
@@ -213,7 +215,7 @@ bool ask_hook(uintptr_t address, bool store) {
 struct Previous {
   struct sigaction action;
   Previous* older;
-  std::atomic<bool> spent{false};  // SA_RESETHAND: had its one call
+  std::atomic<bool> spent{false};  // SA_RESETHAND: has had its one call
 };
 std::mutex install_mutex;
 unsigned installs = 0;                   // protected by install_mutex
@@ -222,8 +224,9 @@ std::atomic<Previous*> newest{nullptr};  // nodes are never freed: a handler may
 std::atomic<pid_t> owner{0};
 constexpr unsigned kMaxChain = 64;
 
-// A handler installed over ours may call ours as its previous one. The delivery is recognised by a mark in the part of
-// its siginfo that the kernel leaves zero: then the handler below the marked one is next, and nobody runs twice.
+// A handler installed over ours may call ours as its previous one. Such a delivery has a mark in
+// the part of its siginfo that the kernel leaves zero: then the handler below the marked one is
+// next, and no handler runs twice.
 struct Mark {
   uint64_t magic;
   Previous* called;
@@ -237,7 +240,8 @@ void die(int sig, bool synchronous) {
   struct sigaction standard = {};
   standard.sa_handler = SIG_DFL;
   sigaction(sig, &standard, nullptr);
-  // A fault happens again when the handler returns, and then dumps core at the right place; a sent signal does not.
+  // A fault happens again when the handler returns, and then dumps core at the right place. A sent
+  // signal does not: send it again.
   if (synchronous) return;
   sigset_t only;
   sigemptyset(&only);
@@ -301,20 +305,23 @@ Cause cause_of(const ucontext_t* context, uintptr_t* pc) {
 #endif
 }
 
-// An access that faulted under a gate that has opened since looks like one that nothing explains. It is told apart by
-// trying again: only the same instruction faulting on the same byte, with no gate changed in between, goes further.
+// An access that faulted under a gate that has opened since looks like one that no gate explains. A
+// retry tells them apart: only the same instruction that faults on the same byte, with no gate
+// changed in between, goes further.
 struct LastRetry {
-  std::atomic<pid_t> thread{0};  // whose it is; the others are touched by that thread alone
+  std::atomic<pid_t> thread{0};  // owner; only that thread accesses the rest
   std::atomic<uintptr_t> address{0}, pc{0};
   std::atomic<uint32_t> epoch{0}, count{0};
 };
-// No thread-local storage: what the handler may use without allocating (initial-exec) has to fit the little room that
-// the C library keeps for libraries loaded late, which others have used up where dlopen fails.
+// No thread-local storage: what the handler may use without allocating (initial-exec) must fit the
+// little room that the C library keeps for libraries loaded late. If other libraries have used it
+// up, dlopen fails.
 std::array<LastRetry, 1024> last_retries;
 constexpr size_t kRetryProbes = 16;
 
-// [handler] The calling thread's. Where its places are all taken, by threads that may have ended, it takes the first:
-// two living threads that share one make each other try once more, never less.
+// [handler] Returns the calling thread's entry. If all its places are taken, by threads that may
+// have ended, it takes the first. Two living threads that share one make each other retry once
+// more, never less.
 LastRetry& last_retry() {
   const pid_t me = gettid();
   const size_t home = static_cast<size_t>(me);
@@ -329,7 +336,7 @@ LastRetry& last_retry() {
   slot.address.store(0, std::memory_order_relaxed);
   return slot;
 }
-constexpr uint32_t kMaxAsks = 64;  // the hook said "again" and nothing changed: it is wrong, end the loop
+constexpr uint32_t kMaxAsks = 64;  // the hook said "retry" and nothing changed: it is wrong, end the loop
 
 // [handler] True: try the instruction again.
 bool settle_touch(uintptr_t address, uintptr_t pc, Cause cause, const sigset_t& interrupted, const sigset_t& all) {
@@ -365,14 +372,14 @@ void on_signal(int sig, siginfo_t* info, void* context) {
   const int saved_errno = errno;
   sigset_t all, entry_mask, interrupted;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &entry_mask);  // not full yet when another handler calls us
+  pthread_sigmask(SIG_SETMASK, &all, &entry_mask);  // not full yet if another handler calls us
   sigemptyset(&interrupted);
   // The kernel's mask is 8 bytes; the rest of glibc's is other data in this frame.
   std::memcpy(&interrupted, &static_cast<ucontext_t*>(context)->uc_sigmask, 8);
   uintptr_t pc = 0;
   bool again = false;
   if ((info->si_code == SEGV_ACCERR || info->si_code == SEGV_MAPERR) &&
-      owner.load(std::memory_order_relaxed) == getpid()) {  // in a forked child nobody would open anything
+      owner.load(std::memory_order_relaxed) == getpid()) {  // in a forked child no thread opens gates
     const Cause cause = cause_of(static_cast<ucontext_t*>(context), &pc);
     if (cause != Cause::other)
       again = settle_touch(reinterpret_cast<uintptr_t>(info->si_addr), pc, cause, interrupted, all);
@@ -389,7 +396,7 @@ bool is_ours(const struct sigaction& action) {
   return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == &on_signal;
 }
 
-// install_mutex held. Puts ours in place and whatever was there behind it.
+// Needs install_mutex. Puts our handler in front and chains the one found there behind it.
 core::Status put_in_front() {
   struct sigaction now;
   if (sigaction(SIGSEGV, nullptr, &now) != 0) return core::system_error(errno, "cannot read the SIGSEGV handler");
@@ -432,7 +439,7 @@ void uninstall() {
   if (installs == 0 || --installs != 0) return;
   struct sigaction now;
   Previous* node = newest.load(std::memory_order_relaxed);
-  // Somebody's handler in front may call ours: then it stays, and passes everything on.
+  // A handler in front may call ours: then ours stays, and passes everything on.
   if (node != nullptr && sigaction(SIGSEGV, nullptr, &now) == 0 && is_ours(now))
     sigaction(SIGSEGV, &node->action, nullptr);
 }
@@ -521,7 +528,7 @@ core::Status set_hook(Hook next) {
     asks_posted.fetch_add(1, std::memory_order_seq_cst);
     futex(&asks_posted, FUTEX_WAKE, INT_MAX);
     hook_thread().join();
-    // Those that posted after the last scan, or wait for a free entry, look again.
+    // Threads that posted after the last scan, or wait for a free entry, look again.
     for (Ask& ask : asks) futex(&ask.state, FUTEX_WAKE, 1);
     asks_freed.fetch_add(1, std::memory_order_seq_cst);
     futex(&asks_freed, FUTEX_WAKE, INT_MAX);

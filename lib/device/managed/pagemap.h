@@ -1,5 +1,5 @@
-// Which pages of this process are mapped, counted in /proc/self/pagemap (what its words mean: core/page_map.h).
-// Readable by any user for its own process.
+// Counts mapped pages of this process in /proc/self/pagemap, which every user can read for their
+// own process (core/page_map.h has the meaning of its words).
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,9 @@
 
 namespace vmem::device {
 
-// Counts 4 KiB pages of [address, address + size) that have a page table entry, PROT_NONE ones included. Whole pages.
-// Stops at the first when `first_only`. Any thread; blocks only for the process's mmap lock.
+// Counts the 4 KiB pages of [address, address + size) that have a page table entry, PROT_NONE ones
+// included. Whole pages. Stops at the first if `first_only`. Any thread; blocks only for the
+// process's mmap lock.
 core::Status mapped_pages(uintptr_t address, size_t size, bool first_only, uint64_t* count);
 
 }  // namespace vmem::device

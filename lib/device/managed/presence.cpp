@@ -9,7 +9,8 @@ namespace vmem::device {
 
 Presence gpu_presence(const std::string& root) {
   const auto exists = [&](const char* path) { return access((root + path).c_str(), F_OK) == 0; };
-  // In a container the bus may be hidden; on Windows' subsystem for Linux there is neither bus nor node, but /dev/dxg.
+  // A container may hide the bus. The Windows subsystem for Linux has neither bus nor node, but
+  // /dev/dxg.
   const bool windows = exists("/dev/dxg");
   bool gpu = exists("/dev/nvidia0") || windows;
   const std::string bus = root + "/sys/bus/pci/devices";

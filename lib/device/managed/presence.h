@@ -1,4 +1,4 @@
-// Whether there is a GPU at all, and a driver for it: the first cause of a device tier that is not to be had.
+// Whether the machine has a GPU, and a driver for it. Without them there is no device tier.
 #pragma once
 
 #include <string>
@@ -6,12 +6,12 @@
 namespace vmem::device {
 
 enum class Presence {
-  no_gpu,     // whether a driver is loaded or not
-  no_driver,  // a GPU, which nobody drives
+  no_gpu,     // with or without a driver
+  no_driver,  // a GPU without a driver
   driver,
 };
 
-// root: a prefix of /proc, /sys and /dev, for tests; "" for the machine's.
+// root: a prefix of /proc, /sys and /dev, for tests; "" for the machine's own.
 Presence gpu_presence(const std::string& root);
 
 }  // namespace vmem::device

@@ -1,4 +1,4 @@
-// In place of sim_device.cpp where a library has no simulated device: that is for tests.
+// Replaces sim_device.cpp in a library without the simulated device, which is for tests.
 #include <errno.h>
 
 #include "device/sim/sim_device.h"

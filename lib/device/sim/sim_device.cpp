@@ -25,7 +25,7 @@ namespace {
 std::atomic<SimDevices*> current{nullptr};
 constexpr uint8_t kCopyingOut = 0x80;  // Unit::moving: bit 7 a copy out, else the number of copies in
 
-// Each size of units has its own part.
+// Each size of unit has its own part.
 size_t window_bytes(size_t devices, const SimOptions& options) {
   return kUnitSizes * devices * options.memory_bytes;
 }
@@ -117,7 +117,7 @@ void SimDevices::lose(int device, std::string_view reason) {
     if (!std::exchange(d.lost, true)) {
       try {
         d.reason = reason;
-      } catch (const std::bad_alloc&) {  // lost without words
+      } catch (const std::bad_alloc&) {  // lost without a reason
       }
     }
   }
@@ -201,7 +201,7 @@ static void discard(int memfd, const Reservation& r, uintptr_t address, size_t s
   fallocate(memfd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, file_offset(r, address), static_cast<off_t>(size));
 }
 
-// Nobody's addresses for the range, aligned.
+// Reserves aligned address space for the range.
 Status SimDevices::address_space(Reservation& r) {
   if (options_.space != nullptr) {
     r.base = reinterpret_cast<uintptr_t>(options_.space) + placed_.fetch_add(r.size);
@@ -252,8 +252,8 @@ void SimDevices::backend_release(Reservation& r) {
   }
   if (unified()) discard(memfd_, r, r.base, r.size);
   munmap(reinterpret_cast<void*>(r.base), r.size);
-  // What runs on a device that is lost runs on here, and may have looked a block up before. It gets addresses that
-  // nobody else will have.
+  // Work on a lost device runs on here, and may have looked a block up before. It gets addresses
+  // that no range will have.
   bool lost = false;
   for (int d = 0; d < count(); ++d) lost |= !health(d).ok();
   if (!lost || core::map_over(reinterpret_cast<uintptr_t>(r.backend), r.backend_size, PROT_READ | PROT_WRITE,
@@ -263,7 +263,7 @@ void SimDevices::backend_release(Reservation& r) {
 
 Status SimDevices::backend_map(const Span& span) {
   if (Status s = run_hook(SimOp::map, -1, span.address(), span.size()); !s.ok()) return s;
-  // A kernel that outlived the last punch may have written into the hole: never show its bytes.
+  // A kernel that outlived the last punch may have written into the hole: do not show its bytes.
   discard(memfd_, *span.reservation, span.address(), span.size());
   const int rc = core::map_over(span.address(), span.size(), PROT_READ | PROT_WRITE, MAP_SHARED, memfd_,
                                 static_cast<uint64_t>(file_offset(*span.reservation, span.address())));
@@ -282,7 +282,7 @@ Status SimDevices::oversubscribed(int device) {
     if (made + devices_[static_cast<size_t>(device)]->others.load() <= options_.memory_bytes) return {};
     return error(ENOMEM, "others have the memory of device %d", device);
   }
-  // CUDA would push other blocks out to host memory, behind everybody's back.
+  // CUDA would move other blocks to host memory without a word.
   violation(strprintf("device %d oversubscribed: %zu bytes made, it has %zu", device, static_cast<size_t>(made),
                       static_cast<size_t>(options_.memory_bytes)));
   return error(ENOMEM, "device %d has %zu bytes, %zu would be made", device, static_cast<size_t>(options_.memory_bytes),
@@ -338,7 +338,7 @@ Status SimDevices::backend_before_punch(const Span& span) {
   for (size_t i = 0; i < span.count; ++i)
     if (span.unit(i).moving.load() != 0) {
       std::string what = strprintf("punch at %#zx while it is being copied", span.address() + i * span.unit_size());
-      if (health(span.unit(i).device.load()).ok()) violation(what);  // else what waits for it was told that it is over
+      if (health(span.unit(i).device.load()).ok()) violation(what);  // else its waiters were told that it is over
       return Status(EBUSY, what);
     }
   return {};
@@ -415,7 +415,7 @@ Status SimDevices::backend_copy(int device, Direction direction, std::span<const
       core::step(in ? "device.copying_in" : "device.copying_out");
       Status s = run_hook(in ? SimOp::copy_in : SimOp::copy_out, device, copy.block, copy.size);
       if (!s.ok()) lose(device, s.text());
-      copying_.fetch_add(1);  // before the look: reset() waits for those that find the device well
+      copying_.fetch_add(1);  // before the check: reset() waits for copies that find the device well
       if (health(device).ok()) copy_bytes(*item.r, copy, in);
       copying_.fetch_sub(1);
       moving(*item.r, copy, false);

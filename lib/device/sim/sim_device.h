@@ -1,16 +1,17 @@
-// The simulated backend: devices whose memory is host memory, with the call semantics of CUDA's unified memory, on
-// which the whole device tier is tested without a GPU.
+// The simulated backend: devices whose memory is host memory, with the call semantics of CUDA's
+// unified memory. It tests the whole device tier without a GPU.
 //
-// With SimOptions::handles they have page tables of their own instead, as with physical handles: CpuView::split.
-//
-// A made unit is a part of one process-wide memfd, mapped shared at its address (what the CPU sees) and, for the whole
-// range, at a second one (what kernels and copies use, so that mprotect does not stop them). Streams are threads.
-// Kernels are functions that reach blocks through SimKernel::at(), which checks what a GPU would check, and more:
-//   - a hole, or a unit on a device without peer access: error 700, sticky, as with CUDA;
-//   - an access of bytes whose copy in has not ended, a store to bytes being copied out, a copy or a punch that
-//   overlaps
-//     another copy, any of them of what is on its way from one device to another: with CUDA wrong data, here error 700
-//     and an entry in violations().
+// - SimOptions::handles: devices have page tables of their own instead, as with physical handles
+//   (CpuView::split).
+// - A made unit is a part of one process-wide memfd, mapped shared at its address for the CPU. The
+//   whole range is also mapped at a second address for kernels and copies, so that mprotect does
+//   not stop them.
+// - Streams are threads. Kernels are functions that reach blocks through SimKernel::at(), which
+//   checks what a GPU would check, and more:
+//   - A hole, or a unit on a device without peer access: error 700, sticky, as with CUDA.
+//   - Wrong data with CUDA; here error 700 and an entry in violations(): an access to bytes whose
+//     copy in has not ended; a store to bytes being copied out; a copy or punch that overlaps
+//     another copy; any of these on a unit that is on its way to another device.
 #pragma once
 
 #include <chrono>
@@ -29,13 +30,14 @@ namespace vmem::device {
 struct SimOptions {
   int devices = 1;
   uint64_t memory_bytes = uint64_t{1} << 30;  // each; a populate beyond it: -ENOMEM, and a violation
-  Link link = Link::nvlink;                   // between any two
-  // Work that a stream of the application's holds and has not begun: whoever puts more on it waits, as in CUDA's driver
-  // (about 1,000 there). 0: no limit.
+  Link link = Link::nvlink;                   // between any two devices
+  // Most work items that a stream of the application holds before they begin. A thread that puts
+  // more on it waits, as in CUDA's driver (about 1,000 there). 0: no limit.
   size_t queue_limit = 0;
   bool handles = false;  // CpuView::split
-  size_t unit = kUnit;   // of ranges that are reserved without a word about it; handles: to kLargestUnit
-  // Ranges are taken from here on, side by side: address space that the maker has reserved, enough for all of them.
+  size_t unit = kUnit;   // of ranges that are reserved without a unit; handles: up to kLargestUnit
+  // Ranges are taken side by side from here on: address space that the caller has reserved, enough
+  // for all of them.
   std::byte* space = nullptr;
 };
 
@@ -43,37 +45,38 @@ enum class SimOp : uint8_t {
   reserve,
   map,  // handles: at its address, for its device
   populate,
-  issue_in,  // the call that begins a copy: an error there is that call's, and loses nothing
+  issue_in,  // the call that begins a copy: an error fails the call, and loses nothing
   issue_out,
   copy_in,
   copy_out,
-  hold,        // handles: units go from there
-  hold_units,  // .. each of them, when there are several
+  hold,        // unified: write protection; handles: unmapping
+  hold_units,  // handles: each of several units that are unmapped together
   share,
   punch,
   unmapped,
   migrate,
-  send,  // handles: the copy of a unit to another device, by the device whose it is
+  send,  // handles: the copy of a unit to another device, by the device that makes it
   advise,
   pin,
   unpin,
-  record,  // an error of these four loses nothing
+  record,  // an error of record, poll, wait or drain loses nothing
   poll,
   wait,
   drain
 };
 
-// Runs before each operation, copies on their stream's thread: sleep for a slow device, return an error for one that
-// fails (a copy that fails loses the device, as with CUDA). Must not call Devices.
+// Runs before each operation, for copies on their stream's thread. It may sleep for a slow device,
+// or return an error for one that fails (a copy that fails loses the device, as with CUDA). Must
+// not call Devices.
 using SimHook = std::function<core::Status(SimOp op, int device, uintptr_t address, size_t size)>;
 
 class SimDevices;
 
-// The kernels of one device that were launched and have not ended, and its copies. They may end when the device is no
-// more.
+// Kernels of one device that were launched and have not ended, and its copies. They may end after
+// the device is gone.
 class SimWork {
  public:
-  using Token = std::shared_ptr<void>;  // one kernel, or copies begun together; its end is theirs
+  using Token = std::shared_ptr<void>;  // one kernel, or copies begun together; ends with its last owner
   static Token begin(const std::shared_ptr<SimWork>& work) {
     uint64_t number = 0;
     {
@@ -87,7 +90,7 @@ class SimWork {
       work->changed_.notify_all();
     });
   }
-  // Until those that were launched before have ended, or `lost` says that it is useless.
+  // Returns when all work launched before has ended, or when `lost` says that waiting is useless.
   template <typename Lost>
   void drain(Lost lost) {
     std::unique_lock lock(mutex_);
@@ -102,12 +105,13 @@ class SimWork {
   uint64_t last_ = 0;        // protected by mutex_
 };
 
-// What a simulated kernel may do.
+// The calls that a simulated kernel may make.
 class SimKernel {
  public:
   SimKernel(SimDevices& sim, int device) : sim_(sim), device_(device) {}
   int device() const { return device_; }
-  // The bytes [address, address + size), inside one range, for this access only. Null after error 700: return then.
+  // Returns the bytes [address, address + size), inside one range, for this access only. Null after
+  // error 700: the kernel must return.
   std::byte* at(const void* address, size_t size, bool store);
 
  private:
@@ -133,34 +137,35 @@ class SimDevices final : public UnitDevices {
   core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
                                  std::unique_ptr<PagingWords>* out) override;
   core::Status drain(int device) override;
-  bool maps_ahead(int device, size_t) override { return device % 2 != 0; }  // so that both orders are met
+  bool maps_ahead(int device, size_t) override { return device % 2 != 0; }  // so that tests meet both orders
 
   // --- the application's side, and the test's ---
-  // A cudaStream_t. nullptr is the default stream of the calling thread's current device.
+  // Makes a cudaStream_t. nullptr is the default stream of the calling thread's current device.
   void* create_stream(int device);
   void destroy_stream(void* stream);  // waits for its work
-  // Its name is no more and its work goes on, as after cudaStreamDestroy. destroy_stream() comes later.
+  // Ends the handle while its work goes on, as cudaStreamDestroy does. Call destroy_stream() later.
   void forget_stream(void* stream) {
     const std::lock_guard lock(mutex_);
     live_streams_.erase(stream);
   }
   static void set_current_device(int device);  // of this thread; 0 at first
   core::Status launch(void* stream, SimFunction kernel);
-  core::Status synchronize(void* stream);  // its work is done, or -EIO: the device is lost
-  // As if a graph were being captured: until it ends the default stream of the device takes no mark, and no device is
-  // waited for.
+  core::Status synchronize(void* stream);  // waits for its work; -EIO: the device is lost
+  // Simulates capture of a graph: until it ends, record() refuses the device's default stream, and
+  // drain() fails.
   void capture(void* stream, bool on);
   size_t waiting();  // threads that wait because a queue is full
-  // A fault nobody saw coming.
+  // Loses a device at once.
   void lose(int device, std::string_view reason);
-  // .. which nobody is told of before something is asked of the device.
+  // Loses a device when it is next asked for something.
   void fail(int device, std::string_view reason);
-  // As cudaDeviceReset: every device is lost, no range has addresses of its own any more, and no copy runs.
+  // Simulates cudaDeviceReset: all devices are lost, no range has addresses of its own any more,
+  // and no copy runs.
   void reset(std::string_view reason);
   void set_hook(SimHook hook);
-  // So many bytes of its memory are somebody else's from now on: units that find no room are refused (-ENOMEM).
+  // Gives `bytes` of the device's memory to others: units that find no room are refused (-ENOMEM).
   void leave_to_others(int device, uint64_t bytes) { devices_[static_cast<size_t>(device)]->others = bytes; }
-  // Handles: memory that is taken, of units and kept for the next.
+  // Handles: bytes of pieces, of units or kept for the next one.
   uint64_t taken(int device) const { return devices_[static_cast<size_t>(device)]->pieces.bytes(); }
   std::vector<std::string> violations() const;
 
@@ -197,7 +202,7 @@ class SimDevices final : public UnitDevices {
   struct SimEvent;
   struct Device {
     bool lost = false;   // protected by mutex_
-    bool fails = false;  // .. once it is asked. Protected by mutex_
+    bool fails = false;  // becomes lost once it is asked. Protected by mutex_
     std::string reason;  // protected by mutex_
     std::unique_ptr<Stream> default_stream;
     std::vector<std::unique_ptr<Stream>> copy_streams[2];  // by direction
@@ -223,7 +228,7 @@ class SimDevices final : public UnitDevices {
   core::Status take_piece(int device, size_t size, uint32_t* out);
   bool destroy_piece(size_t size, const Piece& piece);
   core::Status oversubscribed(int device);
-  // Where copies reach the byte, and how many behind it lie with it.
+  // Returns where copies reach the byte; *run: how many bytes from there on are adjacent.
   std::byte* window(const Reservation& r, uintptr_t address, size_t* run) const;
   std::byte* window(int device, size_t size, uint32_t piece) const;
   bool is_sent(const std::byte* piece) const;
@@ -233,16 +238,17 @@ class SimDevices final : public UnitDevices {
   void copy_bytes(const Reservation& r, const Copy& copy, bool in);
 
   const SimOptions options_;
-  std::atomic<size_t> placed_{0};  // bytes of options_.space that were taken
+  std::atomic<size_t> placed_{0};  // bytes taken of options_.space
   int memfd_ = -1;
-  std::byte* window_ = nullptr;  // handles: of all devices
+  std::byte* window_ = nullptr;  // handles: window of all devices
   mutable std::mutex mutex_;     // devices_' state, events, live streams, violations
   std::condition_variable changed_;
   std::vector<std::unique_ptr<Device>> devices_;
   std::set<void*> live_streams_;  // protected by mutex_
-  // Handles: the devices that a unit is mapped for, a bit each, by its address. Protected by mutex_.
+  // Handles: the devices that a unit is mapped for, a bit each, by the unit's address. Protected by
+  // mutex_.
   std::map<uintptr_t, uint64_t> mapped_for_;
-  // Streams are the application's: what is on them may begin when these devices are no more.
+  // Streams belong to the application: their work may begin after these devices are gone.
   struct Life {
     std::mutex mutex;
     bool over = false;  // protected by mutex
@@ -252,7 +258,7 @@ class SimDevices final : public UnitDevices {
     }
   };
   const std::shared_ptr<Life> life_ = std::make_shared<Life>();
-  struct Sending {  // a unit, to another device
+  struct Sending {  // a unit on its way to another device
     const std::byte *source, *target;
     int by;
   };
@@ -268,9 +274,10 @@ class SimDevices final : public UnitDevices {
 };
 
 core::Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out);
-// One as setting device=sim, or sim-handles, has it. In a library without this backend (no_sim.cpp) -ENODEV.
+// Makes devices as setting device=sim or sim-handles does. -ENODEV in a library without this
+// backend (no_sim.cpp).
 core::Status make_sim_devices(bool handles, size_t unit, std::unique_ptr<Devices>* out);
-// The living SimDevices, or null: for tests that reach it through the C API. The last one made.
+// Returns the last SimDevices made if it lives, or null; for tests that reach it through the C API.
 SimDevices* current_sim();
 
 }  // namespace vmem::device

@@ -1,5 +1,5 @@
-// Simulated devices with page tables of their own (SimOptions::handles): pieces of their memory behind units, and what
-// the device sees of a range, which is its second view.
+// Simulated devices with page tables of their own (SimOptions::handles): pieces of their memory
+// behind units, and the device's view of a range, which is its second view.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -31,7 +31,7 @@ Status SimDevices::take_piece(int device, size_t size, uint32_t* out) {
 }
 
 bool SimDevices::destroy_piece(size_t size, const Piece& piece) {
-  if (piece.shared) return false;  // its bytes stay those of whoever has the descriptor
+  if (piece.shared) return false;  // its bytes stay those of the descriptor's holder
   fallocate(memfd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(piece.handle),
             static_cast<off_t>(size));
   return true;
@@ -107,7 +107,7 @@ Status SimDevices::backend_send_piece(const Span& span, int device, uint32_t pie
   Status queued = enqueue(stream, [this, at = span.address(), size, source, target, by, end, token = std::move(token)] {
     core::step("device.sending");
     if (Status s = run_hook(SimOp::send, by, at, size); !s.ok()) lose(by, s.text());
-    copying_.fetch_add(1);  // before the look: reset() waits for those that find the device well
+    copying_.fetch_add(1);  // before the check: reset() waits for copies that find the device well
     if (health(by).ok()) std::memcpy(target, source, size);
     copying_.fetch_sub(1);
     end();
@@ -167,7 +167,7 @@ Status SimDevices::backend_show_to(const Span& span, int device, bool set) {
 }
 
 Status SimDevices::backend_show(const Span& span) {
-  // For whom is said here: advice that comes later is for backend_show_to().
+  // The devices are chosen here: backend_show_to() follows later advice.
   for (size_t i = 0; i < span.count; ++i) {
     const uint64_t devices = seers(span.unit(i));
     for (int d = 0; devices >> d != 0; ++d) {
@@ -205,7 +205,8 @@ Status SimDevices::backend_hide(const Span& span) {
     if (!status.ok()) break;
   }
   if (gone.count == 0) return status;
-  // A kernel that goes on here meets memory that nobody looks at; its next at() is an illegal address.
+  // A kernel that runs on here accesses memory that nothing reads; its next at() is an illegal
+  // address.
   const int rc = core::map_over(reinterpret_cast<uintptr_t>(view(*span.reservation, span.address())), gone.size(),
                                 PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (rc != 0) return core::system_error(-rc, "unmapping %zu bytes at %#zx", gone.size(), span.address());
@@ -218,7 +219,7 @@ Status SimDevices::backend_hide(const Span& span) {
   return status;
 }
 
-// The descriptor is of all the simulated devices' memory, and its offset where the units' begins: it is a simulation.
+// The descriptor covers the memory of all simulated devices; its offset is where the units begin.
 Status SimDevices::backend_share(const Span& span, Export, int* descriptor) {
   PiecePool& pool = devices_[span.unit(0).device.load()]->pieces.of(span.unit_size());
   const uint64_t first = pool.handle(span.unit(0).piece.load());

@@ -1,5 +1,5 @@
-// Simulated devices, for kernels that ask: groups are threads, so the words are memory of the process, and what a
-// stream stores behind copies is work on a stream.
+// The words of the paging protocol on simulated devices. Groups are threads, so the words are
+// memory of the process, and a store behind copies is work on a stream.
 #include <errno.h>
 
 #include <atomic>
@@ -21,7 +21,7 @@ struct WordsOfRange {
   std::vector<uint32_t> use;
   paging::Control<paging::HostAtomics> control;
   std::atomic<uint64_t> reached{0};
-  std::shared_ptr<WordsOfRange> self;  // of those that stay for ever, in a list
+  std::shared_ptr<WordsOfRange> self;  // words that are kept for ever, in a list
   WordsOfRange* next = nullptr;
 };
 
@@ -112,8 +112,8 @@ class SimPagingWords final : public PagingWords {
   }
 
   SimDevices& sim_;
-  const std::shared_ptr<WordsOfRange> memory_;  // what is on the stream keeps it
-  std::vector<uint64_t> written_;               // as they were at the last settle()
+  const std::shared_ptr<WordsOfRange> memory_;  // work on the stream keeps it
+  std::vector<uint64_t> written_;               // as at the last settle()
   void* arrivals_ = nullptr;
   void* departures_ = nullptr;
 };

@@ -1,4 +1,4 @@
-// Simulated devices: their streams, and kernels on them, as the application and the device tier see them.
+// Streams of simulated devices, and kernels on them, for the application and the device tier.
 #include "device/sim/sim_stream.h"
 
 #include <errno.h>
@@ -98,7 +98,7 @@ Status SimDevices::record(void* stream, int device, Ticket* out) {
   Status queued = enqueue(s, [this, life = life_, event] {
     const std::lock_guard living(life->mutex);
     if (life->over) return;
-    // Told under the lock: whoever sees it may be the one that ends these devices, while this stream is the
+    // Set under the lock: the thread that sees it may end these devices, while this stream is the
     // application's.
     std::lock_guard lock(mutex_);
     event->reached = true;

@@ -1,4 +1,5 @@
-// Streams and events of simulated devices, and what both parts of that backend need to put work on a stream.
+// Streams and events of simulated devices, and what the parts of that backend need to put work on a
+// stream.
 #pragma once
 
 #include <deque>
@@ -18,11 +19,11 @@ struct SimDevices::SimEvent : Event {
   bool reached = false;  // protected by mutex_
 };
 
-// One thread that runs its queue in order, started at the first use.
+// A thread that runs its queue in order, started at the first use.
 struct SimDevices::Stream {
   explicit Stream(int d, size_t most = SIZE_MAX) : device(d), limit(most) {}
   ~Stream() { finish(); }
-  // Runs what is queued, then ends.
+  // Runs queued work, then ends.
   void finish() {
     {
       std::lock_guard lock(mutex);
@@ -51,11 +52,11 @@ struct SimDevices::Stream {
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<std::function<void()>> queue;  // protected by mutex
-  bool stop = false;                        // protected by mutex; what is queued still runs
+  bool stop = false;                        // protected by mutex; queued work still runs
   std::thread thread;
 };
 
-// A template, so that a function that needs memory is made in here.
+// A template, so that the std::function, which may need memory, is made inside the try.
 template <typename Work>
 core::Status SimDevices::enqueue(Stream* stream, Work work) try {
   {

@@ -73,7 +73,7 @@ Status UnitDevices::copy_in(int device, std::span<const Copy> copies, Ticket* do
     }
     return Status();
   };
-  // What copies fill whole needs no zeros first.
+  // Units that copies fill whole need no zeros first.
   Status status = each_unit([&](const Span& unit, Fills fills, size_t) {
     if (unit.unit(0).state.load() != UnitState::fresh) return Status();
     if (fills == Fills::not_all) return zero_fresh(unit);

@@ -1,4 +1,4 @@
-// Units on their way from one device to another.
+// Moves units from one device to another.
 #include <unistd.h>
 
 #include <array>
@@ -14,21 +14,22 @@ namespace vmem::device {
 void Devices::migrate_all(Migration& all, int to, int by) {
   while (const std::optional<Range> range = all.next()) {
     Status status;
-    migrate({&*range, 1}, to, by, {&status, 1}).ignore();  // it says so
+    migrate({&*range, 1}, to, by, {&status, 1}).ignore();  // `status` has the result
     all.ended(*range, std::move(status));
   }
 }
 
-// On error it is where it was. Else it is there for everybody but its bytes, which are on their way.
+// After an error the unit is where it was. Otherwise it is on the target for every purpose, but its
+// bytes are still on their way.
 Status UnitDevices::begin_passage(Passage& p, int to, int by) {
   const size_t size = p.unit.unit_size();
   Unit& unit = p.unit.unit(0);
   core::step("device.migrate");
   p.from = unit.device.load();
   p.mapped = unit.state.load() == UnitState::open;
-  // Counted on both while it moves: the new place is taken before the old one is free.
+  // Counted on both devices while it moves: the new place is taken before the old one is free.
   used_[to].fetch_add(size, std::memory_order_relaxed);
-  // First what is refused most often, while nothing has changed.
+  // First the call that fails most often, while nothing has changed.
   uint32_t piece = 0;
   Status s = backend_take(to, size, &piece);
   const bool taken = s.ok();
@@ -48,21 +49,22 @@ Status UnitDevices::begin_passage(Passage& p, int to, int by) {
   return {};
 }
 
-// On error it is where it was.
+// After an error the unit is where it was.
 Status UnitDevices::end_passage(Passage& p, int to, int by) {
   constexpr unsigned kDrainAfter = 100;  // ms
   const size_t size = p.unit.unit_size();
   Unit& unit = p.unit.unit(0);
   Status status = wait(p.copied);
-  // Nobody else may have the piece before the copy has ended, whatever a wait says and whatever becomes of the other
-  // device. One that does not tell ends with all the work of the device whose it is.
+  // No other unit may get the piece before the copy has ended, whatever a wait returns and whatever
+  // becomes of the other device. If the ticket does not tell, drain() the device that makes the
+  // copy.
   for (unsigned tries = 1; !status.ok() && probe(by).ok(); ++tries) {
     usleep(1000);
     status = tries % kDrainAfter == 0 && drain(by).ok() ? Status() : wait(p.copied);
   }
   p.copied.reset();
   if (status.ok()) status = p.shown;
-  // Who copies to another device is not told that this one is lost; what was to go there is here still.
+  // The device that copies is not told that the target is lost. The old bytes are still here then.
   if (status.ok() && by != to) status = probe(to);
   if (status.ok()) {
     backend_give(p.from, size, p.left);
@@ -78,20 +80,19 @@ Status UnitDevices::end_passage(Passage& p, int to, int by) {
   return status;
 }
 
-// Asking takes 2 us.
 bool UnitDevices::has_ended(const Passage& p) {
   bool reached = true;
   return p.ends.has_value() || (poll(p.copied, &reached).ok() && reached);
 }
 
-// Each is unmapped, its copy is issued, and it is mapped where it goes, while the copies of those before it are under
-// way: nobody uses it before its own has ended. Two H100 (NVLink, driver 580) unmap in 21 us beside copies that the
-// target's engines pull and map in 37, where a copy of 32 MiB takes 89.
+// Unmaps each unit, issues its copy and maps it on the target while earlier copies are under way:
+// no kernel uses a unit before its own copy has ended. So the copy engines stay busy; unmapping and
+// mapping take less time than the copy.
 void UnitDevices::migrate_all(Migration& all, int to, int by) {
   core::must_be_outside("Devices::migrate");
   if (unified()) return Devices::migrate_all(all, to, by);
   constexpr const char* kWhat = "moving a block to another device";
-  constexpr size_t kUnderWay = 32;  // half of them ends where ranges are single units
+  constexpr size_t kUnderWay = 32;  // half of them are ends of ranges if ranges are single units
   std::array<Passage, kUnderWay> passages;
   size_t first = 0, count = 0;
   Status status;  // of the range that ends next
@@ -139,7 +140,7 @@ void UnitDevices::migrate_all(Migration& all, int to, int by) {
 Status UnitDevices::migrate(std::span<const Range> ranges, int to, int by, std::span<Status> each) {
   core::must_be_outside("Devices::migrate");
   constexpr const char* kWhat = "moving a block to another device";
-  Spans spans;  // keeps their reservations
+  Spans spans;  // keeps the reservations alive
   Status status = usable(to);
   if (status.ok() && each.size() != ranges.size()) status = error(EINVAL, "%s: %zu answers", kWhat, each.size());
   if (status.ok()) status = resolve(kWhat, ranges, kMade, &spans);

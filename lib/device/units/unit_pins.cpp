@@ -1,4 +1,4 @@
-// Host memory that devices copy to and from: what of it is pinned.
+// Pins host memory that devices copy to and from.
 #include <cerrno>
 #include <cstdint>
 #include <iterator>

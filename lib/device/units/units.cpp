@@ -21,7 +21,7 @@ namespace vmem::device {
 
 namespace {
 
-constexpr unsigned kSayAfter = 1000;  // ms
+constexpr unsigned kSayAfter = 1000;  // refused tries, one each ms, until the log says so
 
 Status protect(uintptr_t address, size_t size, int protection) {
   if (mprotect(reinterpret_cast<void*>(address), size, protection) == 0) return {};
@@ -42,7 +42,7 @@ void place_hole(uintptr_t address, size_t size) {
   if (rc != 0)
     core::fatal("cannot take %zu bytes at %p out of use: %s. The process would see bytes that are not its own.", size,
                 at, strerror(-rc));
-  // Failure costs a child or a dump address space only.
+  // Failure costs only address space of a child or a dump.
   madvise(at, size, MADV_DONTFORK);
   madvise(at, size, MADV_DONTDUMP);
 }
@@ -91,7 +91,7 @@ Status UnitDevices::reserve(size_t size, size_t unit, int device, void** base) {
 
 Status UnitDevices::make_range(size_t size, size_t unit, int device, void** base) {
   auto r = std::make_shared<Reservation>();
-  std::map<uintptr_t, ReservationPtr> alone;  // what the registry needs later is had now
+  std::map<uintptr_t, ReservationPtr> alone;  // allocates now what the registry needs later
   alone.emplace(0, r);
   auto node = alone.extract(alone.begin());
   void* units = mmap(nullptr, size / unit * sizeof(Unit), PROT_READ | PROT_WRITE,
@@ -267,7 +267,7 @@ Status UnitDevices::populate(std::span<const Range> ranges, int device, bool* to
   return status;
 }
 
-// On error nothing has changed.
+// An error changes nothing.
 Status UnitDevices::back(const Span& span, int device) {
   used_[device].fetch_add(span.size(), std::memory_order_relaxed);
   core::step("device.populate");
@@ -298,8 +298,9 @@ void UnitDevices::forget(const Span& span) {
   span.reservation->made.fetch_sub(span.count, std::memory_order_relaxed);
 }
 
-// False: it is mapped still. Whoever had its piece next would share it with whoever finds it there, so nobody has it.
-// Tried again as long as the whole range has patience, which is short: who frees it waits.
+// False: the unit is still mapped. Its piece then goes out of use: another unit with that piece
+// would share it with code that uses the old mapping. The whole range has one short patience,
+// because the thread that frees it waits.
 bool UnitDevices::hide_at_last(const Span& unit, Patience* patience) {
   Status s = backend_hide(unit);
   for (; !s.ok() && patience->tries != 0; --patience->tries) {
@@ -312,7 +313,7 @@ bool UnitDevices::hide_at_last(const Span& unit, Patience* patience) {
   return false;
 }
 
-// Until it is not mapped, or its device is lost, which refuses it nothing more.
+// Returns when the unit is not mapped, or its device is lost, which then refuses nothing.
 void UnitDevices::hide_insistently(const Span& unit) {
   for (unsigned tries = 1;; ++tries) {
     const bool lost = !health(unit.unit(0).device.load()).ok();
@@ -326,7 +327,7 @@ void UnitDevices::hide_insistently(const Span& unit) {
   }
 }
 
-// Nobody sees what was in a piece before.
+// Zeroes fresh units, so that no program sees old bytes of a piece.
 Status UnitDevices::zero_fresh(const Span& span) {
   return span.runs([](const Unit& unit) { return unit.state.load() == UnitState::fresh; },
                    [&](const Span& fresh) {
@@ -449,7 +450,7 @@ Status UnitDevices::write_protect(std::span<const Range> ranges, Access still_al
   const bool loads = still_allowed == Access::read;
   for (const Span& whole : spans.list) {
     if (Status s = backend_before_write_protect(whole); !s.ok()) return s;
-    // Units that are shut stay shut when loads may go on: nobody can have begun to read them.
+    // If loads may go on, shut units stay shut: no thread can have begun to read them.
     for (size_t i = 0; i < whole.count;) {
       if (loads && whole.unit(i).state.load() == UnitState::shut) {
         ++i;
@@ -511,7 +512,7 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
   core::must_be_outside("Devices::advise");
   if (advice != Advice::read_mostly && location != kHost && (location < 0 || location >= count()))
     return error(ENODEV, "advice for device %d: this process has %d", location, count());
-  // Its context is made: only then can anything be mapped for it.
+  // Makes its context: without one nothing can be mapped for the device.
   if (!unified() && advice == Advice::accessed_by && set && location != kHost) {
     if (Status s = usable(location); !s.ok()) return s;
   }
@@ -536,7 +537,7 @@ Status UnitDevices::advise(Range range, Advice advice, int location, bool set) {
       span.unit(i).advice.store(static_cast<uint8_t>(known - advice_table_.begin()));
     }
   }
-  advised_.fetch_add(1);  // before it is looked which units are mapped
+  advised_.fetch_add(1);  // before the look at which units are mapped
   if (advice == Advice::accessed_by && location == kHost) return {};
   if (!unified()) return advice == Advice::accessed_by ? show_to(span, location, set) : Status();
   return span.runs([](const Unit& unit) { return is_made(unit.state.load()); },
@@ -557,7 +558,7 @@ uint64_t UnitDevices::seers(const Unit& unit) const {
   return seers | uint64_t{1} << device;
 }
 
-// Of the units those that are mapped: others are mapped so when they are.
+// Changes mapped units only; other units get the access when they are mapped.
 Status UnitDevices::show_to(const Span& span, int device, bool set) {
   for (size_t i = 0; i < span.count; ++i) {
     const Unit& unit = span.unit(i);
@@ -569,7 +570,7 @@ Status UnitDevices::show_to(const Span& span, int device, bool set) {
   return {};
 }
 
-// What was advised while they were being mapped, as far as it can be followed.
+// Follows advice that was given while the units were being mapped, as far as possible.
 void UnitDevices::show_to_seers(const Span& span) {
   for (size_t i = 0; i < span.count; ++i) {
     const Unit& unit = span.unit(i);

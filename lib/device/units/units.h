@@ -1,7 +1,9 @@
-// What all backends of Devices share: reservations, the state of each unit, every refusal, the CPU's side of a move
-// (map, mprotect, pagemap, parking) and remembered advice. A backend adds the calls that need a device.
+// The common part of all backends of Devices: reservations, the state of each unit, every refusal,
+// the CPU's side of a move (map, mprotect, pagemap, parking) and remembered advice. A backend adds
+// the calls that need a device.
 //
-// Locks: registry_mutex_ (shared: lookups), advice_mutex_, pin_mutex_; leaves, none held while calling a backend.
+// Locks: registry_mutex_ (shared: lookups), advice_mutex_, pin_mutex_. They are leaves; none is
+// held during a call of a backend.
 #pragma once
 
 #include <atomic>
@@ -18,9 +20,9 @@
 namespace vmem::device {
 
 enum class UnitState : uint8_t {
-  hole,     // no access, not ours to park: a trap stands there (all zero: what a new reservation has)
+  hole,     // no access, does not park: a trap stands there (all zero: the state of a new reservation)
   punched,  // no access, parks
-  fresh,    // split: made, not mapped, and what is in it is somebody else's old bytes
+  fresh,    // split: made, not mapped, and holds old bytes of another unit
   shut,     // made, no access, parks (split: made, not mapped)
   held,     // made, CPU may read, stores park
   read,     // made, CPU may read, stores go to the hook
@@ -41,11 +43,11 @@ const char* unit_state_name(UnitState state);
 
 struct Unit {
   std::atomic<UnitState> state;
-  std::atomic<uint8_t> device;  // made: where
+  std::atomic<uint8_t> device;  // made: the device it is on
   std::atomic<uint8_t> advice;  // index into the advice table; 0: none
   std::atomic<uint8_t> moving;  // sim: copies in flight
-  std::atomic<uint32_t> piece;  // split, made: of its device's pool
-  std::atomic<uint8_t> filled;  // .. by parts, up to so many times kUnit; 0: no part was issued, or all were
+  std::atomic<uint32_t> piece;  // split, made: in its device's pool
+  std::atomic<uint8_t> filled;  // split: by parts, up to so many times kUnit; 0: no part was issued, or all were
 };
 
 struct Reservation {
@@ -54,7 +56,8 @@ struct Reservation {
   size_t size = 0;        // bytes
   size_t unit = kUnit;    // bytes
   Unit* units = nullptr;  // size / unit, lazily allocated zero pages
-  // The backend's own: what the driver gave (it may start before base), or the sim's second view of the bytes.
+  // Of the backend: what the driver gave (may start before base), or the sim's second view of the
+  // bytes.
   void* backend = nullptr;
   size_t backend_size = 0;
   uint64_t backend_offset = 0;
@@ -107,7 +110,7 @@ class UnitDevices : public Devices {
     size_t size() const { return count * reservation->unit; }
     size_t unit_size() const { return reservation->unit; }  // bytes
     Unit& unit(size_t i) const { return reservation->units[first + i]; }
-    // body(run) for each longest run of units of which `of` is true, until one fails.
+    // Calls body(run) for each longest run of units for which `of` is true, until one fails.
     template <typename Of, typename Body>
     core::Status runs(const Of& of, const Body& body) const {
       for (size_t i = 0; i < count; ++i) {
@@ -124,54 +127,60 @@ class UnitDevices : public Devices {
   // -ENODEV for a number that does not exist, else health().
   core::Status usable(int device);
 
-  // The backend's part. Arguments have been checked.
+  // Implemented by the backend. Arguments have been checked.
   virtual core::Status backend_memory(int device, Memory* out) = 0;
-  // Fills base (aligned), backend and backend_size; nothing is resident and the whole backend range is without access.
+  // Sets base (aligned), backend and backend_size. Nothing is resident, and the whole backend range
+  // is without access.
   virtual core::Status backend_reserve(Reservation& r) = 0;
   virtual void backend_release(Reservation& r) = 0;
-  // -EIO: the range's addresses are not ours any more, so nothing may be changed there.
+  // -EIO: the range's addresses are no longer ours, so nothing may be changed there.
   virtual core::Status backend_present(const Reservation&) { return {}; }
-  // Maps the empty units at their own address, readable and writable. Only mmap: a thread may slip in until the caller
-  // has shut them.
+  // Maps empty units at their own address, readable and writable. Only mmap: a thread may slip in
+  // until the caller has shut them.
   virtual core::Status backend_map(const Span& span) = 0;
-  // The mapping is gone; its memory must be too when this returns.
+  // Called after the mapping has gone. Frees its memory before it returns.
   virtual void backend_unmapped(const Span&) {}
-  // Gives the units memory on the device, zeroed. Blocks until it is there.
+  // Gives the units zeroed memory on the device. Blocks until it is there.
   virtual core::Status backend_populate(const Span& span, int device) = 0;
   virtual core::Status backend_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) = 0;
-  // Unified.
+  // Unified only.
   virtual core::Status backend_migrate(const Span& span, int to) = 0;
   virtual core::Status backend_advise(Range range, Advice advice, int location, bool set) = 0;
-  // Split only, in place of backend_map, backend_unmapped and backend_populate. Memory on the device behind the units,
-  // whose `piece` names it, and nothing else; on error none of them has any.
+  // Split only, instead of backend_map, backend_unmapped and backend_populate. Puts memory on the
+  // device behind the units and its number into `piece`, nothing else. After an error no unit has
+  // memory.
   virtual core::Status backend_back(const Span&, int device) {
     (void)device;
     return core::error(EOPNOTSUPP, "this backend has no pieces");
   }
   virtual void backend_unback(const Span&) {}
-  // A piece of the device for a unit of so many bytes; what one unit, which is not mapped, has is on its way to a piece
-  // of another device, by copies of device `by`, one of the two; nobody has the piece any more.
+  // Takes a piece of the device for a unit of `size` bytes.
   virtual core::Status backend_take(int device, size_t size, uint32_t* piece) {
     (void)device, (void)size, (void)piece;
     return core::error(EOPNOTSUPP, "this backend has no pieces");
   }
+  // Starts to copy a unit, which is not mapped, to a piece of another device. Device `by`, one of
+  // the two, makes the copy.
   virtual core::Status backend_send_piece(const Span&, int device, uint32_t piece, int by, Ticket* done) {
     (void)device, (void)piece, (void)by, (void)done;
     return core::error(EOPNOTSUPP, "this backend has no pieces");
   }
+  // Gives a piece back.
   virtual void backend_give(int device, size_t size, uint32_t piece) { (void)device, (void)size, (void)piece; }
-  // Blocks until they are zeros.
+  // Zeroes the units. Blocks until done.
   virtual core::Status backend_zero(const Span&) { return {}; }
-  // For their devices, and for others that are seers() of them as far as they can be, at their addresses; on error none
-  // of them is there (show), all of them are (hide), but those that are marked shut, since their device is lost.
+  // Map and unmap units at their addresses, for their devices and for other seers() as far as
+  // possible. If backend_show() fails no unit is mapped. If backend_hide() fails all are mapped,
+  // except those marked shut because their device is lost.
   virtual core::Status backend_show(const Span&) { return {}; }
   virtual core::Status backend_hide(const Span&) { return {}; }
-  // Mapped units of one device, one of them for a handle. Their pieces are marked whatever comes of it.
+  // The units are mapped and on one device; a handle is of one unit. Marks their pieces as shared,
+  // even if it fails.
   virtual core::Status backend_share(const Span&, Export how, int* descriptor) {
     (void)how, (void)descriptor;
     return core::error(EOPNOTSUPP, "memory of this backend cannot be exported");
   }
-  // Of units that are there: for one more device, which is not theirs, or for that one no more.
+  // Gives another device access to mapped units, or takes it away.
   virtual core::Status backend_show_to(const Span&, int device, bool set) {
     (void)device, (void)set;
     return {};
@@ -181,23 +190,24 @@ class UnitDevices : public Devices {
   virtual core::Status backend_before_write_protect(const Span&) { return {}; }
   virtual core::Status backend_before_punch(const Span&) { return {}; }
 
-  // Bytes of made units, those being made included.
+  // Bytes of made units and of units being made.
   uint64_t used(int device) const { return used_[device].load(std::memory_order_relaxed); }
-  // The reservation that holds the address, or null.
+  // Returns the reservation that holds the address, or null.
   ReservationPtr find(uintptr_t address) const;
-  // Split: the devices that a unit which is mapped is mapped for, a bit each: its own, and those that it was advised
-  // to be accessed by and whose link allows it.
+  // Split: the devices that a mapped unit is mapped for, a bit each: its own, and those that advice
+  // lets access it and that have a link.
   uint64_t seers(const Unit& unit) const;
 
   bool unified() const { return view_ == CpuView::unified; }
-  // What was hidden is shown again, however often that is refused: who leased it knows nothing. False: a device is
-  // lost.
+  // Maps units again after they were unmapped. Retries a refusal for as long as necessary, because
+  // the holder of a lease on them does not know. False: a device is lost.
   bool show_again(const Span& span);
-  // .. of units that were to be hidden with one that could not be; what cannot be shown is marked.
+  // Calls show_again() for each unit that was unmapped with one that could not be. Marks those that
+  // cannot be mapped as shut.
   void unhide(const Span& span);
 
   const CpuView view_;
-  const size_t unit_;        // bytes; of ranges that are reserved without a word about it
+  const size_t unit_;        // bytes; of ranges that are reserved without a unit
   std::vector<Info> infos_;  // filled by the backend's constructor
 
  private:
@@ -208,7 +218,7 @@ class UnitDevices : public Devices {
     uint64_t accessed_by = 0;  // bit per device
     friend bool operator==(const AdviceSet&, const AdviceSet&) = default;
   };
-  // Checked ranges, sorted, adjacent ones joined. Keeps the reservations alive. Needs no memory.
+  // Checked ranges, sorted, adjacent ones joined. Keeps the reservations alive. Allocates nothing.
   struct Spans {
     core::InplaceVector<Span, kMostRanges> list;
     core::InplaceVector<ReservationPtr, kMostRanges> keep;
@@ -222,7 +232,7 @@ class UnitDevices : public Devices {
   core::Status make(const Span& span, int device);
   core::Status back(const Span& span, int device);
   void unback(const Span& span);
-  void forget(const Span& span);  // it is made no more
+  void forget(const Span& span);  // the units are no longer made
   struct Patience {
     unsigned tries = 100;   // of a millisecond each
     uint64_t given_up = 0;  // bytes
@@ -233,21 +243,21 @@ class UnitDevices : public Devices {
   void hide_insistently(const Span& unit);
   core::Status zero_fresh(const Span& span);
   static core::Status check_part(const char* what, const Copy& copy, const Reservation& r);
-  struct Passage {  // of a unit to another device, or the end of a range
+  struct Passage {  // a unit that goes to another device, or the end of a range
     Span unit;
     ReservationPtr keep = {};
-    std::optional<Range> ends = {};  // it ends this range, and is no unit
-    core::Status refused = {};       // .. of which no more was begun
+    std::optional<Range> ends = {};  // the end of this range, and no unit
+    core::Status refused = {};       // why no more of the range was begun
     int from = 0;
-    uint32_t left = 0;  // the piece that it had there
+    uint32_t left = 0;  // its piece on `from`
     bool mapped = false;
-    core::Status shown = {};  // mapped: whether it is, where it goes
+    core::Status shown = {};  // mapped: the result of mapping it on the target
     Ticket copied = {};
   };
   core::Status begin_passage(Passage& p, int to, int by);
   core::Status end_passage(Passage& p, int to, int by);
   bool has_ended(const Passage& p);
-  // Turns the span into punched holes; made units leave the books.
+  // Turns the span into punched holes, and no longer counts them as made.
   void unmake(const Span& span);
   core::Status apply_advice(const Span& span);
   core::Status show_to(const Span& span, int device, bool set);
@@ -262,11 +272,12 @@ class UnitDevices : public Devices {
   std::mutex pin_mutex_;
   std::map<uintptr_t, size_t> pins_;              // base -> bytes; protected by pin_mutex_
   std::atomic<uint64_t> used_[kMaxDevices] = {};  // bytes of made units
-  std::atomic<uint64_t> given_up_{0};             // bytes of pieces that nobody can have any more
+  std::atomic<uint64_t> given_up_{0};             // bytes of pieces that are out of use for good
 };
 
-// Address space without access over whatever is there, in one step; not inherited by fork, not dumped. Ends the
-// process with words when the kernel refuses: the old mapping must not stay.
+// Replaces whatever is mapped there by address space without access, in one step; not inherited by
+// fork, not dumped. Ends the process with a message if the kernel refuses, because the old mapping
+// must not stay.
 void place_hole(uintptr_t address, size_t size);
 
 }  // namespace vmem::device
