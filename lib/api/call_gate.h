@@ -18,8 +18,8 @@ class Gate {
   void enter_at_exit();
   void leave();
 
-  // To be alone takes two steps, by one thread at a time. After close() new calls wait outside;
-  // those inside continue. drain() returns when none is inside. open() ends both.
+  // One thread at a time may be alone, in two steps: after close() new calls wait outside, and
+  // those inside continue; drain() returns when none is inside. open() ends both.
   void close();
   void drain();
   void open();

@@ -232,7 +232,7 @@ Status create(size_t size, const vmem_region_attr& attr, void** base) {
   what.address = reinterpret_cast<uintptr_t>(attr.address);
   what.fixed = (attr.flags & VMEM_FIXED) != 0;
   Runtime::Use pager;
-  s = Runtime::get().use(&pager);  // reads the settings
+  s = Runtime::get().use(&pager);  // use() reads the settings
   if (s.ok()) s = set_codec(attr.codec, &what);
   if (s.ok()) s = set_block_size(attr.block_size, &what);
   if (s.ok()) s = pager->create(what, base);

@@ -68,7 +68,7 @@ void wait_for_signal() {
   sigaddset(&one, signal);
   pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
   act_by_default(signal);
-  _exit(128 + signal);  // process 1 of a container ignores default actions
+  _exit(128 + signal);  // the kernel takes no default action for process 1 of a container
 }
 
 // A thread of the parent may have held `setup`.

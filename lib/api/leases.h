@@ -44,7 +44,7 @@ struct vmem_lease {
   State state = State::pending;
   int code = 0;          // the error, if it failed
   char words[512] = "";  // its message
-  bool over = false;     // its regions went with a shutdown
+  bool over = false;     // a shutdown freed its regions
   bool ending = false;   // a thread is in vmem_lease_end
   bool at_work = false;  // its thread is still running: the lease is pending, or in on_ready
   int fd = -1;           // readable once it is not pending; closed with the handle
@@ -54,7 +54,7 @@ struct vmem_lease {
 namespace vmem::api {
 
 class Runtime;
-using LeaseHandle = struct vmem_lease;  // the call of that name hides the struct
+using LeaseHandle = struct vmem_lease;  // the function of that name hides the struct
 
 class Leases {
  public:

@@ -381,7 +381,7 @@ void Runtime::write_shared_files(Finishing* finishing) {
     finishing->counters = counters;
   };
   tell(&pager->counters());
-  pager->flush_host().ignore();  // what fails is tried again
+  pager->flush_host().ignore();  // flush_shared() tries failed writes again
   if (gave_up_) return tell(nullptr);
   kernels_.stop(*pager.operator->(), kExitPatienceKernels);
   if (core::debug()) pager->look_for_loss();

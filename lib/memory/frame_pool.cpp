@@ -174,8 +174,8 @@ void FramePool::place(void* at, size_t size) const {
 
 // Returns memory for a slab of buffers, which is never mapped in a region.
 std::byte* FramePool::get_slab(size_t size) {
-  if (!install_) return get_slot(size);                      // as good, and aligned
-  if (beside_.size() == beside_.capacity()) return nullptr;  // room is made with the region
+  if (!install_) return get_slot(size);                      // a slot serves as well, and is aligned
+  if (beside_.size() == beside_.capacity()) return nullptr;  // want_bounce() makes room when a region is made
   void* const raw = mmap(nullptr, size + kHugePage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return nullptr;
   const uintptr_t start = reinterpret_cast<uintptr_t>(raw), at = core::round_up(start, kHugePage);
@@ -183,7 +183,7 @@ std::byte* FramePool::get_slab(size_t size) {
   if (start + kHugePage != at) munmap(reinterpret_cast<void*>(at + size), start + kHugePage - at);
   madvise(reinterpret_cast<void*>(at), size, MADV_HUGEPAGE);
   madvise(reinterpret_cast<void*>(at), size, MADV_DONTFORK);
-  madvise(reinterpret_cast<void*>(at), size, MADV_DONTDUMP);  // images of blocks
+  madvise(reinterpret_cast<void*>(at), size, MADV_DONTDUMP);  // they hold images of blocks
   place(reinterpret_cast<void*>(at), size);
   beside_.push_back({at, size});
   return reinterpret_cast<std::byte*>(at);
@@ -359,7 +359,7 @@ uint64_t FramePool::release_free(Class& c, size_t size, uint64_t bytes) {
   for (size_t n = c.free.size(); n > 0 && freed < bytes; --n) {
     std::byte* frame = c.free[n - 1];
     if (!release(frame, size)) continue;
-    c.free.erase(c.free.begin() + static_cast<std::ptrdiff_t>(n - 1));  // the last, unless others are pinned
+    c.free.erase(c.free.begin() + static_cast<std::ptrdiff_t>(n - 1));  // the last one, unless it is pinned
     put_slot(frame, size);
     budget_.credit(size, Use::idle);
     freed += size;

@@ -19,7 +19,7 @@ namespace vmem::memory {
 
 // The purpose of a charge.
 enum class Use : uint8_t {
-  blocks,   // handed out: a frame, or the right to keep a block's bytes
+  blocks,   // frames handed out, or the right to keep a block's bytes
   idle,     // free frames that keep their memory
   buffers,  // slabs of buffers for I/O, in use or not
   tables,   // data about regions and blocks
@@ -62,9 +62,9 @@ class HostBudget {
   uint64_t charged(Use use) const { return by_use_[static_cast<size_t>(use)]; }
   uint64_t in_use() const { return charged_ - charged(Use::idle); }
   bool over() const { return charged_ > limit(); }
-  // Bytes that could be charged for blocks now.
+  // Bytes that can be charged for blocks now.
   uint64_t available() const { return limit() - std::min(limit(), in_use()); }
-  // Part of charged() that is not blocks.
+  // The part of charged() that is not blocks.
   uint64_t overhead() const { return charged(Use::tables) + fixed() + charged(Use::buffers); }
   // The part of overhead() that stays.
   uint64_t fixed() const { return charged(Use::fixed) + charged(Use::staging); }

@@ -50,7 +50,7 @@ Staging::Slab Staging::take_slab() {
 namespace {
 
 Status plain_slab(size_t size, size_t frame, const std::vector<int>& nodes, void** out) {
-  // Aligned by hand: 2 MiB pages need it.
+  // Align by hand: 2 MiB pages need it.
   void* const raw = mmap(nullptr, size + frame, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (raw == MAP_FAILED) return core::system_error(errno, "no address space for %zu bytes of staging frames", size);
   const uintptr_t start = reinterpret_cast<uintptr_t>(raw), at = core::round_up(start, frame);

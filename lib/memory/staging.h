@@ -63,7 +63,7 @@ class Staging {
   size_t free() const { return free_.size(); }  // frames
   size_t total() const { return total_; }       // frames
   uint64_t bytes() const { return total_ * frame_; }
-  size_t frame() const { return frame_; }  // bytes: a block of any region with a device tier
+  size_t frame() const { return frame_; }  // bytes; the block size of its regions
   // Blocks that move together: 32 MiB, which spreads the driver's cost, but at least two.
   size_t batch() const { return std::max<size_t>(2, (size_t{32} << 20) / frame_); }
   // Frames made at once: 64 MiB, but enough to move a block.

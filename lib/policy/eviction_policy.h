@@ -37,7 +37,7 @@ struct Admission {
 
 struct Victim {
   core::FrameId id;
-  bool probe;  // true: take out of sight and keep the frame, until touched() or the next visit; false: evict
+  bool probe;  // true: take out of sight, keep the frame until touched() or a real victim; false: evict
 };
 
 struct EvictionPolicyStats {

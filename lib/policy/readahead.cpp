@@ -220,7 +220,7 @@ std::optional<Window> ReadAhead::on_fault(BlockIndex block, bool marker, Room ro
   ++tick_;
   if ((current_ = following(block, marker)) != nullptr) return extend(*current_, block, marker);
   int64_t stride = find_stride(block);
-  // Readers that each read a part begin at even distances.
+  // Several sequential readers, each of a part, begin at even distances: that is no stride.
   if (access_ == Access::sequential && std::abs(stride) != 1) stride = 0;
   history_[history_used_++ % kHistory] = block;
   if (access_ == Access::sequential && stride == 0) {

@@ -41,7 +41,7 @@ struct Run {
 // The memory that streams may use.
 struct Room {
   uint64_t blocks = UINT64_MAX;  // blocks that all streams may have in memory unread
-  uint64_t clock = 0;            // ascending; for give_up()
+  uint64_t clock = 0;            // ascending time, for give_up()
 };
 
 class ReadAhead {
@@ -58,8 +58,8 @@ class ReadAhead {
   // Blocks that the reader of the last on_fault()'s stream has passed since the fault before, and a
   // few before those.
   Run passed() const { return passed_; }
-  // Passed blocks that are more than `keep` back, once there are at least as many again; each block
-  // once.
+  // Returns passed blocks that are more than `keep` behind the reader, once there are at least
+  // `keep` of them; each block once.
   Run leave_behind(uint64_t keep);
   // Blocks requested by a stream that the last on_fault() forgot in favour of another. Most likely
   // no reader comes for them.
@@ -115,7 +115,7 @@ class ReadAhead {
   uint32_t stray_waste_ = 0;
   uint32_t limit_;           // blocks that a window may have now: halved by waste, grows back slowly
   uint32_t wasted_ = 0;      // blocks of all streams since limit_ last shrank
-  uint32_t extensions_ = 0;  // at the limit, since it last grew
+  uint32_t extensions_ = 0;  // windows extended at the limit since it last grew
   std::array<Stream, kStreams> streams_{};
   Room room_;                  // of the current call
   Stream* current_ = nullptr;  // of the last on_fault()

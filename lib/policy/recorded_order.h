@@ -36,7 +36,7 @@ class RecordedOrder {
  private:
   struct Pass {
     bool live = false;
-    uint32_t at = 0, asked = 0;  // the last block; all before this one have been requested
+    uint32_t at = 0, asked = 0;  // position of its last block; all before `asked` were requested
     uint32_t hits = 0;           // blocks that continued it
     uint64_t used = 0;
   };

@@ -38,9 +38,9 @@ struct Stats {
   uint64_t host_to_device_bytes, device_to_host_bytes, copied_bytes;
   uint64_t io_errors, checksum_errors;
   uint64_t lease_blocks, lease_hits;
-  uint64_t lost_blocks, unknown_blocks;  // the second: now
+  uint64_t lost_blocks, unknown_blocks;  // unknown_blocks: now
   uint64_t fault_around_blocks;
-  uint64_t dirty_bytes, background_write_bytes;  // the first: now
+  uint64_t dirty_bytes, background_write_bytes;  // dirty_bytes: now
   uint64_t reserved[5];                          // 0
 };
 

@@ -27,7 +27,7 @@ namespace {
 #endif
 
 constexpr int kPlace = O_PATH | O_NOFOLLOW | O_CLOEXEC;
-constexpr int kTries = 8;  // a rename anywhere makes the kernel's lookup fail
+constexpr int kTries = 8;  // a rename anywhere may make a lookup fail
 
 constexpr long kUntold = -1, kUnknown = -2;  // the kernel does not tell; it could not be asked now
 

@@ -173,7 +173,7 @@ bool CpuMapper::rescue(Lock& lock) {
         if (Transition* m = demoter_.begin(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {
-          device_set_[d].rescue = true;  // no memory: later
+          device_set_[d].rescue = true;  // no memory: try later
         }
       }
     }

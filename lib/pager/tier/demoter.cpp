@@ -236,7 +236,7 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
   const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->cpu_mapped;
   cpu_mappings_.forget(r, b);
   if (m->cpu_mapped && m->leave == Leave::drop) budget_.credit(r.block_size);
-  lost = lost && !device_set_.own_page_tables();  // the trap stands there still
+  lost = lost && !device_set_.own_page_tables();  // the trap is still in place there
   if (lost) {
     m->status = error(EIO, "the addresses of %s went with device %d", map_.where(r, b).c_str(), m->device);
   } else if (dirty && !m->kept) {
@@ -255,7 +255,7 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
   if (!r.lost) page_in_.settle(r, b, after);
 }
 
-// The only copy of the block was on a device that is lost.
+// The only copy of the block was on a lost device.
 void Demoter::lose_left(Transition* m, const Status& why) {
   Region& r = *m->region;
   const BlockIndex b = m->block;

@@ -54,7 +54,7 @@ void PeerMigrator::copy(std::span<Transition* const> batch, int d, int by) {
       ranges.push_back({reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size});
       i += n;
     }
-    devices_->migrate(ranges.all(), d, by, std::span(each.data(), ranges.size())).ignore();  // `each` says it
+    devices_->migrate(ranges.all(), d, by, std::span(each.data(), ranges.size())).ignore();  // `each` has the results
     for (size_t k = first, range = 0; range < ranges.size(); ++range) {
       const size_t n = ranges[range].size / batch[k]->region->block_size;
       for (const size_t end = k + n; k < end; ++k) batch[k]->status = each[range];
@@ -172,7 +172,7 @@ class PeerMigrator::Line final : public device::Migration {
 
   PeerMigrator& peer_migrator_;
   const int d_;
-  uint64_t turn_ = 0;  // bytes that may be taken yet
+  uint64_t turn_ = 0;  // bytes that may still be taken
   core::InplaceVector<Transition*, kPeerBatch> taken_;
   std::span<Transition* const> batch_;
   size_t next_ = 0;
