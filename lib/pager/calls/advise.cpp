@@ -21,7 +21,7 @@ Status no_memory() {
   return error(ENOMEM, "no memory for bookkeeping");
 }
 
-// What a device is told, or told no more, by advice for a place or its readers.
+// Returns the device's advice that the program's advice about places or readers sets or unsets.
 device::Advice device_advice(int advice) {
   switch (advice) {
     case VMEM_ADVISE_SET_PREFERRED_LOCATION:
@@ -98,17 +98,17 @@ Status Advise::advise(const void* ptr, size_t size, int advice, int location) {
   return {};
 }
 
-// normal: it undoes what was said of the range.
+// Keeps advice with its region. normal: the advice undoes older advice about the range.
 Status Advise::keep(Region& r, const AdvisedRange& range, bool normal) {
   r.advised.reserve(r.advised.size() + 1);
   std::erase_if(r.advised, [&](const AdvisedRange& a) { return a.first >= range.first && a.last <= range.last; });
-  if (normal) {  // what reaches into the range ends before it, or begins after it
+  if (normal) {  // older ranges that overlap one end of it shrink
     for (AdvisedRange& a : r.advised) {
       if (a.first < range.first && range.first <= a.last && a.last <= range.last) a.last = range.first - 1;
       if (range.first <= a.first && a.first <= range.last && range.last < a.last) a.first = range.last + 1;
     }
   }
-  // What undoes nothing need not be known.
+  // Advice that undoes nothing need not be kept.
   const bool says = !normal || std::any_of(r.advised.begin(), r.advised.end(), [&](const AdvisedRange& a) {
     return a.first <= range.last && range.first <= a.last;
   });
@@ -121,7 +121,7 @@ Status Advise::keep(Region& r, const AdvisedRange& range, bool normal) {
   return {};
 }
 
-// .. that have blocks of the span what holds for them now.
+// Tells the policies that have blocks of the span which advice holds for them now. Drops the lock.
 void Advise::tell_policies(Lock& lock, const BlockSpan& span) {
   Region& r = *span.region;
   ++r.in_flight;
@@ -133,7 +133,7 @@ void Advise::tell_policies(Lock& lock, const BlockSpan& span) {
   map_.notify();
 }
 
-// A part of the range after another, as far as one place is said of it.
+// Prefetches the range part by part; each part has one preferred location.
 Status Advise::will_need(const void* ptr, size_t size) {
   size_t at = 0;
   do {
@@ -149,7 +149,7 @@ Status Advise::will_need(const void* ptr, size_t size) {
       const BlockIndex end = r.places.same_until(span.first, span.last) + 1;
       if (end <= span.last) part = static_cast<size_t>(r.address(end) - from);
     }
-    // What that device has no room for is needed all the same.
+    // If that device has no room, the blocks are needed all the same.
     if (home < 0 || !prefetch_.prefetch(from, part, home, nullptr).ok()) {
       if (Status s = prefetch_.prefetch(from, part, VMEM_HOST, nullptr); !s.ok()) return s;
     }
@@ -158,7 +158,7 @@ Status Advise::will_need(const void* ptr, size_t size) {
   return {};
 }
 
-// Locked. What the pager itself remembers of it.
+// Notes advice about a place for the pager's own use.
 Status Advise::note_places(const BlockSpan& span, const Place& place) {
   Region& r = *span.region;
   const auto [what, location, set] = place;
@@ -171,8 +171,8 @@ Status Advise::note_places(const BlockSpan& span, const Place& place) {
                static_cast<unsigned long long>(r.id), r.places.ranges());
 }
 
-// Locked on entry and on return. Where the block is on a device it is claimed meanwhile: it must not leave under the
-// driver's hands.
+// Gives the advice to the driver, without the lock. A block on a device is claimed for that time,
+// because it must not leave while the driver works on it.
 Status Advise::advise_block(Lock& lock, Region& r, BlockIndex b, const Place& place, bool* claimed) {
   if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
   *claimed = r.table[b].state == State::on_device;
@@ -189,7 +189,7 @@ Status Advise::advise_block(Lock& lock, Region& r, BlockIndex b, const Place& pl
   return s;
 }
 
-// Remembered for every block, and applied to those on a device.
+// Remembers the advice for every block, and applies it to those on a device. Drops the lock.
 Status Advise::advise_device(Lock& lock, const BlockSpan& span, const Place& place) {
   Region& r = *span.region;
   if (Status s = note_places(span, place); !s.ok()) return s;
@@ -202,7 +202,7 @@ Status Advise::advise_device(Lock& lock, const BlockSpan& span, const Place& pla
     do {
       arrived = r.arrived;
       result = advise_block(lock, r, b, place, &claimed);
-      // It may have come to a device meanwhile, and have moved on from there.
+      // The block may have come to a device since, and have moved on from there.
     } while (!result.ok() && !claimed && r.arrived != arrived);
     map_.follow_advice(r, b);
   }
@@ -211,8 +211,8 @@ Status Advise::advise_device(Lock& lock, const BlockSpan& span, const Place& pla
   return result;
 }
 
-// Blocks wholly inside lose their contents. Those of shared files are written and leave memory; what a file refuses for
-// good, or again, is dropped.
+// Drops the contents of blocks that lie wholly in the range. Blocks of shared files are written and
+// leave memory; changes that the file refuses for good, or twice, are dropped.
 Status Advise::drop_contents(const void* ptr, size_t size) {
   Lock lock(map_.mutex());
   BlockSpan span;
@@ -253,7 +253,8 @@ Status Advise::drop_contents(const void* ptr, size_t size) {
   return result;
 }
 
-// Locked on entry and on return. A write of the range has failed, first with `why`. -EIO: blocks were dropped.
+// Drops changes that the file refuses, after a write of the range has failed, first with `why`.
+// Returns -EIO if it dropped blocks, else `why`. Drops the lock.
 Status Advise::drop_refused(Lock& lock, Region& r, BlockIndex first, BlockIndex end, Status why) {
   uint64_t dropped = 0;
   bool leased = false;
@@ -267,7 +268,7 @@ Status Advise::drop_refused(Lock& lock, Region& r, BlockIndex first, BlockIndex 
     ++dropped;
   }
   if (dropped == 0) return why;
-  WritebackThrottle::file_succeeded(r);  // what is left is tried, and said, anew
+  WritebackThrottle::file_succeeded(r);  // the rest is tried, and reported, anew
   return error(EIO, "the changes of %llu blocks of %s, which the file refuses, are dropped: %.*s",
                static_cast<unsigned long long>(dropped), core::human_bytes(r.block_size).c_str(),
                static_cast<int>(why.text().size()), why.text().data());
@@ -275,7 +276,7 @@ Status Advise::drop_refused(Lock& lock, Region& r, BlockIndex first, BlockIndex 
 
 Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
   if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
-  if (leased(r, b) && !core::broken("leased_drop")) {  // .. while it was waited for
+  if (leased(r, b) && !core::broken("leased_drop")) {  // leased while we waited for it
     *skipped = true;
     return {};
   }
@@ -303,7 +304,7 @@ Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     case State::poisoned:
       if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
       failed_.forget_store_copy(r, b);
-      // Where the file itself is mapped only a PRIVATE region has contents of its own.
+      // If the file itself is mapped, only a PRIVATE region has contents of its own.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};
       if ((block.flags & core::kShowsFile) != 0) return files_.revive(lock, r, b);
       if (Status s = failed_.revive(r, b); !s.ok()) return s;

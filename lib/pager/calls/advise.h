@@ -1,10 +1,11 @@
-// Takes advice: what is said of blocks is kept with their region and told the policy that has them, or the driver; what
-// is needed soon is fetched, to where it is best, and contents that nobody wants any more are dropped.
+// Takes advice. Keeps advice about blocks with their region, and passes it on to the policy that
+// has the blocks, or to the driver. Fetches blocks that are needed soon to the best place, and
+// drops contents that the program does not need any more.
 //
-//   at most 256 ranges of a region have advice of their own; the last that covers a block counts
-//   leased blocks keep their contents, which is said; what is dropped of a shared file its file has refused, and that
-//   is said, too
-//
+// - At most 256 ranges of a region have advice of their own. The last advice that covers a block
+//   counts.
+// - Leased blocks keep their contents; the call reports that (-EBUSY).
+// - Of a shared file, only refused changes are dropped; the call reports that (-EIO).
 #pragma once
 
 #include "pager/calls/prefetch.h"
@@ -15,7 +16,7 @@ namespace vmem::pager {
 
 class Advise : private Shared {
  public:
-  // devices: null: there is no device tier.
+  // devices: null if there is no device tier.
   Advise(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks, FailedBlocks& failed,
          TruncatedFiles& files, PageIn& page_in, IsolatedBlocks& isolated, StreamReleases& releases, Demoter& demoter,
          RangeFlush& range_writer, Prefetch& hints, MemoryFreed& freed)
@@ -33,12 +34,12 @@ class Advise : private Shared {
         prefetch_(hints),
         freed_(freed) {}
 
-  // advice: of enum vmem_advice.
+  // advice: one of enum vmem_advice.
   core::Status advise(const void* ptr, size_t size, int advice, int location) VMEM_UNLOCKED;
 
  private:
   core::Status will_need(const void* ptr, size_t size) VMEM_UNLOCKED;
-  struct Place {  // advice about one, as a device takes it
+  struct Place {  // advice about a place, as a device takes it
     device::Advice what;
     int location;
     bool set;

@@ -27,7 +27,8 @@ Status shows_its_file(const BlockMap& map, const Region& r, BlockIndex b) VMEM_L
                map.where(r, b).c_str());
 }
 
-// The same blocks, each once: one that is named twice is needed once. `out` has room for as many.
+// Sets *out to the same blocks, each once: a block that is named twice is needed once. `out` has
+// room for as many spans.
 void join_spans(std::span<const BlockSpan> spans, std::vector<BlockSpan>* out) {
   out->assign(spans.begin(), spans.end());
   std::sort(out->begin(), out->end(), [](const BlockSpan& a, const BlockSpan& b) {
@@ -48,7 +49,7 @@ void join_spans(std::span<const BlockSpan> spans, std::vector<BlockSpan>* out) {
 
 }  // namespace
 
-// Locked on entry and on return. Each range of an acquire in a region that has devices, which may be accessed so.
+// Finds the blocks of each range. Fails if a region has no device tier or must not be accessed so.
 Status DeviceAcquire::check_ranges(std::span<const vmem_range> ranges, std::span<BlockSpan> out) {
   for (size_t i = 0; i < ranges.size(); ++i) {
     if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
@@ -64,8 +65,8 @@ Status DeviceAcquire::check_ranges(std::span<const vmem_range> ranges, std::span
   return {};
 }
 
-// Locked on entry and on return. The policy learns of blocks that have been leased at device d, and those that are
-// there already are counted.
+// Tells the policies that blocks are leased at device d, and counts those that are there already.
+// Drops the lock now and then.
 void DeviceAcquire::hold_leased(Lock& lock, std::span<const BlockSpan> spans, int d) {
   for (const BlockSpan& s : spans) {
     Region& r = *s.region;
@@ -83,8 +84,8 @@ void DeviceAcquire::hold_leased(Lock& lock, std::span<const BlockSpan> spans, in
   }
 }
 
-// Locked on entry and on return, and not meanwhile. On device d for what is missing of the spans, as far as blocks can
-// leave.
+// Makes room on device d for missing blocks of the spans, as far as others can leave. Drops the
+// lock.
 void DeviceAcquire::make_room(Lock& lock, std::span<const BlockSpan> spans, int d, const AcquireRequest* ask) {
   uint64_t missing = 0;
   for (const BlockSpan& s : spans) {
@@ -94,24 +95,24 @@ void DeviceAcquire::make_room(Lock& lock, std::span<const BlockSpan> spans, int 
     }
   }
   DeviceState& g = device_set_[static_cast<size_t>(d)];
-  const uint64_t failures = g.failures;  // of a driver that refuses: who waits for room then is told in time
+  const uint64_t failures = g.failures;  // if the driver refuses, stop: the wait for room returns its error in time
   for (bool left = true; left && AcquireRequest::check(ask).ok() && g.failures == failures;) {
-    g.budget.want(missing);  // others say what they want, too
+    g.budget.want(missing);  // each time: others set it, too
     left = g.budget.missing() != 0 && device_reclaim_.make(lock, d);
   }
 }
 
-// Locked on entry and on return. What failed before is tried again: the disk may have recovered.
+// Makes failed blocks ready for another try: the disk may have recovered. Drops the lock.
 Status DeviceAcquire::revive_failed(Lock& lock, Region& r, BlockIndex first, BlockIndex last) {
   if (r.reasons.empty() && r.table.count(State::poisoned) == 0) return {};
   for (BlockIndex i = first; i <= last; ++i) {
     const bool lost = r.lost || (r.table[i].flags & core::kLost) != 0;
-    // Where a PRIVATE region shows its file, that mapping has the only copy of what was stored since.
+    // In a PRIVATE region, the mapping of the file has the only copy of what was stored since.
     const bool only_copy = (r.table[i].flags & core::kShowsFile) != 0 && r.backing == Backing::file_private;
     if (r.table[i].state == State::poisoned && !lost && !only_copy) {
       if ((r.table[i].flags & core::kShowsFile) == 0) {
-        if (Status revived = failed_.revive(r, i); !revived.ok()) return revived;  // the disk may have recovered
-      } else if (device_set_.own_page_tables()) {  // nothing could hold accesses while the trap takes the pages' place
+        if (Status revived = failed_.revive(r, i); !revived.ok()) return revived;
+      } else if (device_set_.own_page_tables()) {  // nothing could hold back accesses while the trap replaces the pages
         return shows_its_file(map_, r, i);
       } else if (Status shown = files_.revive(lock, r, i); !shown.ok()) {
         return shown;
@@ -122,8 +123,8 @@ Status DeviceAcquire::revive_failed(Lock& lock, Region& r, BlockIndex first, Blo
   return {};
 }
 
-// Locked on entry and on return. Everything that is not on device d is asked for, before anything is waited for, in the
-// name of the spans; what failed before is tried again.
+// Requests every block that is not on device d, before the acquire waits for any. `spans` is the
+// owner of the requests. Tries failed blocks again. Drops the lock.
 Status DeviceAcquire::ask_for_missing(Lock& lock, std::span<const BlockSpan> spans, int d, const AcquireRequest* ask) {
   bool missing = false;
   for (const BlockSpan& s : spans) {
@@ -141,7 +142,7 @@ Status DeviceAcquire::ask_for_missing(Lock& lock, std::span<const BlockSpan> spa
   DeferredWork after;
   promoter_.pump(after, false);
   Batch mine;
-  // Who asks may withdraw it any time, and does not wait for driver calls unless it said so.
+  // An ask may be withdrawn at any time, and must not wait for driver calls unless it allows that.
   if ((ask == nullptr || ask->moves_blocks) && device_set_.own_page_tables()) mine = copy_in_.take_ready(spans, d);
   promoter_.wake_for_ready();
   lock.unlock();
@@ -152,7 +153,8 @@ Status DeviceAcquire::ask_for_missing(Lock& lock, std::span<const BlockSpan> spa
   return {};
 }
 
-// Locked. All that is to be stored to is there, and the stream knows of all its copies.
+// Returns whether all blocks leased for writing are there, and the stream ordered after their
+// copies.
 bool DeviceAcquire::stores_may_begin(std::span<const BlockSpan> spans, std::span<const vmem_range> ranges,
                                      const std::vector<device::Ticket>& ordered, int d) {
   for (size_t i = 0; i < spans.size(); ++i) {
@@ -162,16 +164,16 @@ bool DeviceAcquire::stores_may_begin(std::span<const BlockSpan> spans, std::span
       if (!blocks_.has_come(r, b, d)) return false;
       const Frame& frame = map_.frame_table()[r.table[b].aux];
       if (frame.cpu_mapped) return false;
-      const device::Ticket& copy = frame.ticket;  // of who came again the stream knows nothing yet
+      const device::Ticket& copy = frame.ticket;  // a new one if the block left and came again
       if (copy != nullptr && std::find(ordered.rbegin(), ordered.rend(), copy) == ordered.rend()) return false;
     }
   }
   return true;
 }
 
-// Locked. What is to be stored to counts as changed from here on and not sooner: until the acquire returns no kernel
-// stores, and were the device lost the bytes that came would be good. Marked under one hold of the lock with finding
-// all of it there. decided: nobody will say that it has not changed.
+// Marks blocks leased for writing as changed. Not sooner: no kernel stores before the acquire
+// returns, and if the device were lost, the bytes that came would be good. The caller has found all
+// of them there under the same hold of the lock. decided: no not_changed() will follow.
 void DeviceAcquire::mark_changed(std::span<const BlockSpan> spans, std::span<const vmem_range> ranges, bool decided) {
   for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
     if ((ranges[i].access & VMEM_WRITE) == 0) continue;
@@ -181,9 +183,10 @@ void DeviceAcquire::mark_changed(std::span<const BlockSpan> spans, std::span<con
 }
 
 Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* stream, const AcquireRequest* ask) {
-  // An ask's stream was looked at where "the default stream" meant the asker's.
+  // ask() has checked the stream on the asker's thread, on which "the default stream" depends.
   if (Status s = ask == nullptr ? device_set_.check_stream(d, stream) : device_set_.use(d); !s.ok()) return s;
-  // Before the lock, so that tickets end after it, and nothing has to grow under it.
+  // Declared before the lock, so that tickets are destroyed after it. Reserved, so that nothing
+  // grows under it.
   std::vector<BlockSpan> spans(ranges.size()), apart;
   std::vector<device::Ticket> tickets;
   size_t most = ranges.size();
@@ -194,7 +197,7 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
   if (Status s = check_ranges(ranges, spans); !s.ok()) return s;
   if (Status s = check_asked(spans, ask); !s.ok()) return s;
   join_spans(spans, &apart);
-  for (const BlockSpan& s : spans) ++s.region->in_flight;  // they stay while we wait
+  for (const BlockSpan& s : spans) ++s.region->in_flight;  // regions stay while we wait
   const core::ScopeGuard let_regions_go([&] {
     lock.hold();
     requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
@@ -202,11 +205,12 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
     map_.notify();
   });
   if (Status s = releases_.wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
-  // However this ends but well, also for want of memory: nothing is leased.
+  // On any failure, also for want of memory, nothing is leased.
   size_t done = 0;
   core::ScopeGuard undo([&] {
     lock.hold();
-    // With the leases, under one hold of the lock: a promotion request asks nobody who may have leased the block since.
+    // Under the same hold of the lock as the leases end: a promotion request does not check who has
+    // leased the block since.
     requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
     for (size_t i = 0; i < done; ++i) grants_.take_back(spans[i], ranges[i].access, d, stream);
     for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
@@ -216,7 +220,7 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
     if (Status s = grants_.grant(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
   }
   hold_leased(lock, spans, d);
-  // Before it is asked for: workers would take what there is room for.
+  // Before the requests: workers would begin with the blocks for which there is room.
   if (ask != nullptr && ask->moves_blocks && device_set_.own_page_tables()) make_room(lock, spans, d, ask);
   if (Status s = ask_for_missing(lock, spans, d, ask); !s.ok()) return s;
   size_t ordered = 0;
@@ -238,7 +242,7 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
   return {};
 }
 
-// Locked; it has come. A copy that is under way is noted.
+// Notes that a block has come, and collects the ticket of a copy that is under way.
 void DeviceAcquire::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
   Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
@@ -256,7 +260,7 @@ void DeviceAcquire::note_come(Region& r, BlockIndex b, std::vector<device::Ticke
   }
 }
 
-// Locked. Why a block does not come to device d: nothing went on for the whole time-out.
+// Returns why a block does not come to device d, after nothing went on for the whole time-out.
 Status DeviceAcquire::cannot_come(const Region& r, int d) {
   const DeviceState& g = device_set_[static_cast<size_t>(d)];
   if (!writes_.error().ok()) return writes_.take_error();
@@ -269,16 +273,18 @@ Status DeviceAcquire::cannot_come(const Region& r, int d) {
 }
 
 struct DeviceAcquire::Coming {
-  uint64_t failures;  // of the device, when last looked
+  uint64_t failures;  // of the device, at the last look
   uint64_t mark = StallClock::kNone;
-  std::chrono::milliseconds paused{0};  // for transitions that failed
-  bool refused = false;                 // the kernel had no memory to read it
+  std::chrono::milliseconds paused{0};  // in all, after failed transitions
+  bool refused = false;                 // the kernel had no memory to read the block
 };
 
-// Why the block does not come, where that is known. tried: the last block whose older failure was forgotten.
+// Returns why the block does not come, if that is known. tried: the last block whose older failure
+// was forgotten.
 Status DeviceAcquire::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
   Block& block = r.table[b];
-  // The thread whose access met the cut may go on before this is known of the block.
+  // A thread whose access met the cut of the file may go on before the block is marked, so check
+  // here, too.
   if (block.state == State::poisoned && (block.flags & (core::kShowsFile | core::kLost)) == core::kShowsFile &&
       device_set_.own_page_tables() && !r.lost && r.backing != Backing::file_private)
     return shows_its_file(map_, r, b);
@@ -287,7 +293,7 @@ Status DeviceAcquire::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
       if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
       return Status(why->second.code() == -ENOMEM ? ENOMEM : EIO, why->second.text());
     }
-    r.reasons.erase(why);  // an older try that was still under way
+    r.reasons.erase(why);  // of an older try, which was still under way
     *tried = b;
   } else if (block.state == State::poisoned) {
     if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
@@ -296,7 +302,7 @@ Status DeviceAcquire::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
   return {};
 }
 
-// Locked on entry and on return. Nobody has asked for it, or no more: it went another way meanwhile.
+// Requests a block that has no request (any more): it may have gone another way. Drops the lock.
 Status DeviceAcquire::ask_again(Lock& lock, Region& r, BlockIndex b, int d, const void* owner, Coming* coming) {
   const DeviceState& g = device_set_[static_cast<size_t>(d)];
   if (g.failures == coming->failures) {
@@ -306,7 +312,7 @@ Status DeviceAcquire::ask_again(Lock& lock, Region& r, BlockIndex b, int d, cons
     page_in_.run(lock, after);
     return {};
   }
-  // A move in failed: not again at once, and not for ever, whatever else goes on.
+  // A promotion failed: try again after a pause, and not for ever, even if other work goes on.
   coming->failures = g.failures;
   coming->paused += kPause;
   if (coming->paused >= std::chrono::milliseconds(config_.fault_timeout_ms) && !g.failure.ok())
@@ -320,13 +326,13 @@ Status DeviceAcquire::ask_again(Lock& lock, Region& r, BlockIndex b, int d, cons
   return health;
 }
 
-// Locked on entry and on return. Something happens with blocks of the span, or might have: begins with those that are
-// ready, where it may.
+// Waits until something has, or may have, happened to blocks of the span. Begins to copy those that
+// are ready, if it may. Drops the lock.
 Status DeviceAcquire::wait_for_some(Lock& lock, const BlockSpan& span, int d, const AcquireRequest* ask) {
   DeviceState& g = device_set_[static_cast<size_t>(d)];
-  const bool begins = ask == nullptr && device_set_.own_page_tables();  // an ask may be withdrawn any time
+  const bool begins = ask == nullptr && device_set_.own_page_tables();  // an ask may be withdrawn at any time
   const Batch mine = begins ? copy_in_.take_ready({&span, 1}, d) : Batch();
-  if (begins && !g.ready.empty()) promoter_.wake_for_ready();  // others', of which only this thread may have been told
+  if (begins && !g.ready.empty()) promoter_.wake_for_ready();  // others': maybe only this thread was told of them
   if (!mine.empty()) {
     lock.unlock();
     copy_in_.begin(mine, d);
@@ -346,7 +352,8 @@ Status DeviceAcquire::wait_for_some(Lock& lock, const BlockSpan& span, int d, co
   return health;
 }
 
-// Waits until the copy of every block of the span is issued, or it is there; collects the ends of copies under way.
+// Waits until every block of the span is there or its copy is issued. Collects the tickets of
+// copies under way.
 Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, int d, const void* owner,
                             std::vector<device::Ticket>* tickets, const AcquireRequest* ask) {
   Region& r = *span.region;
@@ -363,7 +370,7 @@ Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, 
       continue;
     }
     if (blocks_.has_come(r, b, d)) {
-      if (block.state == State::on_device) blocks_.adopt(r, b);  // its promotion request may not have got to it
+      if (block.state == State::on_device) blocks_.adopt(r, b);  // its promotion request may not have reached it
       note_come(r, b, tickets);
       coming.mark = StallClock::kNone;
       coming.paused = {};
@@ -372,7 +379,7 @@ Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, 
       continue;
     }
     if (Status s = failure_of(r, b, &tried); !s.ok()) return s;
-    // Lent to kernels of another range, whose thread may be waiting for what this one has lent.
+    // Lent to kernels of another range, whose thread may wait for blocks that this one has lent.
     if (ask != nullptr && block.state == State::isolating && map_.frame_table()[block.aux].lent_to_kernels &&
         now_ns() - begun > ask->patience_ns)
       return error(EALREADY, "a block is lent to kernels of another range");

@@ -1,10 +1,9 @@
-// Acquires at devices: the leases are taken all at once, what is missing is asked for, and the stream is ordered after
-// its copies.
+// Acquires at devices: takes all leases at once, requests the missing blocks, and orders the stream
+// after the copies.
 //
-//   however one ends but well, nothing is leased, and nothing is asked for in its name
-//   what is to be stored to counts as changed from when all of it is there and its stream knows of the copies; until
-//   the acquire returns no kernel stores
-//
+// - An acquire that fails leases nothing and leaves no request behind.
+// - Blocks leased for writing count as changed as soon as all of them are there and the stream is
+//   ordered after their copies. No kernel stores to them before the acquire returns.
 #pragma once
 
 #include <span>
@@ -20,7 +19,7 @@ namespace vmem::pager {
 
 class DeviceAcquire : private Shared {
  public:
-  // requests: for promotion, acquires first.
+  // requests: promotion requests; those of acquires come first.
   DeviceAcquire(const Shared& shared, device::Devices* devices, PooledList<PromotionRequest>& requests, DeviceSet& gpus,
                 DeviceBlocks& blocks, FailedBlocks& failed, TruncatedFiles& files, PageIn& page_in,
                 LeaseManager& grants, StreamReleases& releases, CpuMapper& views, DeviceReclaim& reclaim,
@@ -40,12 +39,12 @@ class DeviceAcquire : private Shared {
         promoter_(promoter),
         copy_in_(copy_in) {}
 
-  // ask: of AcquireRequests::ask() with the same arguments; null: the caller waits.
+  // ask: made by AcquireRequests::ask() with the same arguments; null: the caller waits.
   core::Status acquire(std::span<const vmem_range> ranges, int d, void* stream,
                        const AcquireRequest* ask) VMEM_UNLOCKED;
 
  private:
-  struct Coming;  // how a wait for blocks goes
+  struct Coming;  // progress of a wait for blocks
   core::Status check_ranges(std::span<const vmem_range> ranges, std::span<BlockSpan> out) VMEM_LOCKED;
   void hold_leased(Lock& lock, std::span<const BlockSpan> spans, int d) VMEM_LOCKED;
   void make_room(Lock& lock, std::span<const BlockSpan> spans, int d, const AcquireRequest* ask) VMEM_LOCKED;

@@ -18,15 +18,16 @@
 
 namespace vmem::pager {
 
-// A device with a live lease for writing under which a file is to get what is stored.
+// A device with a live lease for writing, whose stores under it must reach a file.
 struct ExitFlush::LiveDevice {
   enum class End : uint8_t { none, reached, refused };
   int device = 0;
-  std::shared_ptr<std::atomic<End>> end;  // of what it had been told to do; null: nobody could be asked
-  bool over = false;                      // it was reached in time
+  std::shared_ptr<std::atomic<End>> end;  // of its work so far; null: no thread waits for it
+  bool over = false;                      // that work ended in time
 };
 
-// A device that does not answer keeps whoever waits for it, and what it has nothing to do with is in the files by then.
+// Comes first: a wait for a device that does not answer may never end. By then, blocks that do not
+// depend on the device are in their files.
 Status ExitFlush::flush_host() {
   Lock lock(map_.mutex());
   RangeFlush::Writes writes;
@@ -46,7 +47,8 @@ Status ExitFlush::flush_host() {
   return range_flush_.end(lock, &writes);
 }
 
-// What can be written without a wait for anybody comes first; then what did not come to rest, while anything goes on.
+// Writes the blocks that need no wait, then those that had not come to rest, while anything goes
+// on.
 Status ExitFlush::flush_shared() {
   Lock lock(map_.mutex());
   Status first;
@@ -113,7 +115,7 @@ void ExitFlush::find_live(const Region& r, core::InplaceVector<LiveDevice, devic
   });
 }
 
-// Unlocked. On a thread of its own, which stays behind where the device never ends.
+// Drains the device on a thread of its own, which stays behind if the device never ends its work.
 void ExitFlush::drain_aside(LiveDevice* live) try {
   auto end = std::make_shared<std::atomic<LiveDevice::End>>(LiveDevice::End::none);
   std::thread thread;
@@ -131,7 +133,7 @@ void ExitFlush::drain_aside(LiveDevice* live) try {
 } catch (const std::bad_alloc&) {
 }
 
-// Unlocked. Until they are reached, or nothing has been for the time-out; all that were asked together.
+// Waits until all drains have ended, or none has for the time-out.
 void ExitFlush::wait_for_ends(std::span<LiveDevice> live, uint64_t timeout_ms) {
   StallClock progress;
   progress.look(now_ns(), true);
@@ -139,18 +141,18 @@ void ExitFlush::wait_for_ends(std::span<LiveDevice> live, uint64_t timeout_ms) {
     while (d.end != nullptr && *d.end == LiveDevice::End::none) {
       progress.look(now_ns(), false);
       if (progress.over(0, timeout_ms * uint64_t{1000000})) break;
-      core::add(counters_.swept_blocks);  // it ends by itself
+      core::add(counters_.swept_blocks);  // progress for exit: this wait has its own limit
       usleep(1000);
     }
     d.over = d.end != nullptr && *d.end == LiveDevice::End::reached;
     if (d.over) progress.made();
-    d.end.reset();  // may be the last one's, and under the lock nothing is freed
+    d.end.reset();  // maybe the last reference: it must not be freed under the lock
   }
 }
 
-// Locked. What devices have been told to do while there are live leases for writing is waited for, as for a release,
-// and written. It is all of a device's work that is waited for: kernels that ask run on whatever stream, and a stream
-// that a lease names may be gone by now, with its number another's.
+// Waits for the work of devices with live leases for writing, as for a release, and writes its
+// stores. Drops the lock. It waits for all work of a device: kernels that request blocks run on any
+// stream, and the stream that a lease names may be gone, with its number in use by another.
 Status ExitFlush::write_under_leases(Lock& lock) {
   core::InplaceVector<LiveDevice, device::kMaxDevices> live;
   BlockIndex none = 0;
@@ -180,7 +182,7 @@ Status ExitFlush::write_under_leases(Lock& lock) {
   return result;
 }
 
-// known: the devices that were waited for.
+// known: the devices that were waited for. Drops the lock.
 Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice> known, RangeScan* scan) {
   core::InplaceVector<LiveDevice, device::kMaxDevices> live;
   BlockIndex first = UINT64_MAX;
@@ -191,7 +193,7 @@ Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice
   const auto left = std::find_if(live.begin(), live.end(), [&](const LiveDevice& of) {
     lock.hold();
     const auto reached = [&](const LiveDevice& d) { return d.device == of.device && d.over; };
-    // What is lost is said elsewhere.
+    // The loss of a device is reported elsewhere.
     return !device_set_[static_cast<size_t>(of.device)].lost && std::none_of(known.begin(), known.end(), reached);
   });
   if (left != live.end()) {

@@ -1,9 +1,9 @@
-// Shared files at exit, when nobody will come back to say what failed: their changed blocks are written whoever leases
-// them, and what did not reach them is logged.
+// Writes shared files at exit, when no later call can report a failure. Writes changed blocks
+// whatever leases they are under, and logs changes that did not reach their file.
 //
-//   what can be written without a wait for anybody comes first
-//   a wait ends when nothing has gone on for the time-out: a device that never answers keeps nobody
-//
+// - Blocks that can be written without a wait come first.
+// - A wait ends when nothing has gone on for the time-out, so a device that never answers cannot
+//   hold up the exit.
 #pragma once
 
 #include <span>
@@ -16,14 +16,15 @@ namespace vmem::pager {
 
 class ExitFlush : private Shared {
  public:
-  // devices: null: there is no device tier.
+  // devices: null if there is no device tier.
   ExitFlush(const Shared& shared, device::Devices* devices, DeviceSet& gpus, FailedBlocks& failed,
             RangeFlush& range_writer)
       : Shared(shared), devices_(devices), device_set_(gpus), failed_(failed), range_flush_(range_writer) {}
 
-  // What needs no device, before all else. What fails is tried again, and said, by flush_shared().
+  // Writes blocks that need no device. Comes first; flush_shared() tries failed blocks again and
+  // logs their failure.
   core::Status flush_host() VMEM_UNLOCKED;
-  // The first failure.
+  // Returns the first failure.
   core::Status flush_shared() VMEM_UNLOCKED;
 
  private:

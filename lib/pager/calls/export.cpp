@@ -7,7 +7,7 @@
 
 namespace vmem::pager {
 
-// Locked. The device at which every block of it is under a live lease.
+// Sets *device to the device at which every block of the span is under a live lease.
 Status Export::exported_from(const BlockSpan& span, int* device) {
   const Region& r = *span.region;
   BlockIndex next = span.first;

@@ -1,8 +1,9 @@
-// Memory of leased blocks handed out of the process.
+// Hands memory of leased blocks out of the process.
 //
-//   a block is claimed while that is done, as for a transition: it neither leaves nor changes hands meanwhile
-//
-// Afterwards it comes and goes as any other; that its memory is not another block's next is the device's business.
+// - A block is claimed during the export, as for a transition: it neither leaves nor changes its
+//   owner.
+// - Afterwards it comes and goes as any other block. The device does not give exported memory to
+//   another block.
 #pragma once
 
 #include "pager/lease/stream_releases.h"
@@ -12,12 +13,12 @@ namespace vmem::pager {
 
 class Export : private Shared {
  public:
-  // devices: null: there is no device tier.
+  // devices: null if there is no device tier.
   Export(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks, PageIn& page_in,
          StreamReleases& releases)
       : Shared(shared), devices_(devices), device_set_(gpus), blocks_(blocks), page_in_(page_in), releases_(releases) {}
 
-  // All of the range is under live leases at one device.
+  // Requires live leases at one device on all of the range.
   Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor) VMEM_UNLOCKED;
 
  private:

@@ -10,7 +10,7 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr unsigned kRefusals = 10;  // at least, until what the trap refuses is given up: a clock alone tells nothing
+constexpr unsigned kRefusals = 10;  // of the trap, at least, before an acquire gives up: time alone proves nothing
 constexpr std::chrono::milliseconds kLookAgain{20};
 
 Status no_memory() {
@@ -20,8 +20,8 @@ Status no_memory() {
 }  // namespace
 
 struct HostAcquire::Coming {
-  bool tried = false;    // what is failed now has failed for this acquire
-  unsigned refused = 0;  // so often the trap would not have it in place, since ..
+  bool tried = false;    // a failure of the block is from a try of this acquire
+  unsigned refused = 0;  // times that the trap did not install it, since refused_ns
   uint64_t refused_ns = 0;
   uint64_t starving = StallClock::kNone;
 };
@@ -40,7 +40,7 @@ Status HostAcquire::acquire(std::span<const vmem_range> ranges, const AcquireReq
   if (!releases_.empty()) {
     if (Status s = releases_.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) return s;
   }
-  // However this ends but well, also for want of memory: nothing is leased.
+  // On any failure, also for want of memory, nothing is leased.
   size_t done = 0;
   core::ScopeGuard undo([&] {
     lock.hold();
@@ -72,19 +72,20 @@ Status HostAcquire::check_ranges(std::span<const vmem_range> ranges, std::span<B
   return {};
 }
 
-// Locked, and not while others give memory back: one of the spans.
+// Grants the lease of one span. If memory is short, drops the lock while unneeded frames are freed.
 Status HostAcquire::grant(Lock& lock, std::span<const BlockSpan> spans, size_t which, unsigned access,
                           const AcquireRequest* ask) {
   Status s = grants_.grant(spans[which], access, VMEM_HOST, nullptr);
   while (s.code() == -ENOMEM && supply_.give_back(lock)) {
-    // Without the lock meanwhile: a stream may have leased and released them, and kernels still have them.
+    // The lock was dropped: a stream may have leased and released the blocks, and its kernels still
+    // use them.
     if (s = releases_.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) break;
     s = grants_.grant(spans[which], access, VMEM_HOST, nullptr);
   }
   return s;
 }
 
-// What is in memory already stays: the policies are told.
+// Tells the policies that blocks in memory are leased and stay. Drops the lock now and then.
 void HostAcquire::hold(Lock& lock, const BlockSpan& span) {
   Region& r = *span.region;
   uint64_t hits = 0;
@@ -97,7 +98,7 @@ void HostAcquire::hold(Lock& lock, const BlockSpan& span) {
   core::add(counters_.lease_hits, hits);
 }
 
-// All that memory allows, before anybody waits for the first.
+// Begins all reads that memory allows, before the acquire waits for the first. Drops the lock.
 Status HostAcquire::start_reads(Lock& lock, std::span<const BlockSpan> spans, const AcquireRequest* ask) {
   bool room = true;
   for (size_t i = 0; i < spans.size() && room; ++i) {
@@ -119,7 +120,7 @@ Status HostAcquire::start_reads(Lock& lock, std::span<const BlockSpan> spans, co
   return {};
 }
 
-// Locked. Begins to fill the blocks of a turn, from *next on. False: memory allows no more.
+// Begins to fill the blocks of a turn, from *next on. Returns false if memory allows no more.
 bool HostAcquire::start_fills(Region& r, BlockIndex* next, BlockIndex last, DeferredWork& after) {
   do {
     const Block& block = r.table[*next];
@@ -128,13 +129,13 @@ bool HostAcquire::start_fills(Region& r, BlockIndex* next, BlockIndex last, Defe
     try {
       if (!page_in_.start_fill(r, *next, Urgency::acquire, after)) return false;
     } catch (const std::bad_alloc&) {
-      return false;  // what has begun must go on
+      return false;  // fills that have begun must go on
     }
   } while (++*next <= last && *next % kTurn != 0);
   return true;
 }
 
-// Waits until leased block b is in place; the lease keeps it there.
+// Waits until leased block b is in place. The lease keeps it there.
 Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, const AcquireRequest* ask) {
   Coming coming;
   for (;;) {
@@ -185,7 +186,8 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
   }
 }
 
-// DMA must find the pages writable: a kernel without our handler could not resolve the protection.
+// Makes the pages writable. DMA needs that: its faults may not reach our handler, without which the
+// kernel cannot resolve the protection.
 Status HostAcquire::let_write(Region& r, BlockIndex b, unsigned access) {
   Block& block = r.table[b];
   if ((access & VMEM_WRITE) == 0 || (block.flags & core::kProtected) == 0) return {};
@@ -203,7 +205,7 @@ std::optional<Status> HostAcquire::met_failed(Lock& lock, Region& r, BlockIndex 
     if (Status s = files_.revive(lock, r, b); !s.ok()) return s;
     return std::nullopt;
   }
-  if ((block.flags & core::kShowsFile) != 0) {  // as far as the file goes it is there
+  if ((block.flags & core::kShowsFile) != 0) {  // the part within the file is there
     lock.unlock();
     uint64_t size = 0;
     Status s = store::current_size(r.file, &size);
@@ -238,7 +240,7 @@ std::optional<Status> HostAcquire::met_on_device(Lock& lock, Region& r, BlockInd
   return Status(completion.status.code() == -ENOMEM ? ENOMEM : EIO, completion.status.text());
 }
 
-// The kernel had no memory to read it.
+// Waits after a read for which the kernel had no memory.
 Status HostAcquire::wait_for_retry(Lock& lock, const Region& r, BlockIndex b, Coming* coming) {
   if (coming->starving == StallClock::kNone) coming->starving = deadline_.look(now_ns());
   if (deadline_.hopeless(coming->starving)) return failed_.not_read(r, b);
@@ -246,7 +248,8 @@ Status HostAcquire::wait_for_retry(Lock& lock, const Region& r, BlockIndex b, Co
   return {};
 }
 
-// Somebody has tried to: the trap may have refused it.
+// Checks an attempt to install the block, which the trap may have refused. Waits before the next
+// one, or gives up with -EIO.
 Status HostAcquire::installed(Lock& lock, const Region& r, BlockIndex b, Coming* coming) {
   if (r.table[b].state != State::staged || MemoryWaitQueue::marked(r.table[b])) return {};
   const uint64_t now = now_ns();
@@ -259,7 +262,7 @@ Status HostAcquire::installed(Lock& lock, const Region& r, BlockIndex b, Coming*
   return {};
 }
 
-// For memory, or for whoever owns the block's transition.
+// Waits for memory, or for the owner of the block's transition.
 Status HostAcquire::wait(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
   if (!MemoryWaitQueue::marked(r.table[b])) {
     BlockWaiter waiter(map_.waiters(), r, b);

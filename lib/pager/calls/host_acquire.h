@@ -1,9 +1,8 @@
-// Leases at the host: all ranges of an acquire are granted at once, what is not in place is brought there, and the
-// acquire returns when all of it is. Their end is StreamReleases::release(), as at a device.
+// Acquires at the host: grants all ranges at once, brings missing blocks into place, and returns
+// when all are there. StreamReleases::release() ends the leases, as at a device.
 //
-//   however an acquire ends but well, nothing is leased
-//   all reads that memory allows are under way before the first is waited for
-//
+// - An acquire that fails leases nothing.
+// - An acquire begins all reads that memory allows before it waits for the first.
 #pragma once
 
 #include <optional>
@@ -32,11 +31,11 @@ class HostAcquire : private Shared {
         demoter_(demoter),
         range_demoter_(range_demoter) {}
 
-  // ask: of AcquireRequests::ask() with the same arguments; null: the caller waits.
+  // ask: made by AcquireRequests::ask() with the same arguments; null: the caller waits.
   core::Status acquire(std::span<const vmem_range> ranges, const AcquireRequest* ask) VMEM_UNLOCKED;
 
  private:
-  struct Coming;  // how a wait for a block goes
+  struct Coming;  // progress of a wait for a block
   core::Status check_ranges(std::span<const vmem_range> ranges, std::span<BlockSpan> out) VMEM_LOCKED;
   core::Status grant(Lock& lock, std::span<const BlockSpan> spans, size_t which, unsigned access,
                      const AcquireRequest* ask) VMEM_LOCKED;
@@ -45,7 +44,7 @@ class HostAcquire : private Shared {
   bool start_fills(Region& r, core::BlockIndex* next, core::BlockIndex last, DeferredWork& after) VMEM_LOCKED;
   core::Status bring(Lock& lock, Region& r, core::BlockIndex b, unsigned access, const AcquireRequest* ask) VMEM_LOCKED;
   core::Status let_write(Region& r, core::BlockIndex b, unsigned access) VMEM_LOCKED;
-  // Whether the block's wait is over, and how; none: it is to be looked at again.
+  // Return how the wait for the block ended, or nullopt: look at the block again.
   std::optional<core::Status> met_failed(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
   std::optional<core::Status> met_on_device(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
   core::Status wait_for_retry(Lock& lock, const Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;

@@ -19,7 +19,7 @@ Status no_memory() {
 
 }  // namespace
 
-// A point on a stream of some device that is in use: a hint's stream may be any device's.
+// Records a point on the stream, which may be of any device: tries all that are in use.
 Status Prefetch::mark_stream(void* stream, int location, device::Ticket* out) {
   Status why = error(EINVAL, "%p is not a stream of a device that has blocks here", stream);
   for (int i = -1; i < devices_->count(); ++i) {
@@ -45,9 +45,9 @@ Status Prefetch::prefetch(const void* ptr, size_t size, int location, void* stre
     if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
     if (location >= 0 && !span.region->gpu)
       return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
-    if (!span.region->gpu) stream = nullptr;  // what is in a stream's order does not use it
+    if (!span.region->gpu) stream = nullptr;  // no stream's work uses such a region
   }
-  std::list<StreamHint> later;  // before the lock, as its ticket ends after it
+  std::list<StreamHint> later;  // before the lock: its ticket is destroyed after it
   if (stream != nullptr) {
     later.emplace_back().location = location;
     if (Status s = mark_stream(stream, location, &later.back().ticket); !s.ok()) return s;
@@ -74,7 +74,7 @@ Status Prefetch::prefetch(const void* ptr, size_t size, int location, void* stre
   return {};
 }
 
-// Locked. Where it fails nothing has begun.
+// If this fails, nothing has begun.
 Status Prefetch::start(const BlockSpan& span, int location, DeferredWork& after) {
   if (location >= 0) return start_to_device(span, location, after);
   forget_hints(queues_.promotion_requests, span);
@@ -89,7 +89,7 @@ Status Prefetch::start(const BlockSpan& span, int location, DeferredWork& after)
     pressure_.wake_reclaim();
     return {};
   }
-  // More than the cache holds would only chase out what was fetched first.
+  // Fetching more than the cache holds would only evict the blocks that were fetched first.
   const uint64_t most = std::max<uint64_t>(1, frames_.room() / 4 * 3 / span.region->block_size);
   const policy::Window window{span.first, 1, static_cast<uint32_t>(std::min(span.last - span.first + 1, most)),
                               UINT64_MAX};
@@ -106,7 +106,7 @@ Status Prefetch::start_to_device(const BlockSpan& span, int device, DeferredWork
                  core::human_bytes(budget.budget()).c_str(), device,
                  core::human_bytes(span.region->block_size).c_str());
   }
-  // More than the budget holds would only chase out what came first.
+  // More blocks than the budget holds would only evict those that came first.
   const uint64_t most = std::max<uint64_t>(1, budget.limit() / span.region->block_size);
   if (!queues_.promotion_requests.push_back(
           {span.region, span.first, std::min(span.last, span.first + most - 1), device, Urgency::prefetch, nullptr})) {
@@ -116,7 +116,8 @@ Status Prefetch::start_to_device(const BlockSpan& span, int device, DeferredWork
   return {};
 }
 
-// Locked, but not while the driver is asked. Hints whose streams have got there take effect; false: none has.
+// Serves hints whose streams have got there; returns false if there is none. Drops the lock to ask
+// the driver.
 bool Prefetch::serve_stream_hints(Lock& lock) {
   struct Look {
     uint64_t id = 0;
@@ -124,7 +125,7 @@ bool Prefetch::serve_stream_hints(Lock& lock) {
     bool reached = false;
   };
   std::array<Look, 16> looks;
-  std::list<StreamHint> over;  // their tickets end without the lock
+  std::list<StreamHint> over;  // their tickets are destroyed without the lock
   auto& hints = queues_.stream_hints;
   size_t count = 0;
   for (size_t left = hints.size(); left != 0 && count < looks.size(); --left) {
@@ -135,7 +136,7 @@ bool Prefetch::serve_stream_hints(Lock& lock) {
   lock.unlock();
   for (Look& look : std::span(looks.data(), count)) {
     bool reached = false;
-    // A device that is lost never tells.
+    // A lost device never answers.
     look.reached = !devices_->poll(look.ticket, &reached).ok() || reached;
     look.ticket.reset();
   }
@@ -157,7 +158,7 @@ bool Prefetch::serve_stream_hints(Lock& lock) {
   return true;
 }
 
-// Locked. A few blocks of the oldest hint that asks blocks away from a device.
+// Demotes a few blocks of the oldest hint that sends blocks away from a device. Drops the lock.
 bool Prefetch::serve_demotion(Lock& lock) {
   if (!queues_.demotion_requests.empty()) releases_.reap(lock);
   while (!queues_.demotion_requests.empty()) {
@@ -168,21 +169,21 @@ bool Prefetch::serve_demotion(Lock& lock) {
     BlockIndex b = r.table.next_populated(it.next);
     for (; b <= it.last && b < r.blocks && batch.size() < staging_.of(r).frames.batch();
          b = r.table.next_populated(b + 1)) {
-      if (comes_to_device(map_.frame_table(), r.table[b])) break;  // not there yet
+      if (comes_to_device(map_.frame_table(), r.table[b])) break;  // still on its way there
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
       Transition* m = demoter_.begin(r, b, it.to_ssd ? Leave::evict : Leave::host);
       if (m == nullptr) break;
       batch.push_back(m);
     }
     it.next = b;
-    if (batch.empty() && b <= it.last && b < r.blocks) return false;  // tried again when something has moved
+    if (batch.empty() && b <= it.last && b < r.blocks) return false;  // try again when a transition has ended
     if (b > it.last || b >= r.blocks) {
       if (it.to_ssd) on = BlockSpan{&r, it.first, it.last};
       queues_.demotion_requests.pop_front();
     }
     ++r.in_flight;
     demoter_.run(lock, batch.all());
-    // What is in staging frames now goes on.
+    // The blocks are in staging frames now and go on to the SSD.
     if (on && !r.dying && !reclaim_requests_.full() && reclaim_requests_.add(*on, false)) pressure_.wake_reclaim();
     --r.in_flight;
     map_.notify();

@@ -1,11 +1,10 @@
-// Prefetch: where blocks are to be, when there is time for it. Now, or when a stream gets there; what is asked of a
-// device's blocks its workers do.
+// Prefetches blocks to a location when there is time, now or when a stream gets there. The device's
+// workers carry out what concerns blocks on a device.
 //
-//   a hint does nothing that anybody relies on: one that finds its queue full is dropped, and one that fails has begun
-//   nothing
-//   what asks blocks elsewhere takes them out of older hints that want them on a device
-//   the ticket of a hint ends without the lock, whatever becomes of its region
-//
+// - No call relies on a hint. A hint is dropped if its queue is full, and one that fails has begun
+//   nothing.
+// - A hint that sends blocks elsewhere takes them out of older hints that want them on a device.
+// - The ticket of a hint is destroyed without the lock, whatever becomes of its region.
 #pragma once
 
 #include "pager/account/device_queues.h"
@@ -15,7 +14,7 @@ namespace vmem::pager {
 
 class Prefetch final : private Shared, public DeviceWorkers::Above {
  public:
-  // devices: null: there is no device tier. queues, evict_requests: under the lock.
+  // devices: null if there is no device tier. queues, reclaim_requests: under the lock.
   Prefetch(const Shared& shared, device::Devices* devices, DeviceQueues& queues, ReclaimRequests& reclaim_requests,
            DeviceSet& gpus, MemoryPressure& pressure, PageIn& page_in, Readahead& read_ahead, StreamReleases& releases,
            Demoter& demoter, Promoter& promoter)
@@ -31,7 +30,7 @@ class Prefetch final : private Shared, public DeviceWorkers::Above {
         demoter_(demoter),
         promoter_(promoter) {}
 
-  // stream: when it gets there; null: now.
+  // stream: prefetch when it gets there; null: now.
   core::Status prefetch(const void* ptr, size_t size, int location, void* stream) VMEM_UNLOCKED;
 
   // For the workers.

@@ -38,7 +38,7 @@ RegionCensus count(Region& r, uint64_t now) {
                                 : c.ssd_bytes) += blocks * r.block_size;
   }
   (r.from_file() ? c.ssd_bytes : c.zero_bytes) += (r.blocks - touched) * r.block_size;
-  // As vmem_query has it: until its copy is issued a block on its way to a device is in host memory.
+  // As in vmem_query: a block on its way to a device is in host memory until its copy is issued.
   const uint64_t coming = (r.table.count(State::promoting) - r.issued) * r.block_size;
   c.device_bytes -= coming;
   c.host_bytes += coming;
@@ -69,7 +69,8 @@ Status Query::query(const void* ptr, size_t size, vmem_residency* out) {
     const State state = r.table[b].state;
     if (state == State::unpopulated) continue;
     counted += end - start;
-    // On its way to a device it is in a staging frame, or about to be, until its copy is issued.
+    // Until its copy is issued, a block on its way to a device is, or soon will be, in a staging
+    // frame.
     const bool coming = state == State::promoting && !blocks_.has_come(r, b, r.table[b].device);
     if (core::in_memory(state) || coming) {
       out->host_bytes += end - start;
@@ -137,7 +138,8 @@ Status Query::device_stats(int d, struct vmem_device_stats* out) {
   out->guest_bytes = map_.spilled().bytes(static_cast<size_t>(d));
   out->to_peers = g.to_peers;
   out->from_peers = g.from_peers;
-  // Counted now: the driver tells nobody when it takes host pages. A few blocks at a time, and without the lock.
+  // Ask the driver now, because it does not report when it takes host pages: a few blocks at a
+  // time, without the lock.
   std::array<uintptr_t, DeviceWorkers::kLook> blocks;
   uintptr_t at = 0;
   for (auto it = map_.regions().begin(); it != map_.regions().end();) {
@@ -172,7 +174,7 @@ Status Query::device_stats(int d, struct vmem_device_stats* out) {
 
 void Query::census(size_t max_regions, Snapshot* out) {
   out->regions.clear();
-  out->regions.reserve(max_regions);  // before the lock: it is everybody's
+  out->regions.reserve(max_regions);  // before the lock, for which every fault may wait
   out->devices.assign(device_set_.size(), DeviceCensus{});
   for (size_t d = 0; d < device_set_.size(); ++d)
     copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);

@@ -1,7 +1,6 @@
-// What is where, and what has happened: for callers and for those who watch from outside.
+// Reports where blocks are and what has happened, to callers and to observers outside the process.
 //
-//   nothing changes by being asked for, but that leases end whose streams have got there
-//
+// - A query changes nothing, except that it ends leases whose streams have got to their release.
 #pragma once
 
 #include "pager/calls/snapshot.h"
@@ -13,7 +12,7 @@ namespace vmem::pager {
 
 class Query : private Shared {
  public:
-  // devices: null: there is no device tier.
+  // devices: null if there is no device tier.
   Query(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks, FailedBlocks& failed,
         StreamReleases& releases)
       : Shared(shared), devices_(devices), device_set_(gpus), blocks_(blocks), failed_(failed), releases_(releases) {}
@@ -21,7 +20,7 @@ class Query : private Shared {
   Status query(const void* ptr, size_t size, vmem_residency* out) VMEM_UNLOCKED;
   void stats(struct vmem_stats* out) VMEM_UNLOCKED;
   Status device_stats(int d, struct vmem_device_stats* out) VMEM_UNLOCKED;
-  // Cheap: tables count their states as they change, so nothing is walked but the regions.
+  // Walks only the regions: tables count their states as these change.
   void census(size_t max_regions, Snapshot* out) VMEM_UNLOCKED;
 
  private:

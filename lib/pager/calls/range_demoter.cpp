@@ -12,16 +12,17 @@
 
 namespace vmem::pager {
 
-// The blocks that this call has claimed, and not ended. With page tables of their own, and nothing to be written, a
-// block is on its way as soon as it is met: the next is unmapped while it is copied, and the oldest is ended when
-// enough are under way. Else they go together.
+// The blocks that this call has claimed and not ended. If devices have their own page tables and
+// blocks are not to be written, the call begins with each block as soon as it meets it: the next is
+// unmapped while this one is copied, and the oldest is ended when enough are under way. Otherwise
+// blocks go in batches.
 class RangeDemoter::UnderWay {
  public:
-  // batch: so many are under way at most.
+  // batch: blocks that are under way at most.
   UnderWay(RangeDemoter& all, bool one_by_one, size_t batch)
       : all_(all), one_by_one_(one_by_one), batch_(one_by_one ? std::min(batch, parts_.size()) : batch) {}
 
-  // One has to be ended before the next is claimed: signals may come in.
+  // Returns whether one must end before the next is claimed: signals may come in while it ends.
   bool full() const { return one_by_one_ && count_ == batch_; }
   void add(Lock& lock, Transition* m) VMEM_LOCKED {
     if (one_by_one_) return begin(lock, m);
@@ -30,8 +31,8 @@ class RangeDemoter::UnderWay {
   }
   void end_oldest(Lock& lock) VMEM_LOCKED {
     lock.unlock();
-    // core::broken("signals_in_copies"), core::broken("copy_wait"), in wait_in_call(): for those this file is compiled
-    // again.
+    // For core::broken("signals_in_copies") and core::broken("copy_wait") in wait_in_call(): a
+    // build with one of them recompiles this file.
     if (wait_in_call(*all_.devices_, oldest().ticket) || !core::run_aside([this] { end_all(); })) end_one();
     lock.lock();
   }
@@ -78,11 +79,11 @@ class RangeDemoter::UnderWay {
   std::array<Transition*, kDeviceBatch> transitions_ = {};
   std::array<OutPart, kDeviceBatch> parts_;
   const size_t batch_;
-  size_t first_ = 0, count_ = 0;  // of the parts
+  size_t first_ = 0, count_ = 0;  // in parts_
   Batch together_, unmapped_;
 };
 
-// Where a device is lost, what host memory has of its blocks is written.
+// Notes lost devices: the copies in host memory of their blocks are then written. Drops the lock.
 void RangeDemoter::look_for_loss(Lock& lock) {
   for (size_t d = 0; d < device_set_.size(); ++d) {
     if (device_set_[d].budget.charged() == 0 || device_set_[d].lost) continue;
@@ -93,13 +94,15 @@ void RangeDemoter::look_for_loss(Lock& lock) {
   }
 }
 
-// On a device. At exit: its file got it, and then its context went, which ended what it was leased for.
+// Returns, at exit, whether the block on a device reached its file before the device's context
+// went. That ended the work for which the block was leased.
 bool RangeDemoter::went_with_its_context(const Region& r, BlockIndex b) {
   const Frame& frame = map_.frame_table()[r.table[b].aux];
   return core::exiting() && device_set_[r.table[b].device].lost && !frame.cpu_mapped && frame.saved;
 }
 
-// At rest. Nothing is to be done about it, or nothing can be, which the scan is told.
+// Returns whether the block, which is at rest, stays as it is: because nothing need be done, or
+// because nothing can be, which it notes in the scan.
 bool RangeDemoter::passes_over(const Region& r, BlockIndex b, Leave how, RangeScan* scan) {
   const State state = r.table[b].state;
   const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
@@ -119,8 +122,9 @@ bool RangeDemoter::passes_over(const Region& r, BlockIndex b, Leave how, RangeSc
 
 Leave RangeDemoter::goes_how(const Region& r, BlockIndex b, Leave how) {
   if (how != Leave::sync || leased(r, b)) return how;
-  // What cannot be copied from a device that is lost cannot stay there either: it gets its mark. Nor what is stale
-  // there and nobody leases. What is leased a kernel may use: it stays, and the CPU's is written.
+  // A block that cannot be copied from a lost device cannot stay there either: it is marked as
+  // lost. A block that is stale on its device leaves too. A leased block stays, because a kernel
+  // may use it, and the CPU's copy is written.
   const bool goes = device_set_[r.table[b].device].lost || map_.frame_table()[r.table[b].aux].device_stale;
   return goes ? Leave::evict : how;
 }

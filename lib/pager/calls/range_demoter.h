@@ -1,10 +1,9 @@
-// Demotes the blocks of a range for a call of the application's, which waits until that is done, or writes what is
-// dirty there: vmem_evict, vmem_sync, vmem_free.
+// Demotes the blocks of a range that are on a device, or writes the dirty ones, for a call of the
+// application that waits for it: vmem_evict, vmem_sync, vmem_free.
 //
-//   no transition of a block is this thread's own while it waits for another one's
-//   leased blocks (to be written: those under WRITE) are skipped, unless the scan says `all`
-//
-// Locked on entry and on return, and not meanwhile.
+// - The thread owns no transition while it waits for one of another thread.
+// - Leased blocks (for writing back: those under WRITE) are skipped, unless the scan says `all`.
+// - run() drops the lock.
 #pragma once
 
 #include "pager/tier/demoter.h"
@@ -18,7 +17,7 @@ class RangeDemoter : private Shared {
 
   core::Status run(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                    RangeScan* scan) VMEM_LOCKED;
-  // Why a block cannot leave its device: nothing went on for the whole time-out.
+  // Returns why a block cannot leave its device, after nothing went on for the whole time-out.
   core::Status cannot_leave(const Region& r, core::BlockIndex b) VMEM_LOCKED;
 
  private:

@@ -12,7 +12,7 @@ namespace vmem::pager {
 
 namespace {
 
-// A lease is in the way of writing the block: any, where it is to leave memory, else one for writing.
+// Returns whether a lease forbids the write: any if the block leaves memory, else one for writing.
 bool leased_against(const Region& r, BlockIndex b, bool keep) {
   const Leases* leases = r.leases.find(b);
   return leases != nullptr && (!keep || std::any_of(leases->begin(), leases->end(),
@@ -27,9 +27,9 @@ struct FlushWait {
 
 }  // namespace
 
-// Blocks that came to a device when that had been looked through, or were on their way.
+// For blocks that came to a device after RangeDemoter had passed, or were on their way then.
 struct RangeFlush::Late {
-  uint64_t arrived = 0;  // before that
+  uint64_t arrived = 0;  // Region::arrived before it
   Leave how = Leave::sync;
 };
 
@@ -54,11 +54,11 @@ void RangeFlush::begin(Lock& lock, const BlockSpan& span, bool keep, RangeScan* 
   if (r.gpu && !scan->host) {
     releases_.wait_for_region(lock, r, scan);
     const Status from_device = range_demoter_.run(lock, r, span.first, span.last, late.how, scan);
-    if (completion.status.ok()) completion.status = from_device;  // and the rest is written all the same
+    if (completion.status.ok()) completion.status = from_device;  // the rest is written all the same
   }
   const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
   const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
-  bool again = false;  // the same block
+  bool again = false;  // look at the same block
   for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && b < r.blocks;
        b = r.table.next_populated(again ? b : b + 1)) {
     again = false;
@@ -66,7 +66,7 @@ void RangeFlush::begin(Lock& lock, const BlockSpan& span, bool keep, RangeScan* 
     const bool lent =
         scan->all && keep && r.table[b].state == State::isolating && map_.frame_table()[r.table[b].aux].lent_to_kernels;
     if (!lent && core::in_transition(r.table[b].state)) {
-      write_batch(lock, &batch);  // never wait while holding transitions of our own
+      write_batch(lock, &batch);  // never wait while we own transitions
       if (!map_.wait_stable(lock, r, b, scan)) break;
     }
     if (!scan->host) write_late(lock, r, b, late, scan, &batch, &completion.status);
@@ -85,7 +85,7 @@ void RangeFlush::begin(Lock& lock, const BlockSpan& span, bool keep, RangeScan* 
     Transition* m = isolator_.begin_take(r, b, keep, false);
     if (m == nullptr) {
       if (!lent) map_.admit(r, b, map_.nonresident_age().shadow());
-      again = completion.outstanding != 0;  // what these have is free when they have ended
+      again = completion.outstanding != 0;  // these free memory when they end
       if (again) {
         write_batch(lock, &batch);
         for (const uint64_t all = completion.outstanding; completion.outstanding == all && all != 0;)
@@ -110,7 +110,7 @@ Status RangeFlush::end(Lock& lock, Writes* writes) {
   return writes->completion.status;
 }
 
-// What such a block brought is not written.
+// Writes a block that came to a device late, because the store lacks the changes that it brought.
 void RangeFlush::write_late(Lock& lock, Region& r, BlockIndex b, const Late& late, RangeScan* scan, Batch* batch,
                             Status* result) {
   for (uint64_t seen = late.arrived; r.table[b].state == State::on_device && seen != r.arrived;) {

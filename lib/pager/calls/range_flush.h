@@ -1,12 +1,12 @@
-// Writes the blocks of a range that the store does not have, for a call that waits for it: they stay where they are, or
-// leave memory. What a device has changed is RangeDemoter's.
+// Writes those blocks of a range that the store does not have, for a call that waits. The blocks
+// stay where they are, or leave memory. RangeDemoter writes the changes that are on a device.
 //
-//   no transition of a block is this thread's own while it waits for another one's
-//   leased blocks (to stay: those under WRITE) are skipped and said, unless the scan says `all`
-//   all that was begun has ended when it returns, and the first failure is told
-//   a call over many ranges begins to write one while others are being written
-//
-// Locked on entry and on return, and not meanwhile; the region stays while its `in_flight` counts the caller.
+// - The thread owns no transition while it waits for one of another thread.
+// - Leased blocks (if blocks stay: those under WRITE) are skipped and reported, unless the scan
+//   says `all`.
+// - On return, all writes have ended. The first failure is returned.
+// - A call over many ranges begins to write one range while others are being written.
+// - The functions drop the lock. The region stays while its `in_flight` counts the caller.
 #pragma once
 
 #include "pager/calls/range_demoter.h"
@@ -25,21 +25,21 @@ class RangeFlush : private Shared {
         releases_(releases),
         range_demoter_(range_demoter) {}
 
-  // What a call over several ranges has begun.
+  // Writes that a call over several ranges has begun.
   struct Writes {
     Completion completion;
     Batch batch;  // of one size of blocks; not begun yet
   };
 
-  // keep: the blocks stay where they are, else they leave memory. Under `all` what is lent to kernels is written, too,
-  // and not waited for.
+  // keep: the blocks stay where they are; else they leave memory. With `keep` and scan->all, blocks
+  // that are lent to kernels are written too, without a wait for them.
   core::Status write(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, bool keep,
                      RangeScan* scan) VMEM_LOCKED;
-  // The same in two steps: begin() for each range, and end() once, which waits, and tells the first failure of all.
-  // Between them a region stays for as long as blocks of it are written.
+  // write() in two steps: begin() for each range, then end() once, which waits and returns the
+  // first failure of all. Between them a region stays while blocks of it are written.
   void begin(Lock& lock, const BlockSpan& span, bool keep, RangeScan* scan, Writes* writes) VMEM_LOCKED;
   core::Status end(Lock& lock, Writes* writes) VMEM_LOCKED;
-  // What the region's file was written is durable.
+  // Makes durable what was written to the region's file.
   core::Status flush_file(Lock& lock, Region& r) VMEM_LOCKED;
 
  private:

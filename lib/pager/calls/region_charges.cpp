@@ -8,8 +8,9 @@
 
 namespace vmem::pager {
 
-// Locked, and now and then not. As many blocks as fit the budget, or kMostReserved, can move without asking for memory.
-// Beyond that memory is asked for when it is needed, and without it blocks wait for others to leave.
+// Reserves memory so that as many blocks as fit the budget, at most kMostReserved, can move without
+// asking for memory. Further blocks ask when they need it, and wait for others to leave if there is
+// none. Drops the lock now and then.
 bool RegionCharges::reserve_blocks(Lock& lock, Region& r) {
   constexpr size_t kMostReserved = 65536, kMoves = 128, kWaiting = 256;
   const uint64_t at_once = r.gpu ? r.blocks : std::min<uint64_t>(r.blocks, budget_.wanted() / r.block_size);
@@ -26,7 +27,8 @@ bool RegionCharges::reserve_blocks(Lock& lock, Region& r) {
   return true;
 }
 
-// What others hold and can do without leaves for the first buffers.
+// Gets the region's first buffers. Wakes reclaim if the budget has no room for them. Drops the
+// lock.
 Status RegionCharges::want_buffers(Lock& lock, Region& r, uint64_t mark) {
   for (;; lock.sleep_for(map_.changed(), std::chrono::milliseconds(20))) {
     Status s = frames_.want_bounce(r.block_size, bounce_limit(r, config_, budget_), least_bounce(r));
@@ -74,7 +76,7 @@ Status RegionCharges::charge(Lock& lock, Region& r, uint64_t mark) {
 void RegionCharges::credit(Region& r) {
   sums_.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
   if (r.bounces) frames_.unwant_bounce(r.block_size);
-  if (r.gpu && --staging_.of(r).regions == 0) device_set_.work().notify_all();  // others may have its frames
+  if (r.gpu && --staging_.of(r).regions == 0) device_set_.work().notify_all();  // others may use its frames
   tables_.credit(r);
   reserve_.remove_region(r.block_size);
 }

@@ -1,13 +1,14 @@
-// What a region needs of the host budget besides its blocks: tables, frames, transitions and queues so that its
-// blocks can move without asking for memory, buffers, and its part of the reserve. All of it is had when the region is
-// made, or the region is not.
+// Charges what a region needs of the host budget besides its blocks: tables; frames, transitions
+// and queues, so that its blocks can move without asking for memory; buffers; and its part of the
+// reserve. A region gets all of it when it is made, or is not made.
 //
-//   what charge() took credit() gives back, and after a charge() that failed nothing is taken
-//
-// A region's table grows by a page with the first of 128 blocks that is ever used (MetadataCharges). Where the budget
-// has no room for one more beside what blocks need to move at all, the access that wants it gets SIGBUS, with the
-// numbers in the log, and an acquire -ENOMEM: everything that is there already goes on. What a region was granted when
-// it was made it always has, so that a sparse one takes nothing from others.
+// - credit() gives back what charge() took. A charge() that fails takes nothing.
+// - A region's table grows by a page when the first of 128 blocks is used (MetadataCharges). If the
+//   budget has no room for that page beside what blocks need to move at all, the access gets
+//   SIGBUS, with the numbers in the log, and an acquire gets -ENOMEM. All that is there already
+//   goes on.
+// - A region keeps what it was granted when it was made, so a sparse region takes nothing from
+//   others.
 #pragma once
 
 #include "pager/account/device_queues.h"
@@ -30,10 +31,10 @@ class RegionCharges : private Shared {
         failed_(failed),
         waits_(waits) {}
 
-  // A new region, which nobody knows yet. mark: of who waits for memory for it, as FaultDeadline::look() gave it.
-  // -ENOMEM says with the numbers why it does not fit.
+  // Charges a new region, which no other thread knows yet. mark: of the wait for its memory, from
+  // FaultDeadline::look(). Returns 0, or -ENOMEM with the numbers of why it does not fit.
   core::Status charge(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
-  // Nothing of the region uses memory any more.
+  // Requires that nothing of the region uses memory any more.
   void credit(Region& r) VMEM_LOCKED;
 
  private:
@@ -48,7 +49,7 @@ class RegionCharges : private Shared {
   MemoryWaits& waits_;
 };
 
-// There was none.
+// Returns -ENOMEM with a message.
 core::Status no_memory_for_region(size_t size);
 
 }  // namespace vmem::pager

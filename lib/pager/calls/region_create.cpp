@@ -19,11 +19,11 @@ using core::kHugePage;
 namespace {
 
 constexpr size_t kMaxRegion = size_t{1} << 46;
-// Of regions whose blocks adapt; so many that they make a huge page lie together.
+// For regions whose blocks adapt. A group of blocks makes a huge page.
 constexpr size_t kAdaptingBlock = 64 << 10;
 constexpr uint32_t kAdaptingGroup = kHugePage / kAdaptingBlock;
 
-// Of blocks that nobody gives the size of.
+// Returns the largest block size that the library itself chooses.
 size_t largest_chosen(policy::Access advised) {
   switch (advised) {
     case policy::Access::random:
@@ -49,9 +49,9 @@ Status open_file(const RegionSpec& what, bool direct, Region* r, store::Engine& 
                                     what.size, what.lock);
       !s.ok())
     return s;
-  core::ScopeGuard close([r] { store::close_mapped(&r->file); });  // also for want of memory
+  core::ScopeGuard close([r] { store::close_mapped(&r->file); });  // also on bad_alloc
   const uint64_t have = r->file.file.size;
-  if (r->file.file.block_device && what.offset + what.size > have) {  // it does not grow, as a file may
+  if (r->file.file.block_device && what.offset + what.size > have) {  // it cannot grow as a file does
     return error(EINVAL, "block device %s has %llu bytes, but offset %llu + size %zu needs %llu", what.path.c_str(),
                  static_cast<unsigned long long>(have), static_cast<unsigned long long>(what.offset), what.size,
                  static_cast<unsigned long long>(what.offset) + what.size);
@@ -79,10 +79,10 @@ Status give_addresses_back(trap::Trap& trap, const Region& r, void* base) {
   return trap.unmap(base, r.span);
 }
 
-// How large the blocks of a region's device tier are; 0: it has none. Larger ones move faster, smaller ones waste less:
-// from 8 MiB on little is gained where something is ahead (0.95 to 0.99 of a pinned copy on an H200; 0.74 and 0.77 by 2
-// MiB), and each miss moves more. Larger ones gain where blocks come and go at once, and where zeros are made: worth it
-// where one follows the other. Those that are chosen leave a device, and what moves there, room for several.
+// Larger blocks move faster, smaller ones waste less. If blocks are requested ahead, sizes above 8
+// MiB gain little, and each miss moves more. Larger blocks do gain while blocks come and go at the
+// same time, and where zeros are made: that is worth it for sequential access. A chosen size leaves
+// room for several blocks on a device and in the staging frames.
 Status RegionCreate::device_block(const RegionSpec& what, size_t* out) {
   constexpr uint64_t kSeveral = 16, kMostRounding = 3;  // percent of the region
   *out = 0;
@@ -113,7 +113,7 @@ Status RegionCreate::device_block(const RegionSpec& what, size_t* out) {
         kSeveral * block <= pool.growth.most() && staging_.can_serve(block))
       break;
   }
-  // Better too large than none.
+  // Blocks that are too large are better than no region.
   for (size_t larger = 2 * block; !staging_.can_serve(block) && larger <= devices_->largest_unit(); larger *= 2) {
     if (larger <= budget && staging_.can_serve(larger)) block = larger;
   }
@@ -121,11 +121,11 @@ Status RegionCreate::device_block(const RegionSpec& what, size_t* out) {
   return {};
 }
 
-// Where a limit of the process is the reason, its words are better than those of whoever met it.
+// If a limit of the process is the cause, the message names it instead of the step that failed.
 Status RegionCreate::create(const RegionSpec& what, void** ptr) {
   RegionSpec one = what;
   if (Status s = device_block(what, &one.device_block); !s.ok()) return s;
-  // All sizes that are tried wait for memory together: no longer than one would.
+  // One mark for all sizes: together they wait for memory no longer than one would.
   const uint64_t mark = [this] {
     Lock lock(map_.mutex());
     return deadline_.look(now_ns());
@@ -138,7 +138,7 @@ Status RegionCreate::create(const RegionSpec& what, void** ptr) {
     } catch (const std::bad_alloc&) {
       s = no_memory_for_region(what.size);
     }
-    // Blocks that nobody has asked for may be smaller, and need less.
+    // If the program gave no size, try smaller blocks: they need less memory.
     const bool chosen = config_.auto_device_blocks && !what.says_size();
     if (s.code() != -ENOMEM || !chosen || one.device_block <= device::kUnit) break;
   }
@@ -160,7 +160,7 @@ Status RegionCreate::shape(const RegionSpec& what, Shape* out) {
   const bool gpu = what.device_block != 0;
   size_t block_size = gpu ? what.device_block : what.adapts ? kAdaptingBlock : what.block_size;
   while (!gpu && block_size / 2 >= what.size && block_size > core::kMinBlock) block_size /= 2;
-  const bool chosen = gpu && !what.says_size();  // who gives an address cannot know it
+  const bool chosen = gpu && !what.says_size();  // a program that gives an address cannot know it
   const size_t alignment = chosen ? kHugePage : std::max(kHugePage, std::min(block_size, core::kMaxBlock));
   if (what.address % alignment != 0) {
     return error(EINVAL, "address %#zx is not accepted; give a multiple of %s, or 0", size_t{what.address},
@@ -175,7 +175,7 @@ Status RegionCreate::shape(const RegionSpec& what, Shape* out) {
   return {};
 }
 
-// What is known of it before it has anything.
+// Fills in what is known before anything is allocated.
 Status RegionCreate::describe(const RegionSpec& what, const Shape& shape, Region& r) {
   r.size = what.size;
   r.span = shape.blocks * shape.block_size;
@@ -206,11 +206,12 @@ Status RegionCreate::describe(const RegionSpec& what, const Shape& shape, Region
   return {};
 }
 
-// What its blocks need later is had now: out of memory is an error of this call and not of an access.
+// Allocates what the region's blocks need later, so that a lack of memory fails this call and not
+// an access.
 Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged) {
   if (Status s = r.table.create(r.blocks); !s.ok()) return s;
   if (Status s = store::prepare_codec(r.codec); !s.ok()) return s;
-  store::zero_digest(r.block_size);  // computed once, and not by the first fault
+  store::zero_digest(r.block_size);  // computed here, so that the first fault need not
   if (r.backing == Backing::anonymous || r.backing == Backing::file_private) {
     if (!space_.reserve(r.span)) return no_memory_for_region(r.size);
     r.stored_span = r.span;
@@ -226,7 +227,7 @@ Status RegionCreate::have_addresses(const RegionSpec& what, const Shape& shape, 
                                     void** base) {
   if (r.gpu) {
     if (Status s = supply_.want(r, mark); !s.ok()) return s;
-    int born = 0;  // on any that is well
+    int born = 0;  // the first healthy device
     while (born + 1 < devices_->count() && !devices_->health(born).ok()) ++born;
     if (Status s = devices_->reserve(r.span, r.block_size, born, base); !s.ok()) return s;
     if (Status s = trap_.attach_at(*base, r.span, r.transfer); !s.ok()) {
@@ -249,7 +250,7 @@ Status RegionCreate::have_addresses(const RegionSpec& what, const Shape& shape, 
   return s;
 }
 
-// mark: of who waits for memory for it.
+// mark: of the wait for the region's memory.
 Status RegionCreate::make(const RegionSpec& what, void** ptr, uint64_t mark) {
   Shape its;
   if (Status s = shape(what, &its); !s.ok()) return s;
@@ -269,7 +270,7 @@ Status RegionCreate::make(const RegionSpec& what, void** ptr, uint64_t mark) {
     if (Status s = open_file(what, config_.direct_io, &r, engine_); !s.ok()) return s;
   }
   r.bounces = r.transfer == Transfer::copy || r.codec != store::Codec::raw;
-  // However this ends but well, also for want of memory: nothing of it is left.
+  // On any failure, also for want of memory, nothing of the region is left.
   bool charged = false;
   core::ScopeGuard undo([&] {
     if (charged) {

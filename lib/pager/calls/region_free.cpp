@@ -19,7 +19,7 @@
 
 namespace vmem::pager {
 
-// Nothing that waits in a queue names the region any more.
+// Removes the region from all queues.
 void RegionFree::forget(Region& r) {
   waits_.queue().forget(r);
   failed_.forget(r);
@@ -31,12 +31,13 @@ void RegionFree::forget(Region& r) {
   queues_.demotion_requests.erase_if([&](const DemotionRequest& d) { return d.region == &r; });
   cpu_mappings_.forget(r);
   for (StreamHint& h : queues_.stream_hints) {
-    if (h.region == &r) h.region = nullptr;  // its ticket ends without the lock
+    if (h.region == &r) h.region = nullptr;  // its ticket must be destroyed without the lock
   }
 }
 
-// Unlocked; nobody uses the region any more. Some of its frames, with their memory, serve the next region: to find and
-// to clear as much costs about what reading it does. The rest goes with the addresses.
+// Keeps some frames of a region that is not in use any more, with their memory, for the next
+// region: to allocate and clear as much memory takes about as long as to read it. The rest goes
+// with the addresses.
 void RegionFree::keep_frames(Region& r) {
   if (r.transfer != Transfer::move) return;
   core::InplaceVector<std::pair<BlockIndex, std::byte*>, 64> turn;
@@ -61,18 +62,19 @@ void RegionFree::keep_frames(Region& r) {
     while (taken < turn.size() &&
            trap_.take(r.address(turn[taken].first), r.block_size, turn[taken].second, r.transfer).ok())
       ++taken;
-    if (taken != turn.size()) trap_.release_frames(turn[taken].second, r.block_size).ignore();  // torn, perhaps
+    if (taken != turn.size()) trap_.release_frames(turn[taken].second, r.block_size).ignore();  // may be torn
     Lock lock(map_.mutex());
     for (size_t i = 0; i < taken; ++i) map_.frame_table()[r.table[turn[i].first].aux].bytes = turn[i].second;
     for (size_t i = taken; i < turn.size(); ++i) frames_.put_slot(turn[i].second, r.block_size);
-    if (taken != turn.size()) return;  // pinned, as the others may be
+    if (taken != turn.size()) return;  // pinned, and others may be
   }
 }
 
-// Locked on entry and on return, and not meanwhile. Whatever may use leased blocks, or asks, ends before they go. A
-// device whose page tables are its own is lost by a kernel that goes on, and with it all that is there alone; the
-// driver frees no managed memory before its kernels have ended. A thread of ours waits for them: they may wait for a
-// signal handler of this one.
+// Waits for all kernels that may use leased blocks or request blocks, before the blocks go. Drops
+// the lock. On a device with its own page tables, a kernel that goes on would cause the loss of the
+// device, and of all data that is only there. The driver frees managed memory only after its
+// kernels have ended. A thread of the library waits, because the kernels may wait for a signal
+// handler of this thread.
 void RegionFree::finish_kernels(Lock& lock, Region& r) {
   if (!r.gpu || !device_set_.own_page_tables()) return;
   uint64_t used = 0;
@@ -80,7 +82,7 @@ void RegionFree::finish_kernels(Lock& lock, Region& r) {
     if (leases.front().location >= 0) used |= uint64_t{1} << leases.front().location;
     return true;
   });
-  // Kernels that ask are told that nothing comes any more, and may have given up all that they had: they run yet.
+  // Kernels that request blocks know that no more come, and may have released all: they still run.
   for (size_t d = 0; r.kernels != 0 && d < device_set_.size(); ++d)
     if (device_set_[d].budget.begun()) used |= uint64_t{1} << d;
   if (used == 0) return;
@@ -120,7 +122,7 @@ void RegionFree::finish_kernels(Lock& lock, Region& r) {
 void RegionFree::drain(uint64_t used, uint64_t until_ns) {
   for (int d = 0; d < devices_->count(); ++d) {
     if ((used >> d & 1) == 0) continue;
-    // Lost: nothing runs there. It is refused while anybody captures a graph.
+    // A drain is refused while a thread captures a graph. On a lost device nothing runs.
     Status s = devices_->drain(d);
     for (; !s.ok() && devices_->health(d).ok() && now_ns() < until_ns; s = devices_->drain(d)) usleep(1000);
     if (!s.ok() && devices_->health(d).ok())
@@ -142,7 +144,7 @@ Status RegionFree::find(void* ptr, Region** out) {
              : error(EINVAL, "%p is not a region of libvmem (never was, or was freed)", ptr);
 }
 
-// Nobody leases it, or is about to.
+// Returns -EBUSY if the region is leased or open to kernels, or is about to be leased.
 Status RegionFree::may_go(const Region& r) {
   if (r.kernels != 0) {
     return error(EBUSY, "region %llu is open to kernels that ask: %u ranges, %llu leased blocks; end them first",
@@ -165,7 +167,7 @@ Status freed_meanwhile(const Region& r) {
 
 }  // namespace
 
-// Locked on entry and on return, and not meanwhile, as what follows.
+// Waits for releases; force: for kernels. Returns whether the region may go. Drops the lock.
 Status RegionFree::end_uses(Lock& lock, Region& r, bool force) {
   if (!force && r.kernels != 0) return may_go(r);  // leases for kernels end all the time
   if (!force && r.gpu) {
@@ -185,8 +187,8 @@ Status RegionFree::end_uses(Lock& lock, Region& r, bool force) {
   return r.dying ? freed_meanwhile(r) : Status();
 }
 
-// A sealed region (mseal) cannot be unmapped: it stays as it is, and may be freed when the process ends. Before
-// anything is undone.
+// Returns -EPERM if the region is sealed (mseal): it cannot be unmapped, so it stays as it is, and
+// may be freed when the process ends. Comes before anything is undone. Drops the lock.
 Status RegionFree::check_unsealed(Lock& lock, Region& r) {
   ++r.in_flight;
   lock.unlock();
@@ -204,7 +206,7 @@ Status RegionFree::check_unsealed(Lock& lock, Region& r) {
 
 namespace {
 
-// Why changes go with their region.
+// Returns -EIO with the reason why changes are lost with their region.
 Status lost_changes(const Region& r, const Status& why) {
   uint64_t blocks = 0;
   for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1))
@@ -237,34 +239,34 @@ Status RegionFree::write_file(Lock& lock, Region& r, bool force, Status* lost) {
 void RegionFree::become_quiet(Lock& lock, Region& r, bool force) {
   r.dying = true;
   forget(r);
-  // Who accesses it is reported again, and answered by access_of_dying(): a signal handler, perhaps, that somebody
-  // waits for.
+  // Accesses fault again, and access_of_dying() answers them. One may be from a signal handler that
+  // another thread waits for.
   map_.notify();
   if (!r.lost) {
-    lock.unlock();  // an operation of the module for each block
+    lock.unlock();  // with the module, one operation for each block
     trap_.wake(r.base, r.span).ignore();
     lock.lock();
   }
   while (r.in_flight != 0) lock.sleep(map_.changed());
-  if (force) finish_kernels(lock, r);  // of leases that came last
+  if (force) finish_kernels(lock, r);  // of leases that were granted last
   while (r.in_flight != 0) lock.sleep(map_.changed());
   forget(r);
   r.quiet = true;
 }
 
-// Parked threads get SIGBUS, resident pages go back to the system.
+// Ends the trap in the region: parked threads get SIGBUS, resident pages go back to the system.
 void RegionFree::detach(Region& r) {
   if (r.lost) {
-    // Parts of the range are nobody's any more: nothing may be mapped there by us.
+    // Parts of the range are not reserved any more: map nothing there.
     for (BlockIndex b = 0; b < r.blocks; ++b) trap_.wake(r.address(b), r.block_size).ignore();
   } else if (Status s = trap_.detach(r.base, r.span); !s.ok()) {
-    // At a limit of the process nothing more can be mapped. The addresses go all the same, and their threads wake.
+    // -ENOMEM: at a limit of the process. The addresses go all the same, and parked threads wake.
     core::log(s.code() == -ENOMEM ? core::Level::info : core::Level::error, "%.*s", static_cast<int>(s.text().size()),
               s.text().data());
   }
 }
 
-// Locked. Of a block that is in memory or on a device.
+// Frees the memory of a block that is in memory or on a device.
 void RegionFree::give_memory_back(Region& r, BlockIndex b, OnDevices* on_devices) {
   const core::Block& block = r.table[b];
   if (core::on_a_device(block.state)) {
@@ -276,7 +278,7 @@ void RegionFree::give_memory_back(Region& r, BlockIndex b, OnDevices* on_devices
     return;
   }
   if (!core::in_memory(block.state)) return;
-  staging_.of(r).lent -= map_.frame_table()[block.aux].lent_to_kernels ? 1 : 0;  // its kernels have ended
+  staging_.of(r).lent -= map_.frame_table()[block.aux].lent_to_kernels ? 1 : 0;  // the kernels have ended
   std::byte* bytes = map_.frame_table()[block.aux].bytes;
   if (bytes != nullptr) {
     installer_.give_frame(r, bytes);
@@ -286,9 +288,9 @@ void RegionFree::give_memory_back(Region& r, BlockIndex b, OnDevices* on_devices
   map_.free_entry(b, r);
 }
 
-// Locked on entry and on return, and not while extents go. Nobody finds the region any more.
+// Frees the blocks of a region that no thread finds any more. Drops the lock to release extents.
 void RegionFree::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) {
-  core::InplaceVector<core::Extent, 256> extents;  // freeing needs no memory
+  core::InplaceVector<core::Extent, 256> extents;  // a fixed array: to free must need no memory
   const auto release_extents = [&]() VMEM_LOCKED {
     lock.unlock();
     for (const core::Extent e : extents) space_.release(e);
@@ -313,7 +315,8 @@ void RegionFree::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) 
   lock.lock();
 }
 
-// Locked. The memory that it had on devices; with page tables of its own a device keeps it.
+// Credits the budgets with the memory that the region had on devices. A device with its own page
+// tables keeps that memory.
 void RegionFree::nobodys(OnDevices* on_devices) {
   for (size_t d = 0; d < device_set_.size(); ++d) {
     if ((*on_devices)[d] == 0) continue;
@@ -364,7 +367,7 @@ Status RegionFree::end(void* ptr, bool force, Status* lost) {
   keep_frames(r);
   detach(r);
   lock.lock();
-  // Nobody finds it any more; those who know it by a resident see that it is dying.
+  // No thread finds the region any more. Threads that know it by a frame see that it is dying.
   const std::unique_ptr<Region> gone = std::move(map_.regions().extract(reinterpret_cast<uintptr_t>(ptr)).mapped());
   grants_.forget(lock, r);
   releases_.forget(r);
@@ -374,11 +377,11 @@ Status RegionFree::end(void* ptr, bool force, Status* lost) {
   space_.unreserve(gone->stored_span);
   if (gone->stored_span != 0) writer_.store_has_room();
   close_file(gone.get(), engine_);
-  // Last: from here on the addresses may be another region's.
+  // Last: from here on, the addresses may belong to another region.
   if (gone->gpu) return give_managed_back(*gone, &on_devices);
   Status unmapped = give_addresses_back(trap_, *gone, gone->base);
   if (unmapped.code() != -ENOMEM) return unmapped;
-  // Its mapping is one with a neighbour's, and would become two.
+  // The kernel has merged the mapping with a neighbour's, and unmapping would split it into two.
   unmapped = core::name_limit(unmapped, "what is left beside a region that goes");
   core::log(core::Level::warning, "the addresses of a freed region stay taken, accesses of them get SIGBUS: %.*s",
             static_cast<int>(unmapped.text().size()), unmapped.text().data());
@@ -395,7 +398,7 @@ void RegionFree::destroy_all() {
       if (it == map_.regions().end()) return;
       base = it->second->base;
     }
-    destroy(base, true).ignore();  // freed by somebody else meanwhile: as well
+    destroy(base, true).ignore();  // another thread may have freed it
   }
 }
 

@@ -1,11 +1,13 @@
-// Frees regions: nobody uses one any more before its memory goes, and its addresses go last.
+// Frees regions: a region's memory goes after its last use, and its addresses go last.
 //
-//   who may still use the region is refused (-EBUSY), or with force: what devices do with it ends, as far as it ever
-//   does, its loans come back, and what a shared file has not got is written
-//   changes that a file refuses keep its region, unless discard() or force says otherwise
-//   from `dying` on nothing of it is begun; from `quiet` on nobody has anything of it in flight
-//   what it had is given back once: memory, extents, what RegionCharges took, addresses
-//
+// - While the region may still be used, the free is refused (-EBUSY). With force, it waits for the
+//   work of devices as far as that ever ends, takes loans back, and writes what a shared file
+//   lacks.
+// - Changes that a file refuses keep its region, unless discard() or force is used.
+// - From `dying` on, nothing of the region is begun. From `quiet` on, no thread has anything of it
+//   in flight.
+// - All that the region had is given back once: memory, extents, what RegionCharges took,
+//   addresses.
 #pragma once
 
 #include <array>
@@ -19,7 +21,8 @@ namespace vmem::pager {
 
 class RegionFree : private Shared {
  public:
-  // devices: null: there is no device tier. queues, speculation, evict_requests, shown: under the lock.
+  // devices: null if there is no device tier. queues, speculation, reclaim_requests, cpu_mappings:
+  // under the lock.
   RegionFree(const Shared& shared, device::Devices* devices, DeviceQueues& queues, ReadaheadQueue& speculation,
              ReclaimRequests& reclaim_requests, DeviceSet& gpus, CpuMappings& cpu_mappings, MemoryPressure& pressure,
              FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in, StoreWriter& writer,
@@ -46,11 +49,12 @@ class RegionFree : private Shared {
         charges_(charges),
         freed_(freed) {}
 
-  // force: whatever holds it.
+  // force: frees it whatever holds it.
   core::Status destroy(void* ptr, bool force) VMEM_UNLOCKED { return end(ptr, force, nullptr); }
-  // Also where its file refuses changes: -EIO, they are lost, and the region is gone.
+  // Frees the region even if its file refuses changes. Then returns -EIO: they are lost with the
+  // region.
   core::Status discard(void* ptr) VMEM_UNLOCKED;
-  // Every region, whatever holds it.
+  // Frees every region, whatever holds it.
   void destroy_all() VMEM_UNLOCKED;
 
  private:
@@ -59,7 +63,8 @@ class RegionFree : private Shared {
   core::Status may_go(const Region& r) VMEM_LOCKED;
   core::Status end_uses(Lock& lock, Region& r, bool force) VMEM_LOCKED;
   core::Status check_unsealed(Lock& lock, Region& r) VMEM_LOCKED;
-  // lost: what the file did not take goes with the region, and is said there. Null: it keeps the region.
+  // lost: changes that the file refuses go with the region, and *lost says so. Null: they keep the
+  // region.
   core::Status end(void* ptr, bool force, core::Status* lost) VMEM_UNLOCKED;
   core::Status write_file(Lock& lock, Region& r, bool force, core::Status* lost) VMEM_LOCKED;
   void finish_kernels(Lock& lock, Region& r) VMEM_LOCKED;

@@ -1,4 +1,4 @@
-// What is where, at one moment: for those who watch from outside.
+// Where blocks are at one moment, for observers outside the process.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct RegionCensus {
   Backing backing;
   bool gpu;  // has a device tier
   policy::Heat::Levels heat;
-  char name[64];  // "" when it has none
+  char name[64];  // "": none
 };
 
 struct DeviceCensus {

@@ -11,14 +11,15 @@
 
 namespace vmem::pager {
 
-// Locked. Some of a region, which stays meanwhile; *skipped: blocks were left for the leases that they are under.
+// Writes some blocks of a region, which stays while it does. Sets *skipped if leased blocks were
+// left. Drops the lock.
 Status Sync::sync_blocks(Lock& lock, const BlockSpan& span, bool* skipped) {
   Region& r = *span.region;
   ++r.in_flight;
   RangeScan scan;
   Status result = range_flush_.write(lock, r, span.first, span.last, true, &scan);
   if (r.backing == Backing::file_shared &&
-      !core::broken("file_flush")) {  // durable, what was written, though a block failed
+      !core::broken("file_flush")) {  // even if a block failed, make the others durable
     const Status flushed = range_flush_.flush_file(lock, r);
     if (result.ok()) result = flushed;
   }
@@ -31,8 +32,8 @@ Status Sync::sync_blocks(Lock& lock, const BlockSpan& span, bool* skipped) {
 
 namespace {
 
-// What a sync answers. First what the range itself met, then what was written in the background: if not now, the next
-// time.
+// Returns what a sync reports: first the failure of the range itself, else an earlier one in the
+// background. If a sync does not report the latter, the next one does.
 Status synced(Status result, Status earlier, bool skipped) {
   if (!result.ok()) return result;
   if (!earlier.ok()) return earlier;
@@ -43,7 +44,7 @@ Status synced(Status result, Status earlier, bool skipped) {
 
 }  // namespace
 
-// Of the region's own file, or of the store: told once.
+// Returns, once, the earlier error of the region's own file, else that of the store.
 Status Sync::take_error(Region& r) {
   Status own = std::exchange(r.write_error, {});
   return own.ok() ? writes_.take_error() : own;
@@ -59,8 +60,9 @@ Status Sync::sync(const void* ptr, size_t size) {
   return synced(std::move(result), std::move(earlier), skipped);
 }
 
-// Regions come and go while others are written: each step looks up the next by address, and those that came later are
-// left. `with` is called for each; the region stays meanwhile.
+// Calls `with` for each region, which stays for the call. Regions come and go while others are
+// written, so each step looks up the next by address; regions that came later are left out. Returns
+// whether there was any.
 template <typename With>
 bool Sync::for_each_region(With with) {
   const uint64_t end = sums_.next_region_id;
@@ -79,7 +81,7 @@ bool Sync::for_each_region(With with) {
   return any;
 }
 
-// A file is flushed once, however many regions it has; all that was written is in it by then.
+// Flushes each file once, however many regions it has. All writes have ended by then.
 Status Sync::flush_files(Lock& lock) {
   Status first;
   core::OwnMap<std::pair<uint64_t, uint64_t>, bool> flushed;
@@ -91,7 +93,7 @@ Status Sync::flush_files(Lock& lock) {
     if (first.ok()) first = s;
     try {
       flushed.emplace(file, true);
-    } catch (const std::bad_alloc&) {  // it is flushed again with its next region
+    } catch (const std::bad_alloc&) {  // its next region flushes it again
     }
   });
   return first;
@@ -105,12 +107,12 @@ Status Sync::sync_all() {
     range_flush_.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
   });
   Status first = range_flush_.end(lock, &writes);
-  const Status flushed = flush_files(lock);  // durable, what was written, though a block failed
+  const Status flushed = flush_files(lock);  // even if a block failed, make the others durable
   if (first.ok()) first = flushed;
   for_each_region([&](Region& r) VMEM_LOCKED {
     if (first.ok()) first = failed_.tell_lost(r, 0, r.blocks - 1, true);
   });
-  if (!any) return {};  // what failed went with its region
+  if (!any) return {};  // failures went with their regions
   Status earlier;
   for_each_region([&](Region& r) VMEM_LOCKED {
     if (first.ok() && earlier.ok()) earlier = take_error(r);
@@ -143,9 +145,9 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
   return result;
 }
 
-// A device that has pinned a page may store to it yet, as it may after munmap() of a mapping, which loses nothing of
-// it: so what may be pinned is taken away before the region goes. I/O that has been seen to end may be unpinned a
-// moment later.
+// Takes away blocks that may be pinned, before the region goes. A device may still store to a page
+// that it has pinned. It may do so after munmap() of a file mapping, too, which loses no such
+// store. I/O may unpin its pages a moment after its end was seen, so this tries again for kMoment.
 Status Sync::take_for_free(Lock& lock, Region& r) {
   constexpr uint64_t kMoment = 1000000000;  // ns
   const uint64_t until = now_ns() + std::min(kMoment, deadline_.limit_ns());
@@ -165,8 +167,8 @@ Status Sync::take_for_free(Lock& lock, Region& r) {
   }
 }
 
-// Changed blocks of a shared file. A lease that is granted while they are written lets its holder change what has been
-// written already: when it is released before the end, that is written too.
+// A lease that is granted while blocks are written lets its holder change blocks that were written
+// already. If it is released before the end, those changes are written too.
 Status Sync::write_for_free(Lock& lock, Region& r, bool force) {
   for (int round = 0;; ++round) {
     const uint64_t granted = r.granted;

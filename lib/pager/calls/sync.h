@@ -1,8 +1,9 @@
-// Writing on request: vmem_sync and vmem_evict, and what a shared file gets before its region goes.
+// Writes on request: vmem_sync, vmem_evict, and the changes of a shared file before its region
+// goes.
 //
-//   a sync tells, once, what was not written: what the range itself met first, else a write in the background that
-//   failed, else that blocks were skipped; what is lost in the range is told, too
-//   a region stays while it is written
+// - A sync reports once what was not written: first a failure in the range, also a lost block; else
+//   a background write that failed; else that blocks were skipped.
+// - A region stays while it is written.
 #pragma once
 
 #include "pager/account/device_queues.h"
@@ -12,7 +13,7 @@ namespace vmem::pager {
 
 class Sync : private Shared {
  public:
-  // requests: for promotion; sums: of what regions there were: under the lock.
+  // requests: promotion requests. sums: totals of all regions. Both under the lock.
   Sync(const Shared& shared, PooledList<PromotionRequest>& requests, const RegionTotals& sums, FailedBlocks& failed,
        StreamReleases& releases, RangeDemoter& range_demoter, RangeFlush& range_writer)
       : Shared(shared),
@@ -25,10 +26,10 @@ class Sync : private Shared {
 
   core::Status sync(const void* ptr, size_t size) VMEM_UNLOCKED;
   core::Status sync_all() VMEM_UNLOCKED;
-  // location: VMEM_HOST or VMEM_SSD, where the blocks go.
+  // location: where the blocks go, VMEM_HOST or VMEM_SSD.
   core::Status evict(const void* ptr, size_t size, int location) VMEM_UNLOCKED;
-  // Locked on entry and on return, and not meanwhile. Changed blocks of a shared file whose region is to be freed;
-  // force: whoever leases it. -EBUSY: it is leased meanwhile.
+  // Drops the lock. Writes changed blocks of a shared file whose region is to be freed; force: also
+  // leased ones. Returns -EBUSY if the region is leased while it writes.
   core::Status write_for_free(Lock& lock, Region& r, bool force) VMEM_LOCKED;
 
  private:

@@ -11,7 +11,7 @@ namespace vmem::pager {
 Status Tunables::set_host_budget(uint64_t bytes) {
   DeferredWork after;
   Lock lock(map_.mutex());
-  // A region that was granted goes on being served.
+  // The present regions must still be served.
   uint64_t fixed = 0, needed = 0;
   do {
     fixed = frames_.least_overhead();
@@ -54,7 +54,7 @@ Status Tunables::set_device_budget(uint64_t bytes) {
     if (!known[d]) continue;
     device::Memory memory;
     if (Status s = devices_->memory(static_cast<int>(d), &memory); !s.ok()) {
-      if (!devices_->health(static_cast<int>(d)).ok()) continue;  // lost: the others go on
+      if (!devices_->health(static_cast<int>(d)).ok()) continue;  // a lost device: the others go on
       return s;
     }
     if (bytes > memory.free + memory.used) {
@@ -66,7 +66,7 @@ Status Tunables::set_device_budget(uint64_t bytes) {
   Lock lock(map_.mutex());
   releases_.reap(lock);
   for (size_t d = 0; d < device_set_.size(); ++d) {
-    // Leases that end are waited for by those who evict, not here.
+    // Leases that are ending do not count: eviction waits for them.
     if (const uint64_t live = device_set_[d].budget.live(); live > bytes) {
       return error(EBUSY, "device_budget cannot become %s: live leases hold %s of device %zu",
                    core::human_bytes(bytes).c_str(), core::human_bytes(live).c_str(), d);
@@ -84,7 +84,6 @@ Status Tunables::set_device_budget(uint64_t bytes) {
   return {};
 }
 
-// What an administrator says of the module, and what was set, are in force.
 void Tunables::follow_module() {
   trap::Knobs knobs;
   const bool there = trap_.knobs(&knobs).ok();
@@ -120,7 +119,7 @@ void Tunables::set_fault_timeout(unsigned ms) {
 void Tunables::set_space_budget(uint64_t bytes) {
   space_.set_budget(bytes);
   Lock lock(map_.mutex());
-  writes_.has_room();  // there may be: whoever waits for memory should not wait for the back-off
+  writes_.has_room();  // maybe: threads that wait for memory need not wait for the back-off
   pressure_.wake_all_reclaim();
 }
 

@@ -1,8 +1,9 @@
-// What may be set while the pager runs, and what an administrator says of the module.
+// Settings that may change while the pager runs, by a call or by an administrator of the module.
 //
-//   what Config has is in force: of read-ahead and the time-out the least that was set or said
-//   a budget is not set below what live leases hold, nor host_budget below what serves the regions there are
-//
+// - Config has the values in force. For read-ahead and the time-out, that is the smaller of the
+//   setting and the module's limit.
+// - A budget is not set below what live leases hold, nor host_budget below what the present regions
+//   need.
 #pragma once
 
 #include "pager/host/fault_handler.h"
@@ -13,7 +14,7 @@ namespace vmem::pager {
 
 class Tunables : private Shared {
  public:
-  // config: Shared has it, too. devices: null: there is no device tier.
+  // config: the same object as in Shared. devices: null if there is no device tier.
   Tunables(const Shared& shared, Config& config, device::Devices* devices, DeviceSet& gpus, MemoryPressure& pressure,
            PageIn& page_in, StoreReader& reader, StagingAllocator& supply, StreamReleases& releases, Promoter& promoter,
            FaultHandler& faults, MemoryFreed& freed)
@@ -32,8 +33,8 @@ class Tunables : private Shared {
         wanted_readahead_(config.readahead_bytes),
         wanted_timeout_ms_(config.fault_timeout_ms) {}
 
-  Status set_host_budget(uint64_t bytes) VMEM_UNLOCKED;    // -EBUSY: live leases hold more
-  Status set_device_budget(uint64_t bytes) VMEM_UNLOCKED;  // .. -ENOMEM: above what some device has
+  Status set_host_budget(uint64_t bytes) VMEM_UNLOCKED;    // -EBUSY: leases or regions need more
+  Status set_device_budget(uint64_t bytes) VMEM_UNLOCKED;  // -EBUSY: leases hold more; -ENOMEM: a device has less
   void set_device_reserve(uint64_t bytes) VMEM_UNLOCKED;
   void set_space_budget(uint64_t bytes) VMEM_UNLOCKED;
   void set_readahead(uint64_t bytes) VMEM_UNLOCKED;
@@ -42,7 +43,7 @@ class Tunables : private Shared {
   void set_writeback(uint64_t interval_ns, uint64_t dirty_limit) VMEM_UNLOCKED;
   void set_peer_spill(unsigned percent) VMEM_UNLOCKED;
   void set_checksum(bool on) { reader_.set_verify(on); }
-  // What the module has may be other than it was.
+  // Applies the module's limits, which may have changed.
   void follow_module() VMEM_UNLOCKED;
 
  private:
@@ -58,7 +59,7 @@ class Tunables : private Shared {
   FaultHandler& faults_;
   MemoryFreed& freed_;
 
-  // As it was set.
+  // As set by calls.
   uint64_t wanted_readahead_ VMEM_GUARDED_BY(core::big_lock);
   unsigned wanted_timeout_ms_ VMEM_GUARDED_BY(core::big_lock);
 };
