@@ -37,7 +37,7 @@ constexpr uint64_t kEager = 1000000, kAwake = 100000000;  // ns since the last r
 constexpr unsigned kShortNap = 20, kLongNap = 500;        // us
 constexpr unsigned kTimerSlack = 1000;                    // ns
 constexpr auto kLook = std::chrono::milliseconds(1);      // between looks whether the last kernel has ended
-constexpr uint64_t kEndPatience = 500000000;  // ns to wait for that once exit or shutdown has stopped the range
+constexpr uint64_t kEndPatience = 500000000;  // ns that this wait may take if exit or shutdown stops the range
 constexpr unsigned kGiveBackTries = 100;      // tries, 1 ms apart, to end leases while memory is short
 
 vmem_kernel_view view_of(const pager::KernelRange& open, const vmem_range& range) {
@@ -138,8 +138,8 @@ void Kernels::work(Runtime& runtime, const Handle& kernel) {
 }
 
 // Returns whether the kernels of the range have ended. Waits outside the gate and enters it only to
-// look, because a shutdown may come first. Once stop() has stopped the range, waits at most
-// kEndPatience: after exit's stop(), kernels may never end.
+// look, because a shutdown may come first. After stop(), gives up as soon as the whole wait has
+// taken kEndPatience: at exit, kernels may never end.
 bool Kernels::wait_until_idle(Runtime& runtime, vmem_kernel* kernel) {
   bool idle = false;
   for (const uint64_t begun = pager::now_ns(); !idle;) {
