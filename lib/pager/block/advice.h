@@ -1,13 +1,15 @@
-// What follows from advice for the order in which blocks leave a place. What was said of temperature and pins comes
-// first; where that is silent, what was said of places:
+// How advice decides the order in which blocks leave a pool. Advised temperatures and pins come
+// first. Where they say nothing, the advised location counts:
 //
-//   preferred     there it is hot: it stays while anything else can go. On a device that is another it is cold: it
-//                 leaves first, and DeviceReclaim sends it to the preferred device if that has room
-//   read mostly   its bytes in staging frames are hot. While it is on a device they are its host copy: until it may
-//                 change there, it leaves by that and costs nothing
+// - Preferred location: the block is hot there, and stays while any other block can go. On another
+//   device it is cold: it leaves first, and DeviceReclaim sends it to the preferred device if that
+//   has room.
+// - Read mostly: the block's bytes in a staging frame are hot. While the block is on a device, they
+//   are its host copy. Until the block may change there, it can leave the device at no cost.
 //
-// Whoever admits a block, or a copy, to a policy asks here, under the lock that the advice is given under; where it is
-// known already, BlockMap::follow_advice() tells. So what the policy knows is always the last word.
+// Code that admits a block or a host copy to a policy asks here, under the lock that protects the
+// advice. BlockMap::follow_advice() tells a policy that knows the block already. A policy thus
+// always has the latest advice.
 #pragma once
 
 #include "pager/block/frame_table.h"
@@ -16,7 +18,7 @@
 
 namespace vmem::pager {
 
-// Of a block in this pool.
+// Returns the temperature of a block in `pool`. *pinned: whether the program pinned it.
 inline policy::Temperature temperature_in(const Region& r, core::BlockIndex b, uint8_t pool, bool* pinned) {
   using policy::Temperature;
   const Temperature said = temperature(r, b, pinned);
@@ -30,14 +32,14 @@ inline policy::Temperature temperature_in(const Region& r, core::BlockIndex b, u
   return stays ? Temperature::hot : said;
 }
 
-// Of the host copy of a block on a device.
+// Returns the temperature of the host copy of a block on a device.
 inline policy::Temperature copy_temperature(const Region& r, core::BlockIndex b) {
   const PlacementAdvice::Said place = r.places.at(b);
   const bool stays = place.preferred == VMEM_HOST || place.read_mostly;
   return stays ? policy::Temperature::hot : policy::Temperature::normal;
 }
 
-// The device that the block was said to be best on; -1: none.
+// Returns the device that is the block's preferred location, or -1 if that is no device.
 inline int home_of(const Region& r, core::BlockIndex b) {
   return std::max<int>(r.places.at(b).preferred, -1);
 }

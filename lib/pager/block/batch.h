@@ -1,4 +1,4 @@
-// What waits to be moved, a group at a time.
+// Takes transitions that wait to be moved, a group at a time.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,8 @@
 
 namespace vmem::pager {
 
-// Neighbours together: they are made, or moved, as one range. At most so many bytes, or two blocks.
+// Sorts `from` by address and takes up to N transitions from its head, so that neighbours are made
+// or moved as one range. Takes at most `bytes`, or two blocks.
 template <size_t N>
 core::InplaceVector<Transition*, N> take_batch(core::OwnVector<Transition*>& from, uint64_t bytes) {
   std::sort(from.begin(), from.end(), [](const Transition* a, const Transition* b) {

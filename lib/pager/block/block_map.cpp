@@ -12,7 +12,7 @@ namespace vmem::pager {
 
 namespace {
 
-// By Frame::pool.
+// Indexed by Frame::pool.
 std::vector<std::unique_ptr<policy::EvictionPolicy>> make_policies(size_t devices, policy::EvictionPolicyKind kind) {
   std::vector<std::unique_ptr<policy::EvictionPolicy>> policies(kDevicePools + devices);
   for (auto& policy : policies) policy = policy::make_eviction_policy(kind);
@@ -108,7 +108,6 @@ void BlockMap::give_entry(FrameId id) {
   frame_table_.give(id);
 }
 
-// After reserve_block(), or where one has been given back under the same hold of the lock.
 FrameId BlockMap::new_entry(Region& r, BlockIndex b, std::byte* bytes, uint8_t pool) {
   const FrameId id = frame_table_.take(r, b, bytes, pool);
   r.table[b].aux = id;
@@ -129,7 +128,7 @@ void BlockMap::resize_policies(size_t frames) {
     policies_[i]->resize(std::max(frames, frame_table_.size()), above_.pages(static_cast<uint8_t>(i)));
 }
 
-// The block leaves memory: it gets the shadow of its eviction in place of its frame number.
+// The shadow of the eviction replaces the frame number.
 void BlockMap::free_entry(BlockIndex b, Region& r) {
   core::Block& block = r.table[b];
   const FrameId id = block.aux;
@@ -163,7 +162,7 @@ void BlockMap::follow_advice(Region& r, BlockIndex b) {
   const core::Block& block = r.table[b];
   if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
   Frame& frame = frame_table_[block.aux];
-  // Where it is a spilled block it is at home now.
+  // A spilled block is on its preferred device now: it is no longer spilled.
   if (block.state == core::State::on_device && r.places.at(b).preferred == block.device && spilled_.remove(block.aux))
     admit(r, b, nonresident_age_.shadow());
   if (frame.admitted) {
@@ -174,12 +173,13 @@ void BlockMap::follow_advice(Region& r, BlockIndex b) {
   if (core::on_a_device(block.state)) copies_.follow_advice(block.aux);
 }
 
-// Locked. After a change of the block's leases, and when it is admitted: the policy holds it once for all of them.
+// The policy holds a block once, for all of its leases.
 void BlockMap::match_hold(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
   Frame& frame = frame_table_[block.aux];
-  // core::broken("lease_hold"), in holds_for_lease(): for that this file is compiled again.
+  // holds_for_lease() has core::broken("lease_hold"). This line has the build compile this file
+  // again for it.
   if (!frame.admitted || frame.leased == holds_for_lease(r, b)) return;
   frame.leased = !frame.leased;
   if (frame.leased) {
@@ -189,9 +189,9 @@ void BlockMap::match_hold(Region& r, BlockIndex b) {
   }
 }
 
-// Locked, and now and then not; the region is in flight. Its leases have changed: so do the holds, whichever leases
-// there are by then. A reclaim thread may get to a block first that was leased just now, and leaves it alone; one that
-// was released just now it finds when this has passed it.
+// Each block gets the hold that its leases ask for when this reaches it, whichever leases those are
+// by then. Until then a reclaim thread may choose a block that was leased just now, and leaves it
+// alone; it does not yet choose one that was released just now.
 void BlockMap::match_holds(Lock& lock, const BlockSpan& span) {
   Region& r = *span.region;
   for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && !r.dying;
@@ -202,7 +202,7 @@ void BlockMap::match_holds(Lock& lock, const BlockSpan& span) {
   }
 }
 
-// At least so many in all, a chunk at a time. References to frames stay good. False: no memory for so many.
+// Grows the table a chunk at a time. References to frames stay valid.
 bool BlockMap::reserve_entries(size_t count) noexcept try {
   while (frame_table_.size() < count) {
     resize_policies(frame_table_.size() + FrameTable::kStep);
@@ -224,20 +224,17 @@ bool BlockMap::reserve_block() {
   return (frame_table_.free() != 0 || reserve_entries(frame_table_.size() + 1)) && reserve_transition();
 }
 
-// After reserve_transition(), or reserve_block().
 Transition* BlockMap::new_transition(Region& r, BlockIndex b) {
   Transition* m = transitions_.take(r, b, now_ns());
   ++r.in_flight;
   return m;
 }
 
-// Something happened that anybody may wait for.
 void BlockMap::notify() {
   changed_.notify_all();
   waiters_.wake_all();
 }
 
-// The transition is over: whoever waits for the block hears of it, and those who wait for more than one.
 void BlockMap::free_transition(Transition* m) {
   --m->region->in_flight;
   const bool moved = m->device >= 0 ? m->image != nullptr || m->migrates : m->io.size != 0;
@@ -253,7 +250,7 @@ void BlockMap::free_transition(Transition* m) {
   const core::Block& block = m->region->table[m->block];
   if (core::in_memory(block.state) && std::exchange(frame_table_[block.aux].leaves, false))
     above_.leaves(*m->region, m->block);
-  if (m->region->dying) trap_.wake(m->region->address(m->block), m->region->block_size).ignore();  // touched again
+  if (m->region->dying) trap_.wake(m->region->address(m->block), m->region->block_size).ignore();  // it is made again
   waiters_.wake(*m->region, m->block);
   changed_.notify_all();
 }
@@ -269,7 +266,6 @@ bool BlockMap::wait_stable(Lock& lock, Region& r, BlockIndex b, RangeScan* scan)
   return !r.dying;
 }
 
-// Locked. A piece of a wait that the scan is in. False: it is not to wait any longer.
 bool BlockMap::wait_on(Lock& lock, RangeScan* scan, std::condition_variable& what) {
   if (scan == nullptr || scan->wait == RangeScan::Wait::always) {
     lock.sleep(what);
@@ -278,12 +274,11 @@ bool BlockMap::wait_on(Lock& lock, RangeScan* scan, std::condition_variable& wha
   scan->progress.look(now_ns(), false);
   const uint64_t most = config_.fault_timeout_ms * uint64_t{1000000};
   if (scan->wait == RangeScan::Wait::never || scan->progress.over(0, most)) return false;
-  core::add(counters_.swept_blocks);  // it ends by itself
+  core::add(counters_.swept_blocks);  // progress for a thread at exit: this wait has its own limit
   lock.sleep_for(what, std::chrono::milliseconds(5));
   return true;
 }
 
-// Those of each region count them, and leases hold what they should.
 std::string BlockMap::check() {
   size_t blocks_in_memory = 0;
   for (auto& [base, r] : regions_) {

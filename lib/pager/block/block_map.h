@@ -1,12 +1,15 @@
-// The blocks of all regions: what is known of each that is in memory or on a device, who moves it, and who waits for
-// it. Here is the lock. It protects every Region, all that is kept here, and the classes above that say so; it is never
-// held across I/O, a wait for another block, a hash or copy of a block, or an access of paged memory.
+// The blocks of all regions: what is known of each block in memory or on a device, its transition,
+// and the threads that wait for it. BlockMap has the pager's lock. The lock protects every Region,
+// all members of BlockMap, and the classes above that say so. No thread holds it across I/O, a wait
+// for another block, a hash or copy of a block, or an access to paged memory.
 //
-//   a block that is in memory or on a device has one frame, which names it; a transition is one block's, and from
-//   new_transition() to free_transition() its region is in flight; what is leased the policy holds, once it has it
+// - A block in memory or on a device has one frame, which names it.
+// - A transition belongs to one block. From new_transition() to free_transition() its region is in
+//   flight.
+// - The policy holds a leased block, once it has admitted it.
 //
-// Of what a transition does it knows only how to count it: who makes one owns the transition of its block, and works on
-// it without the lock.
+// BlockMap only counts transitions. The thread that makes one owns the transition of its block, and
+// works on it without the lock.
 #pragma once
 
 #include <condition_variable>
@@ -33,19 +36,21 @@ namespace vmem::pager {
 
 class BlockMap {
  public:
-  // What is asked of those above, under the lock.
+  // Calls of the classes above, under the lock.
   class Above {
    public:
-    virtual uint64_t pages(uint8_t pool) const VMEM_LOCKED = 0;  // of 4 KiB, that the blocks of a pool have at most
-    virtual void reserve_queues(size_t transitions) VMEM_LOCKED = 0;  // room for so many. Throws bad_alloc
-    virtual void leaves(Region& r,
-                        core::BlockIndex b) VMEM_LOCKED = 0;  // at rest in memory, and somebody asked it to the SSD
+    // Returns the most 4 KiB pages that the blocks of a pool can occupy.
+    virtual uint64_t pages(uint8_t pool) const VMEM_LOCKED = 0;
+    // Makes room for so many transitions in all queues. Throws bad_alloc.
+    virtual void reserve_queues(size_t transitions) VMEM_LOCKED = 0;
+    // The block has come to rest in memory, and a prefetch to the SSD waits for that.
+    virtual void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED = 0;
 
    protected:
     ~Above() = default;
   };
 
-  // devices: so many have a pool of their own.
+  // devices: how many there are; each has a pool.
   BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& staging, core::Counters& counters,
            const Config& config, size_t devices, Above& above);
   BlockMap(const BlockMap&) = delete;
@@ -53,18 +58,20 @@ class BlockMap {
 
   core::BigMutex& mutex() { return mutex_; }
 
-  // The region at an address; null: there is none. check_range(): and all of the range lies in it.
+  // Returns the region at an address, or null. check_range() also checks that one region has the
+  // whole range; it returns -EINVAL if not.
   Region* find(uintptr_t address) VMEM_LOCKED;
   core::Status check_range(const void* ptr, size_t size, BlockSpan* out) VMEM_LOCKED;
   core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions() VMEM_LOCKED { return regions_; }  // by base
   core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
   core::OwnString place(const Region& r, core::BlockIndex b) VMEM_UNLOCKED;
-  // Of regions whose files refuse their changes the one that keeps most in memory for it: why, how much, and the ways
-  // out. Ok: there is none.
+  // Among the regions whose files refuse their changes, describes the one that keeps most bytes in
+  // memory: the error, how much it keeps, and the ways out. Ok if there is none.
   Status refusal() const VMEM_LOCKED;
 
-  // What is known of a block: from new_entry(), after reserve_block(), or where one has been given back under the
-  // same hold of the lock, to free_entry(), with which the block has left memory.
+  // A block has a frame from new_entry() to free_entry(), with which it has left memory. Call
+  // new_entry() after reserve_block(), or after an entry was given back under the same hold of the
+  // lock.
   FrameTable& frame_table() VMEM_LOCKED { return frame_table_; }
   core::FrameId new_entry(Region& r, core::BlockIndex b, std::byte* bytes, uint8_t pool = kHostPool) VMEM_LOCKED;
   void give_entry(core::FrameId id) VMEM_LOCKED;
@@ -72,50 +79,53 @@ class BlockMap {
   HostCopies& copies() VMEM_LOCKED { return copies_; }
   SpilledBlocks& spilled() VMEM_LOCKED { return spilled_; }
   DirtyBlocks& dirty() VMEM_LOCKED { return dirty_; }
-  // A block of a shared file that is in host memory: stores to it are not seen any more, or it holds what its file
-  // lacks; its file has its bytes.
+  // Lists a block of a shared file in host memory: its stores are not observed, or it holds changes
+  // that its file lacks. note_clean(): its file has its bytes.
   void note_dirty(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // A transition of the block has ended in host memory, or a lease of it has: a background write waited for that,
-  // perhaps.
+  // A transition of the block has ended in host memory, or a lease of it has ended: an overdue
+  // background write may have waited for that.
   void look_for_overdue(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   void note_clean(const Region& r, core::BlockIndex b) VMEM_LOCKED { dirty_.remove(r.table[b].aux); }
   NonresidentAge& nonresident_age() VMEM_LOCKED { return nonresident_age_; }
 
-  // Which of them leave first, by Frame::pool. admit(): from here on it may be chosen.
+  // The policy of each pool (Frame::pool) chooses the blocks that leave first. It may choose a
+  // block from admit() to withdraw().
   policy::EvictionPolicy& policy(core::FrameId id) VMEM_LOCKED { return *policies_[frame_table_[id].pool]; }
   policy::EvictionPolicy& policy_of(uint8_t pool) VMEM_LOCKED { return *policies_[pool]; }
-  // withdraw(): it may not be chosen any more.
   void admit(Region& r, core::BlockIndex b, uint32_t shadow) VMEM_LOCKED;
   void withdraw(core::FrameId id) VMEM_LOCKED;
-  // Something else has been advised of the block: those that know it, or its host copy, hear it.
+  // Tells the policies of the block and of its host copy that the block's advice has changed.
   void follow_advice(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void resize_policies(size_t frames = 0) VMEM_LOCKED;  // 0: as many as there are
-  // After a change of the block's leases. match_holds(): of a span, and now and then not locked; it is in flight.
+  void resize_policies(size_t frames = 0) VMEM_LOCKED;  // 0: the size of the frame table
+  // After a change of the block's leases: lets the policy hold the block, or not, as its leases
+  // say. match_holds() does so for a span whose region is in flight; it drops the lock at times.
   void match_hold(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void match_holds(Lock& lock, const BlockSpan& span) VMEM_LOCKED;
 
-  // Memory for transitions and frames. reserve_block(): for one of each. False: there is none.
+  // Reserve memory: for `count` frames in all, for `free` free transitions, for one of each. Return
+  // false if there is no memory.
   bool reserve_entries(size_t count) noexcept VMEM_LOCKED;
   bool reserve_transition(size_t free = 1) noexcept VMEM_LOCKED;
   bool reserve_block() VMEM_LOCKED;
 
-  // A block's way somewhere, after reserve_transition() or reserve_block(). free_transition(): it is over, and who
-  // waits hears it.
+  // Begins a transition of the block, after reserve_transition() or reserve_block().
+  // free_transition() ends it and wakes the threads that wait for it.
   Transition* new_transition(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void free_transition(Transition* m) VMEM_LOCKED;
   TransitionPool& transitions() VMEM_LOCKED { return transitions_; }
   StallClock& progress() VMEM_LOCKED { return progress_; }
 
-  // Something happened that anybody may wait for, in changed().
+  // Wakes all waiters, those in changed() and those for one block.
   void notify() VMEM_LOCKED;
   std::condition_variable& changed() { return changed_; }
   BlockWaiters& waiters() VMEM_LOCKED { return waiters_; }
-  // Until no transition has the block. False: its region is being freed.
+  // Waits until no transition has the block. Returns false if its region is being freed. If the
+  // scan gives up, notes the block there and returns true.
   bool wait_stable(Lock& lock, Region& r, core::BlockIndex b, RangeScan* scan = nullptr) VMEM_LOCKED;
-  // A piece of a wait that the scan is in. False: it is not to wait any longer.
+  // Sleeps on `what` for one step of the scan's wait. Returns false if the scan must stop waiting.
   bool wait_on(Lock& lock, RangeScan* scan, std::condition_variable& what) VMEM_LOCKED;
 
-  // Tests: recounts what is kept here. What is wrong; empty: nothing.
+  // For tests: recounts everything. Returns what is wrong, or an empty string.
   std::string check() VMEM_LOCKED;
 
  private:
@@ -126,8 +136,8 @@ class BlockMap {
   Above& above_;
 
   core::BigMutex mutex_;
-  BlockWaiters waiters_ VMEM_GUARDED_BY(core::big_lock);  // for one block each
-  std::condition_variable changed_;                       // .. for more: some block came to rest, memory came free
+  BlockWaiters waiters_ VMEM_GUARDED_BY(core::big_lock);  // each for one block
+  std::condition_variable changed_;                       // a block came to rest, memory came free
   core::OwnMap<uintptr_t, std::unique_ptr<Region>> regions_ VMEM_GUARDED_BY(core::big_lock);  // by base
   std::vector<std::unique_ptr<policy::EvictionPolicy>> policies_;                             // by Frame::pool
   FrameTable frame_table_ VMEM_GUARDED_BY(core::big_lock);

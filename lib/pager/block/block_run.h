@@ -1,5 +1,5 @@
-// Blocks that lie side by side and move together: one call of the trap for all of them. Each makes every CPU that runs
-// the program forget what it knows of the range, whatever its size.
+// Neighbouring blocks that move together, by one call of the trap. Each call interrupts every CPU
+// that runs the program, whatever the size of its range.
 #pragma once
 
 #include <cerrno>
@@ -12,35 +12,39 @@
 
 namespace vmem::pager {
 
-// The trap says that it moved a part of a block and could not take it back.
+// Whether the trap moved a part of a block and could not take it back.
 inline bool half_way(const core::Status& s) {
   return s.code() == -ENOTRECOVERABLE;
 }
 
-// The order of addresses within a region.
+// By region, and by address within a region.
 inline bool address_order(const Transition* a, const Transition* b) {
   return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
 }
 
-// `next` lies so many blocks behind, in its region and in memory.
+// Whether `next` is `blocks` blocks after `m`, both in the region and in memory.
 inline bool goes_on(const Transition& m, const Transition& next, size_t blocks = 1) {
   return next.region == m.region && next.block == m.block + blocks &&
          next.image == m.image + blocks * m.region->block_size;
 }
 
-// Unlocked; moves in the order of address_order(). Stores to those whose pages stay where they are while they are
-// written wait from here on. What could not be protected has the reason in its status.
+// Write-protects the pages of transitions that are written in place: from here on stores to them
+// wait. Call without the lock, with transitions in address_order(). A transition that could not be
+// protected has the reason in its status.
 void protect_in_place(trap::Trap& trap, std::span<Transition* const> transitions);
 
-// Reads that are begun, in the order of address_order(): those at the head that are one transfer into one run of memory
-// are put in place together.
+// Makes a group of the reads at the head that are one transfer into one run of memory: they are put
+// in place together. The reads are about to begin, in address_order(). Does nothing if no group is
+// free.
 void place_together(const TransitionList& reads, std::span<ReadGroup> groups);
 
-// Takes the first of `moves`, and those after it that the same call of the trap can put in place. Of what stores may
-// change meanwhile none: half of them could not be taken back.
+// Takes the first transition, and those after it that the same call of the trap can put in place. A
+// block that stores could change as soon as it is in place goes alone: if the call stopped half
+// way, it could not be taken back.
 Batch take_run(TransitionList& transitions);
 
-// Ranges to drop, of transitions that are added in that order: neighbours are one.
+// The ranges of transitions whose pages are dropped. Add them in address_order(): neighbours become
+// one range.
 class DropList {
  public:
   void add(const Transition& m) {

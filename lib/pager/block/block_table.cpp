@@ -17,7 +17,7 @@ constexpr uint16_t bit(State s) {
   return static_cast<uint16_t>(1u << static_cast<unsigned>(s));
 }
 
-// Row: from. Every pair is made somewhere, by one owner: docs/internals.md names it.
+// One row for each `from` state. docs/internals.md names the functions that make each change.
 constexpr uint16_t kLegal[] = {
     /* unpopulated  */ bit(State::reading) | bit(State::promoting) | bit(State::poisoned),
     /* stored     */ bit(State::reading) | bit(State::unpopulated) | bit(State::promoting) | bit(State::poisoned),
@@ -62,13 +62,13 @@ BlockTable::~BlockTable() {
 
 Status BlockTable::create(uint64_t blocks) {
   const size_t bytes = blocks * sizeof(Block);
-  // Small tables come from the heap so that thousands of small regions do not use up mappings.
+  // Small tables come from the heap, so that thousands of small regions do not use up mappings.
   if (bytes <= 64 * 1024) {
     table_ = static_cast<Block*>(calloc(blocks, sizeof(Block)));
     if (table_ == nullptr) return error(ENOMEM, "no memory for a table of %zu bytes", bytes);
     footprint_ = bytes;
   } else {
-    // Without access first: under mlockall(MCL_FUTURE) it would be filled to its last page.
+    // Map it without access first: under mlockall(MCL_FUTURE) the kernel would fill all its pages.
     void* at = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (at == MAP_FAILED) {
       return system_error(errno, "no address space for a block table of %s", human_bytes(bytes).c_str());
@@ -79,7 +79,7 @@ Status BlockTable::create(uint64_t blocks) {
       return system_error(why, "no memory for a block table of %s", human_bytes(bytes).c_str());
     }
     madvise(at, bytes, MADV_DONTFORK);
-    madvise(at, bytes, MADV_NOHUGEPAGE);  // what is charged is what is there
+    madvise(at, bytes, MADV_NOHUGEPAGE);  // a huge page would exceed the footprint
     table_ = static_cast<Block*>(at);
     mapped_ = bytes;
   }
@@ -107,7 +107,7 @@ void BlockTable::change(BlockIndex i, State from, State to) {
     ++used_[chunk];
     if (mapped_ == 0 || committed_[chunk]) return;
     committed_[chunk] = true;
-    footprint_ += kPage + 1;  // and its count
+    footprint_ += kPage + 1;  // the page, and its count in used_
   } else if (to == State::unpopulated && --used_[chunk] == 0 && mapped_ != 0) {
     if (empty_[(next_empty_ + empty_.size() - 1) % empty_.size()] == chunk) return;
     const uint64_t oldest = std::exchange(empty_[next_empty_], chunk);
@@ -116,7 +116,8 @@ void BlockTable::change(BlockIndex i, State from, State to) {
   }
 }
 
-// The memory of a chunk, unless one of its blocks has to say more than that it was never written, or is zeros again.
+// Gives the memory of a chunk back, unless an entry says more than that its block was never written
+// or is zeros again.
 void BlockTable::give_back(uint64_t chunk) {
   if (used_[chunk] != 0 || !committed_[chunk]) return;
   Block* const first = table_ + chunk * kChunk;
@@ -129,7 +130,7 @@ void BlockTable::give_back(uint64_t chunk) {
 }
 
 BlockIndex BlockTable::next_populated(BlockIndex from) const {
-  constexpr uint64_t kMost = 65536;  // of pages
+  constexpr uint64_t kMost = 65536;  // pages
   for (uint64_t i = 0; i < kMost && from < blocks_ && used_[from / kChunk] == 0; ++i) {
     from = (from / kChunk + 1) * kChunk;
   }

@@ -1,5 +1,6 @@
-// What is known of each block of a region, and which changes of state are legal. The pager is the only writer; every
-// call is made under its lock. A table for 16 TiB costs address space only: entries are born as zero pages.
+// The table of a region's blocks, and the legal changes of their states. Only the pager writes it;
+// every call is made under its lock. A table for 16 TiB costs only address space at first: its
+// entries start as zero pages.
 #pragma once
 
 #include <array>
@@ -12,20 +13,20 @@
 
 namespace vmem::core {
 
-// Where a block's current bytes are, and who owns the change that is under way. In the states marked (owner) exactly
-// one thread may act on the block; everybody else leaves a mark in the flags and waits for the next state.
+// Where a block's current bytes are. In the states marked (owner) exactly one thread may act on the
+// block. Every other thread leaves a flag and waits for the next state.
 enum class State : uint8_t {
-  unpopulated,   // never written: zeros, or the mapped file's bytes. Trapped.
-  stored,        // in the store, at `extent`. Trapped.
-  reading,       // (owner) bytes on their way into a frame. Trapped.
+  unpopulated,   // never written: zeros, or the mapped file's bytes. Trapped
+  stored,        // in the store, at `extent`. Trapped
+  reading,       // (owner) being read into a frame. Trapped
   staged,        // in a frame, trapped: a read-ahead marker, a probe, a device region's host copy
   mapping,       // (owner) the frame is being put in place
   resident,      // in place: accesses cost nothing
   isolating,     // (owner) being taken out of sight or write-protected, hashed, dropped
-  writing_back,  // (owner) its image, in a frame or in place and write-protected, is being written to the store
-  poisoned,      // its bytes cannot be had: accesses get SIGBUS, the reason was logged
+  writing_back,  // (owner) being written to the store, from a frame or from its place, write-protected
+  poisoned,      // its bytes are unavailable: accesses get SIGBUS, the reason was logged
   promoting,     // (owner) on its way into a device
-  on_device,     // on a device; CPU accesses are the driver's business
+  on_device,     // on a device
   demoting,      // (owner) on its way out of a device
   count_,
 };
@@ -35,46 +36,46 @@ constexpr bool in_transition(State s) {
   return s == State::reading || s == State::mapping || s == State::isolating || s == State::writing_back ||
          s == State::promoting || s == State::demoting;
 }
-// States in which the block occupies host memory; `aux` is its FrameId then.
+// States in which the block occupies host memory. `aux` is its FrameId.
 constexpr bool in_memory(State s) {
   return s == State::reading || s == State::staged || s == State::mapping || s == State::resident ||
          s == State::isolating || s == State::writing_back;
 }
 
-// States in which it occupies device memory; `device` says which, `aux` is its FrameId.
+// States in which the block occupies memory of `device`. `aux` is its FrameId.
 constexpr bool on_a_device(State s) {
   return s == State::promoting || s == State::on_device || s == State::demoting;
 }
 
 enum Flag : uint16_t {
   kFaultPending = 1 << 0,     // a fault waits for this block
-  kStorePending = 1 << 1,     // .. and it is a store
-  kWaitsForMemory = 1 << 2,   // queued for memory
+  kStorePending = 1 << 1,     // a store waits for this block
+  kWaitsForMemory = 1 << 2,   // in MemoryWaitQueue
   kReadaheadMarker = 1 << 3,  // a read-ahead marker
   kReadAhead = 1 << 4,        // read ahead or prefetched, no access seen since
-  kDigest = 1 << 5,           // `digest` is that of the bytes in the store or the file
-  kProtected = 1 << 6,        // in place write-protected: certainly equal to the store
+  kDigest = 1 << 5,           // `digest` is the digest of the bytes in the store or the file
+  kProtected = 1 << 6,        // in place, write-protected, and equal to the store
   kDirty = 1 << 7,            // on a device, or staged: may differ from what the store has
-  kUnknown = 1 << 8,          // a write of it failed: what the store or the file has may be torn, so it must be written
-  kLost = 1 << 9,             // poisoned, because the only copy of its changes is gone; until it is dropped or freed
-  kTold = 1 << 10,            // .. and a call has said so
-  kDropped = 1 << 11,         // a fault that waited for memory was answered with SIGBUS; the bytes are intact
-  kPrefetched = 1 << 12,      // by vmem_prefetch (else by read-ahead)
-  kShowsFile = 1 << 13,       // poisoned, because its file ends before it or in it: the file itself is mapped there
-  // Poisoned, but the trap refused to answer accesses with SIGBUS: the next one asks again. With kShowsFile: it refused
-  // the file, and they get SIGBUS.
+  kUnknown = 1 << 8,          // its last write failed: the store or the file may have torn bytes, so it must be written
+  kLost = 1 << 9,             // poisoned: the only copy of its changes is gone; until it is dropped or freed
+  kTold = 1 << 10,            // kLost, and a call has reported it
+  kDropped = 1 << 11,         // poisoned: a fault waited for memory in vain and got SIGBUS; the bytes are intact
+  kPrefetched = 1 << 12,      // kReadAhead by vmem_prefetch, not by read-ahead
+  kShowsFile = 1 << 13,       // poisoned: its file ends before the block does; the file itself is mapped there
+  // Poisoned, but the trap refused to answer accesses with SIGBUS. The next access asks it again.
+  // With kShowsFile: the trap refused to map the file, and accesses get SIGBUS.
   kUnanswered = 1 << 14,
-  kUnread = 1 << 15,  // the disk refused to read it the last time: who asks for its bytes to be safe is told
+  kUnread = 1 << 15,  // its last read failed: a call that asks for its bytes to be safe reports it
 };
 
 inline constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(kReadAhead | kReadaheadMarker | kPrefetched));
 
 struct Block {
   Digest digest;
-  Extent extent;     // where the store has it; invalid for file bytes
-  uint32_t aux = 0;  // in memory or on a device: FrameId. Absent: shadow of its last eviction, 0 = never
+  Extent extent;     // where the store has it; empty if it has not
+  uint32_t aux = 0;  // in memory or on a device: FrameId; else the shadow of its last eviction, 0: never
   State state = State::unpopulated;
-  uint8_t device = 0;  // on_device, promoting, demoting: which
+  uint8_t device = 0;  // on_device, promoting, demoting
   uint16_t flags = 0;
 };
 static_assert(sizeof(Block) == 32);
@@ -90,33 +91,36 @@ class BlockTable {
   uint64_t size() const { return blocks_; }
   Block& operator[](BlockIndex i) { return table_[i]; }
   const Block& operator[](BlockIndex i) const { return table_[i]; }
-  // The one way a state changes. Illegal: fatal().
+  // The only way to change a state. Calls fatal() if the state is not `from` or the change is
+  // illegal.
   void change(BlockIndex i, State from, State to);
-  // First block at or after `from` that may be other than unpopulated, or size(); skips pages in which all are, though
-  // not so many at once that it takes long: then it is the first of a page.
+  // Returns the first block at or after `from` that may not be unpopulated, or size(). Skips pages
+  // of the table whose blocks are all unpopulated. To stay short, a call skips a limited number of
+  // them and then returns the first block of a page.
   BlockIndex next_populated(BlockIndex from) const;
-  // Blocks in each state, counted as they change (unpopulated: not counted).
+  // Blocks in a state; kept current by change(). Unpopulated blocks are not counted.
   uint64_t count(State state) const { return counts_[static_cast<size_t>(state)]; }
-  // Bytes of memory the table may occupy by now. A page whose blocks are unpopulated again is given back before long,
-  // with the shadows of their evictions.
+  // Bytes of memory that the table may occupy now. A page whose blocks are all unpopulated again is
+  // given back before long, with the shadows of their evictions.
   size_t footprint() const { return footprint_; }
-  // .. and how much more with block i in use, 0 for most; and at the most, with all of them.
+  // How much footprint() grows if block i comes into use (0 for most blocks), and its value with
+  // all blocks in use.
   size_t cost(BlockIndex i) const { return mapped_ == 0 || committed_[i / kChunk] ? 0 : kPage + 1; }
   size_t most() const { return mapped_ == 0 ? footprint_ : (blocks_ + kChunk - 1) / kChunk * (kPage + 2); }
-  // Recounts everything and compares: tests call it. Empty when consistent.
+  // For tests: recounts everything. Returns what is wrong, or an empty string.
   std::string check() const;
-  static constexpr uint64_t kChunk = kPage / sizeof(Block);  // blocks: a page of the table
+  static constexpr uint64_t kChunk = kPage / sizeof(Block);  // blocks in a page of the table
 
  private:
   void give_back(uint64_t chunk);
   Block* table_ = nullptr;
   uint64_t blocks_ = 0;
-  size_t mapped_ = 0;  // bytes, 0 when from calloc
+  size_t mapped_ = 0;  // bytes; 0: from calloc
   size_t footprint_ = 0;
-  uint8_t* used_ = nullptr;      // of each chunk: blocks other than unpopulated
-  std::vector<bool> committed_;  // of each chunk: has memory
+  uint8_t* used_ = nullptr;      // by chunk: blocks that are not unpopulated
+  std::vector<bool> committed_;  // by chunk: has memory
   static constexpr uint64_t kNone = UINT64_MAX;
-  std::array<uint64_t, 16> empty_;  // chunks that became empty last: kept, for they may soon be wanted again
+  std::array<uint64_t, 16> empty_;  // the last chunks that became empty; kept, since they may be used again soon
   size_t next_empty_ = 0;
   uint64_t counts_[static_cast<size_t>(State::count_)] = {};
 };

@@ -1,7 +1,9 @@
-// Who waits for one block: a thread sleeps in a BlockWaiter of its own, on its stack, and is woken when the transition
-// of that block ends, not whenever anything does. Under the pager's lock, both; needs no memory.
+// Threads that wait for one block. Each sleeps in a BlockWaiter on its own stack. It is woken when
+// the transition of that block ends, and not when any other does.
 //
-//   a thread that waits is in the list, from the construction of its BlockWaiter to its destruction
+// - A waiting thread is in the list from the construction of its BlockWaiter to its destruction.
+//
+// Not thread-safe: the pager's lock protects both classes. Needs no memory.
 #pragma once
 
 #include <condition_variable>
@@ -16,9 +18,9 @@ class BlockWaiter;
 
 class BlockWaiters {
  public:
-  // Wakes those who wait for the block; returns how many.
+  // Wakes the threads that wait for the block. Returns their number.
   inline size_t wake(const Region& region, core::BlockIndex block);
-  // What changed may concern anybody: a region is being freed, a lease ended.
+  // Wakes every thread: a region is being freed, a lease ended.
   inline void wake_all();
   bool empty() const { return first_ == nullptr; }
   inline bool any(const Region& region, core::BlockIndex block) const;

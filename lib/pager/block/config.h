@@ -1,4 +1,4 @@
-// What a pager is made of.
+// The settings of a pager, and the objects that it is made of.
 #pragma once
 
 #include <cstdint>
@@ -24,27 +24,31 @@ using memory::Use;
 
 struct Config {
   uint64_t host_budget = 0;     // bytes
-  unsigned staging_share = 50;  // percent of it
+  unsigned staging_share = 50;  // percent of host_budget
   unsigned io_depth = 16;
-  uint64_t io_buffer_bytes = 0;  // that the engine holds, part of host_budget
+  uint64_t io_buffer_bytes = 0;  // held by the engine, part of host_budget
   unsigned evict_threads = 1;
   uint64_t readahead_bytes = uint64_t{64} << 20;
   bool checksum = true;
   unsigned fault_timeout_ms = 10000;
-  unsigned keep_ms = 400;              // memory that nobody uses goes back to the system after one to two times that
+  unsigned keep_ms = 400;              // unused memory goes back to the system after one to two times this
   uint64_t writeback_interval_ns = 0;  // 0: nothing is written in the background
-  uint64_t dirty_limit = 0;            // bytes; 0: as DirtyBlocks::limit() has it
+  uint64_t dirty_limit = 0;            // bytes; 0: DirtyBlocks::limit() chooses
   bool allow_move = true;
   bool direct_io = true;
   std::vector<int> numa_nodes;
   policy::EvictionPolicyKind reclaim = policy::EvictionPolicyKind::adaptive;
-  bool auto_device_blocks = false;   // as setting device_block_size has them; else as large as the devices' unit
-  unsigned peer_spill_percent = 50;  // percent of a device's budget that blocks of others may have
-  uint64_t device_budget = 0;  // bytes on each device; 0: 0.8 of what is free when it is first used, following it down
-  std::optional<uint64_t> device_reserve;  // .. with less free, nothing is kept for blocks to come; none: 1/32 of it
+  bool auto_device_blocks = false;   // setting device_block_size is auto; else blocks have the devices' unit
+  unsigned peer_spill_percent = 50;  // percent of a device's budget for blocks of other devices
+  // Bytes on each device. 0: 0.8 of the memory that is free when it is first used; the limit in
+  // force falls while others take that memory.
+  uint64_t device_budget = 0;
+  // Bytes: with less free on a device, no memory is kept there for blocks to come. None: 1/32 of
+  // the device's memory.
+  std::optional<uint64_t> device_reserve;
 };
 
-// The rooms the pager stands on. It owns them; they outlive its threads.
+// The objects below the pager. It owns them; they outlive its threads.
 struct Parts {
   std::unique_ptr<trap::Trap> trap;
   std::unique_ptr<store::Engine> engine;

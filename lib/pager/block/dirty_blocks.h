@@ -1,11 +1,13 @@
-// Blocks in host memory that may hold what their shared file lacks, oldest first; and the faults that wait because
-// there are too many of them (setting dirty_limit).
+// Blocks in host memory that may hold changes their shared file lacks, oldest first. Also the
+// faults that wait because there are too many such blocks (setting dirty_limit).
 //
-// - A listed block is in host memory, and a shared file's. bytes() counts the listed blocks.
-// - since() never decreases along the list: a block joins at its end, and goes back there when it is put off.
-// - An overdue block is one that was put off when it was due. It is overdue until its write begins.
+// - A listed block is in host memory and belongs to a shared file. bytes() counts the listed
+//   blocks.
+// - since() never decreases along the list: a block joins at its end, and returns there when it is
+//   put off.
+// - An overdue block was due and was put off. It is overdue until its write begins.
 // - A block leaves the list when its file has its bytes, or when it leaves host memory.
-// - Reclaim threads are woken when the list is not empty any more, and when it is long.
+// - A reclaim thread is woken when the list becomes non-empty, and when it becomes long.
 //
 // Not thread-safe: the pager's lock protects it. slow() may need memory; nothing else does.
 #pragma once
@@ -26,28 +28,31 @@ namespace vmem::pager {
 class DirtyBlocks {
  public:
   static constexpr size_t kMostSlowed = 1024;
-  static constexpr uint64_t kMostWriting = uint64_t{32} << 20;  // bytes at once: the disk serves others, too
-  static constexpr uint64_t kLeastLimit = uint64_t{64} << 20;   // by default: any disk writes it in no time
+  static constexpr uint64_t kMostWriting = uint64_t{32} << 20;  // bytes at once: the disk serves other transfers too
+  static constexpr uint64_t kLeastLimit = uint64_t{64} << 20;   // the least default limit: any disk writes it quickly
 
   DirtyBlocks(FrameTable& frame_table, const Config& config) : frame_table_(frame_table), config_(config) {}
-  // The reclaim threads sleep there.
+  // The condition variable in which reclaim threads sleep.
   void set_bell(std::condition_variable* bell) { bell_ = bell; }
 
-  // The block keeps its place if it is listed already.
+  // Lists the block. It keeps its place if it is listed already.
   void add(core::FrameId id, uint64_t now_ns);
   void remove(core::FrameId id);
+  // Moves the block to the end of the list.
   void put_off(core::FrameId id, uint64_t now_ns, Frame::Overdue overdue = Frame::Overdue::no);
   bool overdue(core::FrameId id) const { return frame_table_[id].overdue != Frame::Overdue::no; }
+  // Moves an overdue block to the head of the list, so that it is due now.
   void bring_forward(core::FrameId id, uint64_t now_ns);
   bool listed(core::FrameId id) const { return frame_table_[id].dirty_since_ns != 0; }
   core::FrameId first() const { return first_; }  // kNoFrame: the list is empty
   uint64_t since(core::FrameId id) const { return frame_table_[id].dirty_since_ns; }
   uint64_t bytes() const { return bytes_; }
-  // Without overdue blocks under WRITE leases: a store that waits would not make them fewer.
+  // bytes() less the overdue blocks under WRITE leases: these would not become fewer while a store
+  // waits.
   uint64_t writable() const { return bytes_ - leased_; }
 
-  // Writes of listed blocks that nobody waits for. Enough are under way: the next begins when one has ended, which
-  // wakes a reclaim thread.
+  // Background writes of listed blocks. If writes_enough(), the next one begins when one has ended,
+  // which wakes a reclaim thread.
   void write_begins(uint64_t bytes) { writing_ += bytes; }
   void write_ends(uint64_t bytes, uint64_t now_ns);
   uint64_t writing() const { return writing_; }
@@ -55,32 +60,35 @@ class DirtyBlocks {
   // Counts blocks that joined or came forward, and writes that ended.
   uint64_t changes() const { return changes_; }
 
-  // Settings in force. 0: blocks are written only when they leave memory, or for a call; there is no limit then.
+  // The settings in force. interval_ns() 0: blocks are written only when they leave memory, or for
+  // a call; then there is no limit.
   uint64_t interval_ns() const { return config_.writeback_interval_ns; }
   uint64_t limit() const {
     return config_.dirty_limit != 0 ? config_.dirty_limit : std::max(config_.host_budget / 4, kLeastLimit);
   }
-  // From here on blocks are written whatever their age, so that writers seldom meet the limit.
+  // So many blocks are dirty that they are written whatever their age, so that stores seldom meet
+  // the limit.
   bool many() const { return interval_ns() != 0 && writable() >= limit() / 2; }
   void settings_changed();
 
-  // A fault that would make one more block dirty is to wait.
+  // Whether a fault that would make one more block dirty must wait.
   bool slows(uint64_t now_ns) const {
     return interval_ns() != 0 && writable() != 0 && writable() >= limit() && now_ns >= lifted_until_ns_;
   }
-  // It waits. False: nobody can remember it.
+  // Queues such a fault. Returns false if the queue is full or there is no memory for it.
   bool slow(Region& r, core::BlockIndex b, uint64_t now_ns);
-  // Nothing can be written: faults do not wait until then.
+  // No block can be written: faults do not wait before `until_ns`.
   void lift(uint64_t until_ns) { lifted_until_ns_ = until_ns; }
   bool any_slowed() const { return !slowed_.empty(); }
-  // For how long faults have waited, and no write has ended.
+  // For how long faults have waited without the end of any write.
   uint64_t stuck_ns(uint64_t now_ns) const;
-  // Takes out a fault that may go on; a null region: none may. woken: bytes of those that did just now.
+  // Dequeues a fault that may go on, or returns a null region. woken: the bytes of faults that were
+  // dequeued just now.
   BlockSpan wake_one(uint64_t now_ns, uint64_t woken);
-  // The region goes.
+  // Drops the waiting faults of a region that is being freed.
   void forget(const Region& r);
 
-  // Tests: recounts all. What is wrong; empty: nothing.
+  // For tests: recounts everything. Returns what is wrong, or an empty string.
   std::string check() const;
 
  private:

@@ -4,7 +4,7 @@
 
 namespace vmem::pager {
 
-// The lowest number comes first.
+// The lowest new number is taken first.
 void FrameTable::grow() {
   const size_t old = all_.size();
   all_.grow(old + 1);

@@ -1,9 +1,11 @@
-// What is known of the blocks that are in memory or on a device, by a number that each has while it is there
-// (core::Block::aux); and how many bytes of them were read ahead and nobody was seen to use.
+// Frames: what is known of each block in memory or on a device, by the number that the block has
+// while it is there (core::Block::aux). Also counts the bytes that were read ahead and not used
+// yet.
 //
-//   a number is free, or names one block; ahead_bytes() = the blocks of those that are `ahead`
+// - A number is free, or names one block.
+// - ahead_bytes() is the sum of the blocks whose frames are `ahead`.
 //
-// Not thread-safe: the pager's lock protects it. grow() needs memory; nothing else does, and references stay good.
+// Not thread-safe: the pager's lock protects it. Only grow() needs memory. References stay valid.
 #pragma once
 
 #include <cstddef>
@@ -17,13 +19,13 @@
 
 namespace vmem::pager {
 
-// Frame::pool: one of staging frames for each size of blocks, one for each device.
+// Values of Frame::pool: host memory, then staging frames of each block size, then each device.
 inline constexpr uint8_t kHostPool = 0, kStagingPools = 1, kDevicePools = kStagingPools + device::kUnitSizes;
 constexpr bool in_staging(uint8_t pool) {
   return pool >= kStagingPools && pool < kDevicePools;
 }
 
-// Frame::pool of a block that is in a staging frame.
+// Frame::pool of the region's blocks in staging frames.
 inline uint8_t staging_pool(const Region& r) {
   return static_cast<uint8_t>(kStagingPools + device::unit_class(r.block_size));
 }
@@ -31,50 +33,52 @@ inline uint8_t staging_pool(const Region& r) {
 struct Frame {
   Region* region = nullptr;  // null: the number is free
   core::BlockIndex block = 0;
-  std::byte* bytes =
-      nullptr;          // staged, reading, isolating, writing back: where the bytes are; resident: null (move, copy)
-  uint32_t shadow = 0;  // of its last eviction, 0 = never
-  int32_t stride = 0;   // of its read-ahead window
-  uint8_t pool = kHostPool;  // whose memory it occupies, and which policy knows it
+  // Staged, reading, isolating, writing back: where the bytes are. Resident: null (move, copy).
+  std::byte* bytes = nullptr;
+  uint32_t shadow = 0;       // of its last eviction, 0: never
+  int32_t stride = 0;        // of its read-ahead window
+  uint8_t pool = kHostPool;  // whose memory it occupies, and whose policy knows it
   bool admitted = false;     // known to the policy
-  bool leased = false;       // .. which holds it for its leases
-  bool in_place = false;     // isolating, writing back, demoting: one of our threads may read its pages in the region
+  bool leased = false;       // the policy holds it for its leases
+  bool in_place = false;     // isolating, writing back, demoting: a library thread may read its pages in the region
   bool promoted = false;     // isolating: it goes to a device
-  bool issued = false;       // promoting: its copy is issued, `ticket` is its end
-  bool changed = false;      // on a device: what is there may differ from what came
-  // .. but kernels that ask say in the end whether they stored: if they did not, all is as it was. A block that was
-  // dirty before stays so. Until then nobody relies on its copy.
+  bool issued = false;       // promoting: its copy is issued, and ends with `ticket`
+  bool changed = false;      // on a device: may differ from the bytes that were copied there
+  // undecided: changed, unless the kernels that asked for the block say at the end that they did
+  // not store to it. Then it is unchanged, and clean unless was_dirty. Until then its host copy is
+  // not used.
   bool undecided = false, was_dirty = false;
-  bool hinted = false;                  // promoting, on a device: a hint brought it, no lease has used it yet
-  bool ahead = false;                   // read ahead, and nobody was seen to use it: see read_ahead(), seen()
-  bool leaves = false;                  // prefetch to the SSD met it in transition: it leaves when that is over
-  bool is_copy = false;                 // the same bytes as a block that is on a device
-  core::FrameId copy = core::kNoFrame;  // on a device: its copy in a staging frame. Free: the next that is
-  bool cpu_mapped = false;    // on a device: a copy is in place for the CPU, write-protected and charged (CpuMapper)
-  bool device_stale = false;  // .. not protected any more: it has what the device has not
-  uint8_t missed = 0;         // .. accesses that found no page of it since
-  bool displaced = false;  // on a device: what was shown of it went for want of memory, and no lease has used it since
-  bool asked = false;      // on a device: among `accesses`
-  bool refused = false;    // .. accesses of the CPU get SIGBUS until its WRITE leases have ended
-  bool apart = false;      // .. those of a few pages do, where stores had no room, and others wait for a moment
+  bool hinted = false;                  // promoting, on a device: brought by a hint, and not used by a lease yet
+  bool ahead = false;                   // read ahead, and no use was seen yet; see read_ahead(), seen()
+  bool leaves = false;                  // a prefetch to the SSD met it in transition: it leaves when that is over
+  bool is_copy = false;                 // a host copy of a block that is on a device
+  core::FrameId copy = core::kNoFrame;  // on a device: its host copy. Free: the next free number
+  bool cpu_mapped = false;              // on a device: a charged, write-protected copy is in place for the CPU
+  bool device_stale = false;            // cpu_mapped: the copy is writable and has stores that the device lacks
+  uint8_t missed = 0;                   // cpu_mapped: accesses that found no page of the copy
+  bool displaced = false;  // on a device: its copy for the CPU went for want of memory; no lease has used it since
+  bool asked = false;      // on a device: CpuMappings has an entry for accesses that wait
+  bool refused = false;    // asked: CPU accesses get SIGBUS, until CpuMappings::unrefuse()
+  bool apart = false;      // asked: accesses of a few pages get SIGBUS, whose stores had no room; others wait
   static constexpr uint8_t kNotSpilled = UINT8_MAX;
-  uint8_t spilled_to = kNotSpilled;  // on a device, which is not the one that it was on for somebody: see SpilledBlocks
-  core::FrameId previous_spilled = core::kNoFrame, next_spilled = core::kNoFrame;  // .. there
-  bool saved = false;  // on a device, at exit: its file has it, or gets it, as far as the books know
+  uint8_t spilled_to = kNotSpilled;  // on this device, spilled: see SpilledBlocks
+  core::FrameId previous_spilled = core::kNoFrame, next_spilled = core::kNoFrame;  // in the list of that device
+  bool saved = false;  // on a device, at exit: its file has its bytes or is about to, as far as is known
   device::Ticket ticket;
-  bool unwritten = false;        // found to need a write while none could be made; no policy may know it until one can
-  bool droppable = false;        // its file refused its changes for good, or twice: dont-need may drop them
+  bool unwritten = false;        // needs a write, and none can be made; no policy may know it until one can
+  bool droppable = false;        // its file refused its changes for good, or twice; dont-need may drop them
   bool lent_to_kernels = false;  // isolating: kernels load from its staging frame (StagingLoans)
-  bool proven = false;           // resident, kProtected: no pin from before that can store to its pages unseen
-  bool pinned = false;           // it was to leave, and somebody pinned a page of it
-  uint8_t pinned_tries = 0;      // .. so often in a row: others are tried first for a while, see found_pinned()
-  bool dropping = false;         // .. and are being dropped: an absent page is ours, not the program's doing
-  bool holed = false;            // .. and the program dropped a page meanwhile, which is zeros and takes stores unseen;
-                                 // mapping: somebody met a page that was not there
-  uint64_t pinned_until_ns = 0;  // .. until then
+  bool proven = false;           // resident, kProtected: no pin from before the protection can store unseen
+  bool pinned = false;           // it was to leave, and a page of it was pinned
+  uint8_t pinned_tries = 0;      // pinned: how often in a row; see found_pinned()
+  bool dropping = false;         // in_place: we drop its pages; the program did not make an absent page
+  // in_place: the program dropped a page, which now is zeros and takes stores unseen. Mapping: a
+  // fault met a page that was not there.
+  bool holed = false;
+  uint64_t pinned_until_ns = 0;  // pinned: other blocks are tried first until then
   uint64_t dirty_since_ns = 0;   // DirtyBlocks; 0: not listed
-  // Of DirtyBlocks: the block was due and could not be written, for a WRITE lease or for something else that is over
-  // soon. It is overdue until its write begins.
+  // DirtyBlocks: the block was due, but a WRITE lease (leased) or something else that ends soon was
+  // in the way. It is overdue until its write begins.
   enum class Overdue : uint8_t { no, yes, leased };
   Overdue overdue = Overdue::no;
   core::FrameId dirty_before = core::kNoFrame, dirty_after = core::kNoFrame;
@@ -90,19 +94,19 @@ class FrameTable {
   size_t free() const { return free_; }
   size_t used() const { return all_.size() - free_; }
 
-  // kStep numbers more. Throws bad_alloc, and nothing has changed.
+  // Adds kStep free numbers. Throws bad_alloc, and then changes nothing.
   void grow();
-  // One must be free.
+  // Takes a free number, which must exist.
   core::FrameId take(Region& r, core::BlockIndex b, std::byte* bytes, uint8_t pool);
-  // The policy knows it no more.
+  // Frees a number that no policy knows.
   void give(core::FrameId id);
 
-  // It was read before anybody asked for it; somebody used it.
+  // The block was read before it was asked for; it has been used.
   void read_ahead(Frame& frame);
   void seen(Frame& frame);
   uint64_t ahead_bytes() const { return ahead_bytes_; }
 
-  // Tests: recounts all. What is wrong; empty: nothing.
+  // For tests: recounts everything. Returns what is wrong, or an empty string.
   std::string check() const;
 
  private:
@@ -112,8 +116,8 @@ class FrameTable {
   uint64_t ahead_bytes_ = 0;
 };
 
-// The block was to leave, and a page of it is pinned, or not. Each time that it is found pinned in a row it is passed
-// over four times as long: a buffer that is registered stays so for long.
+// Notes whether a block that was to leave has a pinned page. Each time in a row that it has, it is
+// passed over four times as long: a registered buffer stays pinned for long.
 inline void found_pinned(Frame& frame, bool pinned, uint64_t now_ns) {
   constexpr uint64_t kShortest = 16000000;  // ns
   constexpr unsigned kMostTries = 5;        // 16 s
@@ -123,13 +127,14 @@ inline void found_pinned(Frame& frame, bool pinned, uint64_t now_ns) {
   if (pinned && frame.pinned_tries < kMostTries) ++frame.pinned_tries;
 }
 
-// In place, and nobody can have stored to it since it was equal to the store: neither a thread, nor a device that had
-// pinned its pages before they were protected.
+// Whether the block is in place and certainly equal to the store: no thread can have stored to it
+// since it was, and no device that had pinned its pages before they were protected.
 inline bool stood_protected(trap::Pins pins, const core::Block& block, const Frame& frame) {
   return (block.flags & core::kProtected) != 0 && (pins == trap::Pins::protected_ || frame.proven);
 }
 
-// Whoever asks the block elsewhere has to wait for it: it will be on a device, where the request did not find it.
+// Whether the block is on its way to a device. A call that wants it elsewhere must wait for it,
+// since it will be on a device, where the call did not find it.
 inline bool comes_to_device(const FrameTable& frame_table, const core::Block& block) {
   return block.state == core::State::promoting ||
          (block.state == core::State::isolating && frame_table[block.aux].promoted);

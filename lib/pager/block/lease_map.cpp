@@ -27,14 +27,15 @@ bool all_dead(const Leases& leases) {
   return std::all_of(leases.begin(), leases.end(), dead);
 }
 
-// At the host there is one, whatever the stream.
+// Returns the stream's lease. The host has one lease, whatever the stream.
 template <typename Of>
 auto of_stream(Of& leases, void* stream) {
   return std::find_if(leases.begin(), leases.end(),
                       [&](const Lease& l) { return l.location < 0 || l.stream == stream; });
 }
 
-// Leases are in the order of their streams, so that those of two ranges can be compared.
+// Returns the place of a new lease. Leases are in the order of their streams, so that those of two
+// ranges can be compared.
 Leases::iterator place_of(Leases& leases, void* stream) {
   return std::find_if(leases.begin(), leases.end(), [&](const Lease& l) { return std::less<>()(stream, l.stream); });
 }
@@ -52,7 +53,7 @@ LeaseMap::Ranges::iterator LeaseMap::at(BlockIndex b) {
 }
 
 size_t LeaseMap::bytes() const {
-  constexpr size_t kNode = sizeof(Ranges::value_type) + 64;  // with the links of the tree, and what malloc adds
+  constexpr size_t kNode = sizeof(Ranges::value_type) + 64;  // with the links of the tree and the allocator's overhead
   return (ranges_.size() + spares_.size()) * kNode + freed_ * sizeof(Lease) +
          spares_.capacity() * sizeof(Ranges::node_type);
 }
@@ -77,7 +78,7 @@ void LeaseMap::grow(Leases& leases, size_t room) {
   freed_ += leases.capacity() - before;
 }
 
-// At least so many in reserve, each with room for `width` leases. Throws bad_alloc.
+// Makes sure of `count` spares, each with room for `width` leases. Throws bad_alloc.
 void LeaseMap::spare(size_t count, size_t width) {
   spares_.reserve(std::max(count, kSpares));
   for (Ranges::node_type& node : spares_) grow(node.mapped().leases, width);
@@ -88,7 +89,7 @@ void LeaseMap::spare(size_t count, size_t width) {
   }
 }
 
-// Gives back what is in reserve and not needed.
+// Frees the spares that are not needed.
 void LeaseMap::trim() noexcept {
   while (spares_.size() > (ranges_.empty() ? 0 : kSpares)) {
     freed_ -= spares_.back().mapped().leases.capacity();
@@ -108,7 +109,7 @@ void LeaseMap::forget(Ranges::iterator range) noexcept {
   spares_.push_back(std::move(node));
 }
 
-// One range ends before block b, and another begins there. Nothing where that is so, or without a spare.
+// Divides the range that has blocks b - 1 and b. Does nothing if there is none, or no spare.
 void LeaseMap::cut(BlockIndex b) noexcept {
   const auto left = at(b);
   if (left == ranges_.end() || left->first >= b || spares_.empty()) return;
@@ -117,13 +118,13 @@ void LeaseMap::cut(BlockIndex b) noexcept {
   node.key() = b;
   Range& right = node.mapped();
   right.last = std::exchange(left->second.last, b - 1);
-  right.leases = left->second.leases;  // there is room: no memory is asked for
+  right.leases = left->second.leases;  // within its capacity
   right.begins = {};
   right.ends = std::exchange(left->second.ends, {});
   ranges_.insert(std::next(left), std::move(node));
 }
 
-// The ranges that lie wholly inside.
+// Calls each(range, blocks) for the ranges that lie wholly inside.
 template <typename Each>
 void LeaseMap::each(BlockIndex first, BlockIndex last, Each each) noexcept {
   for (auto i = ranges_.lower_bound(first); i != ranges_.end() && i->second.last <= last; ++i) {
@@ -131,7 +132,8 @@ void LeaseMap::each(BlockIndex first, BlockIndex last, Each each) noexcept {
   }
 }
 
-// Where the range begins and where it ends, if ranges begin and end there.
+// Calls at_end() for the range that begins at `first`, if one does, and the one that ends at
+// `last`.
 template <typename At>
 void LeaseMap::at_ends(BlockIndex first, BlockIndex last, At at_end) noexcept {
   if (const auto i = ranges_.find(first); i != ranges_.end()) at_end(i->second, i->second.begins);
@@ -189,8 +191,8 @@ LeaseMap::Change LeaseMap::acquire(BlockIndex first, BlockIndex last, int locati
 
 LeaseMap::Change LeaseMap::take_back(BlockIndex first, BlockIndex last, int location, void* stream,
                                      unsigned access) noexcept {
-  // Both ends are there, unless somebody released what was not his: then this may find no memory, and what lies across
-  // an end stays leased.
+  // Both ends exist, unless a caller released blocks that it had not acquired. Then divide() may
+  // find no memory, and a range that crosses an end stays leased.
   static_cast<void>(divide(first, last));
   Change change;
   each(first, last, [&](Range& range, uint64_t blocks) {

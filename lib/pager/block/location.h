@@ -1,4 +1,4 @@
-// The locations that calls are given.
+// Checks the locations that callers give.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,8 @@
 
 namespace vmem::pager {
 
-// devices: so many there are.
+// Returns -ENODEV if there is no such device, -EINVAL if the location is not accepted here.
+// devices: how many there are.
 core::Status check_location(int location, size_t devices, bool allow_ssd);
 
 }  // namespace vmem::pager

@@ -1,4 +1,4 @@
-// What the pager calls by its own name, of what lies in other folders.
+// Short names in the pager for names of other folders.
 #pragma once
 
 #include "core/big_lock.h"

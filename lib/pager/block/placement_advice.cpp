@@ -4,7 +4,7 @@
 
 namespace vmem::pager {
 
-// The first that ends at b or later.
+// Returns the first range that ends at b or later.
 PlacementAdvice::Ranges::const_iterator PlacementAdvice::from(BlockIndex b) const {
   return std::lower_bound(ranges_.begin(), ranges_.end(), b,
                           [](const Range& range, BlockIndex block) { return range.last < block; });

@@ -1,10 +1,13 @@
-// What the program has said of where blocks of a region are best, and that they are read much more than stored to
-// (VMEM_ADVISE_SET_PREFERRED_LOCATION, VMEM_ADVISE_SET_READ_MOSTLY). Advice alone: nothing is refused, moved or kept
-// for good because of it. advice.h says what follows from it.
+// The advised location of a region's blocks, and the advice that they are read much more than
+// stored to (VMEM_ADVISE_SET_PREFERRED_LOCATION, VMEM_ADVISE_SET_READ_MOSTLY). It is only advice:
+// no call is refused, and no block is moved or kept for good because of it. advice.h has its
+// effects.
 //
-//   ranges that say something, in order of their blocks, none of which lies in two; two that meet say different things
+// - Ranges are in order and disjoint, and each says something. Adjacent ranges say different
+//   things.
 //
-// Not thread-safe: the pager's lock protects it. set() needs memory; a look takes the logarithm of the ranges.
+// Not thread-safe: the pager's lock protects it. prefer() and set_read_mostly() need memory. A
+// lookup takes time logarithmic in the number of ranges.
 #pragma once
 
 #include <cstddef>
@@ -21,18 +24,18 @@ class PlacementAdvice {
   static constexpr size_t kMost = 256;  // ranges
 
   struct Said {
-    int16_t preferred = kNowhere;  // a device, or VMEM_HOST
+    int16_t preferred = kNowhere;  // a device, VMEM_HOST or kNowhere
     bool read_mostly = false;
     bool operator==(const Said&) const = default;
   };
 
   bool empty() const { return ranges_.empty(); }
   Said at(core::BlockIndex b) const;
-  // Blocks from b on, to the end of what says the same of all: their last, or `last`.
+  // Returns the last of the blocks from b on that have the same advice as b, at most `last`.
   core::BlockIndex same_until(core::BlockIndex b, core::BlockIndex last) const;
 
-  // Of [first, last]; kNowhere, false: nothing any more. False: that would be more ranges than are kept, and nothing
-  // has changed. Throws bad_alloc, and nothing has changed.
+  // Set the advice of [first, last]; kNowhere and false take it back. Return false if that would
+  // make more than kMost ranges. May throw bad_alloc. In both cases nothing has changed.
   bool prefer(core::BlockIndex first, core::BlockIndex last, int16_t location);
   bool set_read_mostly(core::BlockIndex first, core::BlockIndex last, bool on);
 

@@ -1,4 +1,4 @@
-// What the pager knows of one region. Protected by the pager's lock unless a field says otherwise.
+// One region. The pager's lock protects it unless a field says otherwise.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ struct AdvisedRange {
   bool pinned;
 };
 
-// What a region is to be.
+// Describes a region that is to be made.
 struct RegionSpec {
   size_t size = 0;
   size_t block_size = 0;
@@ -48,15 +48,15 @@ struct RegionSpec {
   store::Codec codec = store::Codec::raw;
   std::string path;  // files
   uint64_t offset = 0;
-  bool host_only = false;                          // no device tier, also where there is one
-  bool fixed_block_size = false;                   // block_size was asked for, for this region
-  policy::Access access = policy::Access::normal;  // advised with it
-  size_t device_block = 0;  // .. of its device tier, as RegionCreate::device_block() has it; 0: none
-  bool adapts = false;      // .. or the blocks are to be small and read together where that is how they are used
-  int checksum = 0;         // 1, -1: verified or not; 0: as the setting has it
-  int core_dump = 0;        // 1, -1: what is in host memory goes into core dumps, or does not; 0: as the trap has it
-  uintptr_t address = 0;    // where, if nothing is there; 0: anywhere
-  bool fixed = false;       // .. exactly there, in the place of a reservation of the caller's
+  bool host_only = false;                          // no device tier, even if the process has one
+  bool fixed_block_size = false;                   // block_size was given for this region
+  policy::Access access = policy::Access::normal;  // advice given with it
+  size_t device_block = 0;  // block size on devices (RegionCreate::device_block()); 0: no device tier
+  bool adapts = false;      // small blocks; a fault reads as many together as their use suggests
+  int checksum = 0;         // 1, -1: verified or not; 0: as the setting says
+  int core_dump = 0;        // 1, -1: its host memory goes into core dumps, or not; 0: as the trap says
+  uintptr_t address = 0;    // wanted, if nothing is mapped there; 0: any
+  bool fixed = false;       // exactly at `address`, in place of a reservation of the caller
   bool lock = true;         // file_shared: the file is locked
   bool says_size() const { return fixed_block_size && !adapts; }
 };
@@ -76,72 +76,75 @@ struct Region {
   Backing backing = Backing::anonymous;
   trap::Transfer transfer = trap::Transfer::move;
   store::Codec codec = store::Codec::raw;
-  int checksum = 0;  // as RegionSpec has it
+  int checksum = 0;  // as in RegionSpec
   bool probes = false;
   bool bounces = false;   // its blocks need bounce buffers
-  bool reserved = false;  // its addresses are a reservation of the caller's, who gets that back
-  bool gpu = false;       // has a device tier: one managed range, whose units are its blocks
+  bool reserved = false;  // its addresses are a reservation of the caller, which is mapped again at the end
+  bool gpu = false;       // has a device tier: one range on the devices, whose units are its blocks
   store::MappedFile file;
   store::FileId file_id = 0;
   bool has_file = false;
   uint64_t file_offset = 0;
   bool sparse = false;  // the file may have holes
-  // Writes of its file fail: none is begun for its own sake before this time. So many tries in a row have failed.
+  // Writes of its file fail: no eviction or background write of it begins before this time.
   uint64_t refused_until_ns = 0;
-  unsigned refusals = 0;
-  core::Status refusal;      // .. the last one
-  core::Status write_error;  // .. the first one that no call has told of
-  // The program has changed the rights of a part of it once: read where it stands by read_guarded(). Any thread.
+  unsigned refusals = 0;     // tries in a row that failed
+  core::Status refusal;      // the last failure
+  core::Status write_error;  // the first failure that no call has reported
+  // The program has once changed the rights of a part of it: blocks in place are read by
+  // read_guarded(). Any thread.
   mutable std::atomic<bool> guarded = false;
-  core::Absent absent = core::Absent::zeros;  // .. what a page is that is not mapped
-  // Blocks where a hole was when somebody last looked: not worth reading ahead. A fault looks again.
+  core::Absent absent = core::Absent::zeros;  // what an unmapped page of a block in place contains
+  // Blocks in a hole of the file, when it was last looked at. They are not read ahead. A fault
+  // looks again.
   core::BlockIndex hole_first = 0, hole_end = 0;
 
   core::BlockTable table;
-  size_t table_charged = 0;      // its footprint, or what it was granted
-  size_t table_granted = 0;      // .. when it was made
-  uint64_t reserved_blocks = 0;  // there is memory to move so many at once
-  uint64_t stored_span = 0;      // .. and so many bytes in the store
+  size_t table_charged = 0;      // bytes: the larger of its footprint and table_granted
+  size_t table_granted = 0;      // bytes that are charged from the start
+  uint64_t reserved_blocks = 0;  // so many can move at once without more memory
+  uint64_t stored_span = 0;      // bytes for which the store has reserved memory
   policy::ReadAhead readahead;
   policy::FaultAround fault_around;
-  bool adapts = false;  // a fault reads what `fault_around` says beside its block
+  bool adapts = false;  // a fault also reads the blocks that `fault_around` says
   policy::Heat heat;
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;
   core::OwnString name;
-  uint8_t stores_in_row = 0;  // first accesses of blocks, since one of them was a load
+  uint8_t stores_in_row = 0;  // first accesses of blocks that were stores, since the last load
   LeaseMap leases;
   size_t leases_charged = 0;                                 // bytes
   core::OwnHashMap<core::BlockIndex, core::Status> reasons;  // why a block is poisoned
-  uint64_t granted = 0;                                      // leases, ever
-  uint64_t arrived = 0;                                      // blocks at a device, ever
-  uint64_t issued = 0;                                       // of those promoting: their copies are issued
-  uint32_t asked = 0;         // ranges of acquires that were asked for and have not begun
-  uint32_t kernels = 0;       // ranges that are open to kernels that ask
+  uint64_t granted = 0;                                      // leases that were ever granted
+  uint64_t arrived = 0;                                      // blocks that ever came to rest on a device
+  uint64_t issued = 0;                                       // promoting blocks whose copies are issued
+  uint32_t asked = 0;                                        // ranges of asynchronous acquires that have not returned
+  uint32_t kernels = 0;                                      // ranges open to kernels that ask for blocks
   uint64_t in_flight = 0;     // blocks in a transition, and threads that use the region outside the lock
   uint64_t unread = 0;        // blocks with kUnread
   uint64_t device_stale = 0;  // blocks on a device whose copy in host memory is newer
   bool dying = false;
-  bool quiet = false;                     // dying, and nobody uses it any more: detach() answers every access
-  bool unfinished = false;                // at exit: blocks were left that did not come to rest
-  uint64_t told_at_exit = 0;              // `granted` + 1 when a stream's work under a live lease was given up
-  bool read_mostly = false;               // advised so: host pages beside a device's are what the program wants
-  bool lost = false;                      // its device was reset: the addresses are nobody's any more
+  bool quiet = false;                     // dying, and no thread uses it any more: detach() answers every access
+  bool unfinished = false;                // at exit: some blocks did not come to rest
+  uint64_t told_at_exit = 0;              // at exit: `granted` + 1 when the wait for a live lease's stream was given up
+  bool read_mostly = false;               // advised: the program wants host pages beside those of a device
+  bool lost = false;                      // its device was reset, and its addresses are gone
   core::OwnVector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
-  PlacementAdvice places;                 // what follows from both: advice.h
+  PlacementAdvice places;                 // advice.h has the effects of both
 
   std::byte* address(core::BlockIndex b) const { return base + b * block_size; }
   core::BlockIndex index(const void* p) const {
     return static_cast<size_t>(static_cast<const std::byte*>(p) - base) / block_size;
   }
   bool writable() const { return backing != Backing::file_read; }
-  // Bytes of block b that the file holds (file regions): less than block_size in the last block only.
+  // Bytes of block b that the file holds (file regions): less than block_size in the last block
+  // only.
   size_t file_bytes(core::BlockIndex b) const {
     const uint64_t from = b * block_size;
     return from >= size ? 0 : std::min<uint64_t>(block_size, size - from);
   }
   bool in_hole(core::BlockIndex b) const { return b >= hole_first && b < hole_end; }
-  // Why a block is poisoned. Without memory for them the words are lost, and what they say of the block is not.
+  // Keeps the reason why a block is poisoned. Without memory only the text is lost.
   void keep_reason(core::BlockIndex b, const core::Status& why) noexcept try {
     reasons[b] = why;
   } catch (const std::bad_alloc&) {
@@ -150,21 +153,21 @@ struct Region {
     const auto at = reasons.find(b);
     return at != reasons.end() ? at->second : core::error(EIO, "the log says why");
   }
-  // True when an absent block in state unpopulated has its bytes in the file.
+  // Whether an unpopulated block has its bytes in the file.
   bool from_file() const { return backing != Backing::anonymous; }
 };
 
-// Its file has refused a write lately, and is not asked again yet.
+// Whether its file refused a write lately, so that it is not written yet.
 inline bool file_refuses(const Region& r, uint64_t now_ns) {
   return now_ns < r.refused_until_ns;
 }
 
-// Somebody leases it, wherever.
+// Whether the block is leased, at any location.
 inline bool leased(const Region& r, core::BlockIndex b) {
   return r.leases.leased(b);
 }
 
-// What was advised of it last.
+// Returns the temperature that was advised last.
 inline policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) {
   for (auto it = r.advised.rbegin(); it != r.advised.rend(); ++it) {
     if (b < it->first || b > it->last) continue;
@@ -175,9 +178,11 @@ inline policy::Temperature temperature(const Region& r, core::BlockIndex b, bool
   return policy::Temperature::normal;
 }
 
-// Whether a thread of ours may load from [from, from + size), of one block, at this moment: nobody has changed the
-// rights of a part of the region, or made a guard page there. Regions with a device tier lie in several mappings: of
-// the block. What is found holds for the region's life, but for pages that may have been swapped out.
+// Whether a library thread may load from [from, from + size), inside one block, at this moment. It
+// may not if the program has changed the rights of a part of the region, or made a guard page
+// there. (A region with a device tier lies in several mappings: only the rights of the block
+// count.) A refusal holds for the region's life, unless its cause may be pages that were swapped
+// out.
 inline bool may_load(const core::MappingQuery& mappings, const Region& r, const std::byte* from, size_t size) {
   using Marks = core::MappingQuery::Marks;
   if (r.guarded) return false;
@@ -187,31 +192,31 @@ inline bool may_load(const core::MappingQuery& mappings, const Region& r, const 
   return marks == Marks::none;
 }
 
-// What the store or the file has is certainly the same.
+// Whether the store or the file certainly has the same bytes.
 inline bool proven_clean(const core::Block& block) {
   return (block.flags & (core::kDirty | core::kUnknown)) == 0;
 }
 
-// The policy is to hold the block: nobody evicts what is leased.
+// Whether the policy must hold the block: a leased block is not evicted.
 inline bool holds_for_lease(const Region& r, core::BlockIndex b) {
   return r.leases.leased(b) && !core::broken("lease_hold");
 }
 
-// Some stream may write to it, or its writes have not been reached.
+// Whether the block has a WRITE lease, or a pending release of one.
 inline bool lent_for_writing(const Region& r, core::BlockIndex b) {
   const Leases* leases = r.leases.find(b);
   return leases != nullptr && std::any_of(leases->begin(), leases->end(),
                                           [](const Lease& l) { return ((l.access | l.ended) & VMEM_WRITE) != 0; });
 }
 
-// A stream has not come to a release after which its writes are complete.
+// Whether a stream has yet to reach the release after which its writes are complete.
 inline bool awaits_writes(const Region& r, core::BlockIndex b) {
   const Leases* leases = r.leases.find(b);
   return leases != nullptr && std::any_of(leases->begin(), leases->end(),
                                           [](const Lease& l) { return l.count == 0 && (l.ended & VMEM_WRITE) != 0; });
 }
 
-// The file itself where the block lies, as far as the file goes.
+// Maps the file itself in the block's place, up to the end of the region's part of the file.
 inline core::Status map_file(trap::Trap& trap, const Region& r, core::BlockIndex b) {
   return trap.map_file(r.address(b), core::round_up(r.file_bytes(b), core::kPage), r.file.file.fd,
                        r.file_offset + b * r.block_size, r.backing == Backing::file_shared);

@@ -1,9 +1,9 @@
-// The transitions there are: each is free, or some block's.
+// All transitions. Each is free, or belongs to one block.
 //
-//   a transition has begun (begun_ns) if and only if it is not free
+// - A transition has begun (begun_ns) if and only if it is not free.
 //
-// Not thread-safe: the pager's lock protects it. reserve() needs memory; nothing else does, and transitions stay where
-// they are.
+// Not thread-safe: the pager's lock protects it. Only reserve() needs memory. Transitions do not
+// move in memory.
 #pragma once
 
 #include <algorithm>
@@ -25,26 +25,26 @@ class TransitionPool {
   bool in_flight() const { return free_.size() != all_.size(); }
   std::span<const std::unique_ptr<Transition>> all() const { return {all_.data(), all_.size()}; }
 
-  // How many there may be before anything that has room for all has to grow, once reserve(free) is done. 0: it does
-  // not grow.
+  // Call before reserve(free). Returns the number of transitions for which lists of all
+  // transitions must have room, or 0 if they need not grow.
   size_t grows_to(size_t free) const {
     if (free_.size() >= free) return 0;
     const size_t count = all_.size() + free - free_.size();
     return free_.capacity() < count ? std::max(count, 2 * all_.size() + 16) : 0;
   }
-  // So many are free. False: there is no memory for that.
+  // Makes sure that so many are free. Returns false if there is no memory.
   bool reserve(size_t free) noexcept;
 
-  // One must be free.
+  // Takes a free one, which must exist.
   Transition* take(Region& r, core::BlockIndex b, uint64_t now_ns);
   void give(Transition* m);
 
-  // Tests: recounts all. What is wrong; empty: nothing.
+  // For tests: recounts everything. Returns what is wrong, or an empty string.
   std::string check() const;
 
  private:
   core::OwnVector<std::unique_ptr<Transition>> all_;
-  core::OwnVector<Transition*> free_;  // room for all: giving one back needs no memory
+  core::OwnVector<Transition*> free_;  // has room for all: give() needs no memory
 };
 
 }  // namespace vmem::pager
