@@ -63,8 +63,8 @@ class TwoQueuePolicy : public EvictionPolicyBase {
   void move_out(unsigned cls, unsigned from, unsigned to, uint64_t want);
 };
 
-// S3-FIFO (Yang et al., SOSP'23): a small queue of 10 %, a main queue with second chances, a ghost of the main queue's
-// size.
+// S3-FIFO (Yang et al., SOSP'23): a small queue of 10 %, a main queue with second chances, and a
+// ghost of the main queue's size.
 class S3FifoPolicy final : public TwoQueuePolicy {
  public:
   const char* name() const override { return "s3fifo"; }
@@ -76,7 +76,8 @@ class S3FifoPolicy final : public TwoQueuePolicy {
   uint64_t ghost_pages(unsigned cls) const override { return class_pages(cls) * 9 / 10; }
 };
 
-// 2Q (Johnson and Shasha, VLDB'94): 25 % A1in, a ghost of 50 %, the rest near-LRU: its last quarter is out of sight.
+// 2Q (Johnson and Shasha, VLDB'94): 25 % A1in, a ghost of 50 %, the rest near-LRU: its last quarter
+// is out of sight.
 class TwoQPolicy final : public TwoQueuePolicy {
  public:
   const char* name() const override { return "twoq"; }

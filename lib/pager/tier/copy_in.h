@@ -1,8 +1,8 @@
 // The last step of promoting: CopyIn makes device memory for ready blocks, copies them there, and
 // gives the CPU access.
 //
-//   ready, in a staging frame ───────────────────┐
-//   ready, elsewhere in host memory ──copy───────┼─> promoting: prepare, copy, map ─> issued ─> open ─> on_device
+//   ready, in a staging frame ─────────────┐
+//   ready, elsewhere in host memory ──copy─┼─> promoting: prepare, copy, map ─> issued, open ─> on_device
 //
 // - An acquire returns when the copies of its blocks are issued; its stream waits for them. Until
 //   the copies end, nothing takes the blocks or their frames away.

@@ -1,11 +1,11 @@
 // Demoter moves blocks at rest out of a device.
 //
-//   on_device ─> demoting: hold writers, copy to a staging frame, take the block out, trap ─> staged (its frame)
-//                demoting, with a host copy:                  take the block out, trap ─> staged (the copy's frame)
-//                demoting, clean:                             take the block out, trap ─> stored, unpopulated
-//                demoting, shown to the CPU (CpuMapper):      take the block out        ─> resident
-//                demoting, synced: hold writers, copy, write, open                      ─> on_device
-//                demoting, synced, newer where it is shown: copy that, write            ─> on_device
+//   on_device ─> demoting: write-protect, copy to a staging frame, take out, trap ─> staged (its frame)
+//                with a host copy:                                 take out, trap ─> staged (that frame)
+//                clean:                                            take out, trap ─> stored, unpopulated
+//                shown to the CPU (CpuMapper):                     take out       ─> resident
+//                synced: write-protect, copy, write, open                         ─> on_device
+//                synced, and newer where it is shown: copy that, write            ─> on_device
 //
 // - A block that leaves for good is charged to its device, as leaving, until its device memory is
 //   free.

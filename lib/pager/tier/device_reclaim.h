@@ -6,8 +6,8 @@
 // only to host memory: its own device just had no room for it, and its room comes free here as soon
 // as any block's.
 //
-//   on_device ─> demoting, spilled: copied to the other device, by this one's copy engines ─> on_device there, spilled
-//   on_device, preferred on another: copied there, if it might be spilled ─> on_device there, its own
+//   on_device ─> demoting, spilled: copied by this device's engines ─> on_device there, spilled
+//   on_device, preferred on another: copied there, if it might spill ─> on_device there, its own
 //   spilled ─> demoting, evicted: as any block ─> staged, stored, unpopulated
 //   spilled ─> demoting, asked for where it was before: copied back ─> on_device there
 //   spilled, leased or asked for where it is ─> that device's own

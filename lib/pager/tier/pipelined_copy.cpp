@@ -101,8 +101,8 @@ void PipelinedCopy::copy(Transition* m, size_t come) {
 void PipelinedCopy::give_back(Transition* m) {
   CopiedParts& parts = m->parts;
   const device::Range range = range_of(*m);
-  if (parts.ticket != nullptr)
-    wait_for_copy(*devices_, m->device, parts.ticket).ignore();  // an error: the device is lost
+  // An error means that the device is lost.
+  if (parts.ticket != nullptr) wait_for_copy(*devices_, m->device, parts.ticket).ignore();
   parts.ticket.reset();
   retry_until_done(*devices_, m->device, "giving a block up", [&] {
     return managed_holes_.punch({&range, 1});
