@@ -43,7 +43,8 @@ bool exiting() {
   return begun.load(std::memory_order_relaxed);
 }
 
-// Once more when all static objects of the program are gone: what their destructors stored is there now.
+// Runs the work once more after the program's static objects are gone, to include what their
+// destructors stored.
 __attribute__((destructor(101))) static void after_destructors() {
   if (the_work.load() != nullptr && !broken("exit_after_destructors")) at_exit();
 }

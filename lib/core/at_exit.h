@@ -1,23 +1,26 @@
-// What is done at the end of the process, and in which order. exit() calls its handlers backwards: what came up last
-// goes down first.
+// Runs the library's work at the end of the process, in the right order. exit() calls its handlers
+// in reverse order of registration.
 #pragma once
 
 namespace vmem::core {
 
-// The work: may be done several times. Called once, by whoever has the work. Any thread.
+// Sets the exit work and registers it with exit(). Call once. The work may run several times. Any
+// thread.
 void set_exit_work(void (*work)());
 
-// From now on the work is done, once more, before anything goes down at exit that has come up by now. For what the work
-// needs and what ends by a handler of its own, as a CUDA context does: a program that uses regions before it uses CUDA
-// would lose its context first, and what only the device has with it. Nothing without work. Any thread.
+// Makes the exit work run once more, ahead of every exit handler registered so far. Call it after
+// something that the work needs has registered its own handler, such as a CUDA context. Otherwise a
+// program that uses regions before CUDA would lose its context first, and with it the data that
+// only the device has. Does nothing if no work is set. Any thread.
 void do_exit_work_before_this();
 
-// Does the work, now: the library is about to end the process, and has said why. A thread of ours without locks.
+// Runs the exit work now: the library is about to end the process and has logged why. Call on a
+// library thread that holds no lock.
 void do_exit_work_at_our_end();
-// It does so.
+// True once do_exit_work_at_our_end() has been called.
 bool at_our_end();
 
-// Exit has begun to do the work.
+// True once exit() has begun to run the work.
 bool exiting();
 
 }  // namespace vmem::core

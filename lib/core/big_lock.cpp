@@ -27,7 +27,8 @@ void BigLock::give_way() {
   kept_ = 0;
   unlock();
   step("lock.given");
-  // A mutex goes to whoever comes first, and who has to be woken comes last.
+  // A released mutex goes to the first thread that tries. A sleeping waiter has to wake up and
+  // tries last.
   for (unsigned i = 0; i < kYields && waited_for(); ++i) sched_yield();
   for (unsigned i = 0; i < kNaps && (waited_for() || (i == 0 && !waits)); ++i) {
     std::this_thread::sleep_for(std::chrono::microseconds(20));

@@ -1,9 +1,9 @@
-// The lock that every fault of the process may have to wait for. Under it no device is called, no sink of the log, and
-// nothing that blocks. A thread that holds one is marked, so that whatever must not be reached under it can say so:
-// must_be_outside() stands at each way out.
+// The pager's lock. Every fault of the process may have to wait for it.
 //
-// Allowed under it are calls of the trap about one block that wait for nobody: wake, unprotect, fill_zero of a page,
-// fail, unfail; and those that map and release memory of frames. A line of the log is only put in a queue.
+// - No device call, no log sink and no blocking call runs under it. A log line is only queued.
+// - Each thread counts the big locks it holds. must_be_outside() checks that count at each way out.
+// - Allowed under it are the trap's calls on one block that do not wait (wake, unprotect, fill_zero
+//   of a page, fail, unfail), and mapping and releasing frame memory.
 #pragma once
 
 #include <atomic>
@@ -19,22 +19,21 @@ namespace vmem::core {
 // Big locks that this thread holds.
 inline constinit thread_local int big_locks_held = 0;
 
-// That a big lock is held, as the compiler knows it (core/mutex.h). One name for whichever there is: no thread has to
-// do with two. What is protected is VMEM_GUARDED_BY(core::big_lock).
+// The capability "a big lock is held", for thread-safety analysis (core/mutex.h). All instances
+// share one name, since no thread uses two. Protected fields say VMEM_GUARDED_BY(core::big_lock).
 class VMEM_LOCKS(capability("lock")) BigLockHeld {};
 inline constexpr BigLockHeld big_lock;
-#define VMEM_LOCKED VMEM_REQUIRES(::vmem::core::big_lock)    // a function: its caller holds it
-#define VMEM_UNLOCKED VMEM_EXCLUDES(::vmem::core::big_lock)  // .. its caller does not
+#define VMEM_LOCKED VMEM_REQUIRES(::vmem::core::big_lock)    // the caller of this function holds it
+#define VMEM_UNLOCKED VMEM_EXCLUDES(::vmem::core::big_lock)  // the caller does not
 
-// Only a BigLock can take it.
 class BigMutex {
   friend class BigLock;
   std::mutex mutex_;
-  std::atomic<unsigned> waiting_{0};  // threads; of those that come out of a condition variable it knows nothing
+  std::atomic<unsigned> waiting_{0};  // threads in lock(); not those waking from a condition variable
 };
 
-// As std::unique_lock, which it is for a condition variable. While the thread sleeps in one the mark stays: it does
-// nothing else meanwhile.
+// A std::unique_lock, which condition variables accept. A thread that sleeps in one keeps its
+// count; it runs nothing else while it sleeps.
 class VMEM_LOCKS(scoped_lockable) BigLock : public std::unique_lock<std::mutex> {
  public:
   explicit BigLock(BigMutex& mutex) VMEM_ACQUIRE(big_lock) : unique_lock(mutex.mutex_, std::defer_lock), mutex_(mutex) {
@@ -47,7 +46,8 @@ class VMEM_LOCKS(scoped_lockable) BigLock : public std::unique_lock<std::mutex> 
   BigLock& operator=(const BigLock&) = delete;
   void lock() VMEM_ACQUIRE(big_lock) VMEM_LOCKS(no_thread_safety_analysis) {
     int* held = &big_locks_held;
-    asm volatile("" : "+r"(held));  // where the loader makes it at the first use it calls malloc: not under the lock
+    // The loader may call malloc to create this variable on first use: force that before locking.
+    asm volatile("" : "+r"(held));
     if (!unique_lock::try_lock()) {
       mutex_.waiting_.fetch_add(1, std::memory_order_relaxed);
       unique_lock::lock();
@@ -59,19 +59,20 @@ class VMEM_LOCKS(scoped_lockable) BigLock : public std::unique_lock<std::mutex> 
     --big_locks_held;
     unique_lock::unlock();
   }
-  // For what runs at the end of a scope, which the compiler does not see through: taken, if it is not held already.
+  // Takes the lock unless it is held already. For code at the end of a scope, which the compiler's
+  // analysis cannot follow.
   void hold() VMEM_LOCKS(assert_capability(big_lock)) VMEM_LOCKS(no_thread_safety_analysis) {
     if (!owns_lock()) lock();
   }
-  // In the midst of long work: lets those have the lock who wait for it, and takes it again. What is not this thread's
-  // own may have changed then. Costs next to nothing while nobody waits; now and then it opens the lock all the same,
-  // for those that it cannot see.
+  // Called in the middle of long work: lets waiting threads take the lock, then takes it again.
+  // Anything this thread does not own may have changed. Nearly free while no thread waits. It
+  // releases the lock now and then anyway, for waiters that it cannot see.
   void give_way() VMEM_LOCKED;
-  // Sleeps without the lock until somebody notifies, or for no reason: look again at what was waited for. In a call of
-  // the application's, signals that come meanwhile are handled, without the lock and at most 50 ms later: what the
-  // thread has begun others must be able to end.
+  // Sleeps without the lock until notified, or spuriously: check the condition again. In an
+  // application's call, signals that arrive are handled within 50 ms, without the lock. Other
+  // threads must be able to complete what the calling thread has begun.
   void sleep(std::condition_variable& changed) VMEM_LOCKED;
-  // The same, and for that long at most; 50 ms is the longest in a call.
+  // Same, for at most `most`; in an application's call for at most 50 ms.
   std::cv_status sleep_for(std::condition_variable& changed, std::chrono::nanoseconds most) VMEM_LOCKED;
 
  private:
@@ -80,11 +81,12 @@ class VMEM_LOCKS(scoped_lockable) BigLock : public std::unique_lock<std::mutex> 
   using unique_lock::try_lock;
 
   BigMutex& mutex_;
-  unsigned kept_ = 0;  // times that it gave way to nobody, in a row
+  unsigned kept_ = 0;  // consecutive give_way() calls that kept the lock
 };
 
-// A condition variable that counts what it was told. Who looks for work gives the lock away now and then, and may have
-// passed the place where work came to be meanwhile: the count says that it has to look again. All under the lock.
+// A condition variable that counts its notifications. A thread that scans for work drops the lock
+// now and then, and may pass the place where new work appears. A changed count tells it to scan
+// again.
 class EventCount {
  public:
   void notify_one() VMEM_LOCKED {
@@ -104,7 +106,7 @@ class EventCount {
   uint64_t count_ VMEM_GUARDED_BY(big_lock) = 0;
 };
 
-// Whoever calls something outside under a big lock ends the process with a message (on), or is named in the log, once
+// Reports a call that must not happen under a big lock: aborts with a message (on), or logs it once
 // (off, as in production). Tests and simulated devices switch it on.
 void be_strict_about_big_locks(bool on);
 void called_under_big_lock(const char* call);

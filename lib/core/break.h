@@ -1,5 +1,6 @@
-// Negative controls: one protection at a time is taken out of a test build (make BREAK=name), and the tests must notice
-// (tests/negative/run.sh). In every other build broken() is false when the compiler sees it, and nothing is left of it.
+// Negative controls: a test build leaves out one protection (make BREAK=name), and the tests must
+// notice (tests/negative/run.sh). In every other build broken() is false at compile time and leaves
+// no code.
 #pragma once
 
 #include <string_view>

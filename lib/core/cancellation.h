@@ -1,13 +1,15 @@
-// pthread_cancel and the library. The C library ends a cancelled thread in any call that may wait, by unwinding: what a
-// call of ours has begun would stay half done, and an unwinding that meets a function which throws nothing ends the
-// process. So a thread that is cancelled in a call ends after it, at the application's next cancellation point.
+// Holds off pthread_cancel during a call of the library. The C library unwinds a cancelled thread
+// in any call that may wait. That would leave our call half done, or end the process where the
+// unwinding meets a noexcept function. A cancelled thread ends after the call instead, at the
+// application's next cancellation point.
 #pragma once
 
 #include <pthread.h>
 
 namespace vmem::core {
 
-// For as long as it lives this thread is not cancelled. Around the application's code that a call runs as well.
+// Disables cancellation of this thread during its scope, including application code that the call
+// runs.
 class NoCancellation {
  public:
   NoCancellation() { pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before_); }

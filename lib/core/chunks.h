@@ -1,4 +1,5 @@
-// An array that grows without moving what is in it: growth by a chunk costs a chunk, however large the array is.
+// An array that grows without moving its elements. Growing by one chunk costs one chunk, however
+// large the array is.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,8 @@ class Chunks {
   size_t size() const { return chunks_.size() * kStep; }
   T& operator[](size_t i) { return chunks_[i / kStep]->items[i % kStep]; }
   const T& operator[](size_t i) const { return chunks_[i / kStep]->items[i % kStep]; }
-  // At least so many. Throws bad_alloc; what there was is there then, and perhaps more.
+  // Grows to at least `count` elements. Throws bad_alloc; the elements stay, and some chunks may
+  // have been added.
   void grow(size_t count) {
     while (size() < count) {
       if (chunks_.size() == chunks_.capacity()) chunks_.reserve(2 * chunks_.size() + 16);

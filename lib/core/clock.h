@@ -6,7 +6,7 @@
 
 namespace vmem::pager {
 
-// Tests: how far the clock has jumped, as it does while a process is stopped.
+// Tests: nanoseconds by which the clock has jumped, as it does while a process is stopped.
 inline std::atomic<uint64_t> clock_jumped_ns{0};
 
 inline uint64_t now_ns() {

@@ -1,4 +1,5 @@
-// Counters of the whole runtime. Relaxed atomics: each is exact, a set of them is not one instant.
+// Counters of the whole runtime. Relaxed atomics: each counter is exact, but a set of them is not a
+// snapshot.
 #pragma once
 
 #include <atomic>
@@ -17,10 +18,10 @@ struct Counters {
   std::atomic<uint64_t> host_to_device_bytes{0}, device_to_host_bytes{0};
   std::atomic<uint64_t> io_errors{0}, checksum_errors{0}, lost_blocks{0};
   std::atomic<uint64_t> zero_fills{0}, copied_bytes{0}, moved_bytes{0};
-  std::atomic<uint64_t> lease_blocks{0}, lease_hits{0};  // leased by acquires; .. of them at their place already
+  std::atomic<uint64_t> lease_blocks{0}, lease_hits{0};  // blocks leased by acquires; those already in place
   std::atomic<uint64_t> swept_blocks{0};                 // looked at by sync, evict, free and exit
   Histogram fault_ns;                                    // the times of fault_ns_total
-  Histogram move_ns[kWays];                              // a block's way, from being claimed to being there
+  Histogram move_ns[kWays];                              // from claiming a block to its arrival
 
   void fault_took(uint64_t ns) {
     fault_ns_total.fetch_add(ns, std::memory_order_relaxed);

@@ -1,4 +1,4 @@
-// Descriptors that the library keeps, and those that every program has.
+// Keeps the library's descriptors away from standard input, output and error.
 #pragma once
 
 #include <fcntl.h>
@@ -8,10 +8,10 @@
 
 namespace vmem::core {
 
-// For what open() and its like return. Where the program has closed its standard input, output or error, the next file
-// that is opened has that number, and what is printed there goes into it: lines of our log, too, into a mapped file. So
-// what is kept gets a number above them. fd, or a copy of it that is closed by exec; -1, with errno, when there is
-// none.
+// Moves a new descriptor above the standard three. If the program has closed one of them, the next
+// file opened gets its number, and anything printed there goes into that file: our log lines into a
+// mapped file, for one. Takes the result of open() or a similar call. Returns fd or a close-on-exec
+// copy, or -1 with errno.
 inline int above_standard(int fd) {
   if (fd < 0 || fd > STDERR_FILENO) return fd;
   const int copy = fcntl(fd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1), error = errno;
@@ -20,7 +20,8 @@ inline int above_standard(int fd) {
   return copy;
 }
 
-// The same for what others open: while one lives, those of the three that are closed are taken.
+// Protects descriptors that other code opens: occupies those of the standard three that are closed,
+// during its scope.
 class StandardTaken {
  public:
   StandardTaken() {

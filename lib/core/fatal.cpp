@@ -9,7 +9,7 @@
 namespace vmem::core {
 
 void fatal(const char* format, ...) {
-  log_to_stderr();  // what led to it
+  log_to_stderr();  // the lines that led to it
   va_list args;
   va_start(args, format);
   fputs("libvmem: fatal: ", stderr);

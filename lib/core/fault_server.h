@@ -1,14 +1,16 @@
-// The thread that serves faults: it must wait for none itself. What another thread of ours would merely wait for, a
-// page of a region that the program has dropped just then, would stop this one for good, and every fault with it. So it
-// never reads the memory of a region, nor has the kernel read it in its name; may_wait_for_a_fault() stands wherever
-// that is done, so that any test that comes by on the wrong thread shows it, whatever the program does with its pages.
+// Marks the thread that serves faults, which must never wait for a fault.
+//
+// The program may drop a page of a region at any moment. Another library thread that reads the page
+// only waits; this one would stop for good, and every fault with it. So it never reads the memory
+// of a region, nor lets the kernel read it on its behalf. may_wait_for_a_fault() stands before each
+// such read, so a test that gets there on the wrong thread fails even if the pages are present.
 #pragma once
 
 namespace vmem::core {
 
 inline constinit thread_local bool serves_faults = false;
 
-// For as long as it lives, this thread is the one.
+// Marks this thread during its scope.
 class ServesFaults {
  public:
   ServesFaults() { serves_faults = true; }
@@ -17,8 +19,8 @@ class ServesFaults {
   ServesFaults& operator=(const ServesFaults&) = delete;
 };
 
-// As of calls under a big lock: ends the process with a message where that is asked for (core/big_lock.h), and is named
-// in the log, once, in production.
+// Reports such a read, as called_under_big_lock() does: aborts if strict (core/big_lock.h),
+// otherwise logs it once.
 void would_wait_for_itself(const char* what);
 
 inline void may_wait_for_a_fault(const char* what) {

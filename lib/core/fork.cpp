@@ -15,7 +15,7 @@ namespace vmem::core {
 
 namespace {
 
-// Never freed, and changed without a lock: fork() may come at any point of it.
+// Never freed, and changed without a lock: fork() may come at any point of a change.
 struct Notes {
   std::atomic<int> fds[64] = {};  // descriptor + 1; 0: free
   std::atomic<Notes*> next{nullptr};
@@ -23,11 +23,12 @@ struct Notes {
 constinit Notes notes;
 constinit std::atomic<bool> registered{false}, marked{false}, forked{false};
 
-// 0 in a child. Where the kernel can, it lies in a page that every child finds empty, however it was made.
+// 0 in a child. `mark` is in a page that the kernel empties in every child, however made, if it can
+// do that.
 constinit std::atomic<uint32_t> of_handlers{1};
 constinit std::atomic<const std::atomic<uint32_t>*> mark{&of_handlers};
 
-// In the child, where nothing but async-signal-safe calls are allowed.
+// Runs in the child, where only async-signal-safe calls are allowed.
 void close_all() {
   for (Notes* at = &notes; at != nullptr; at = at->next.load()) {
     for (auto& slot : at->fds) {
@@ -44,7 +45,7 @@ bool note_in(Notes& at, int fd) {
   return false;
 }
 
-// Without memory, or before Linux 4.14, children of raw system calls pass for their parent.
+// Without memory, or before Linux 4.14, children of raw system calls look like their parent.
 const std::atomic<uint32_t>* make_mark() {
   void* const page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) return &of_handlers;
@@ -65,7 +66,7 @@ void close_in_children(int fd) {
       if (at->next.compare_exchange_strong(next, made)) {
         next = made;
       } else {
-        delete made;  // another thread's is there
+        delete made;  // another thread was first
       }
     }
     at = next;

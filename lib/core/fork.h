@@ -1,27 +1,35 @@
-// What a forked child must not keep. Until it calls exec, a child has every descriptor of its parent's: with it a file
-// lock, or the disk space of a file without a name, would outlive the parent for as long as the child runs. And a child
-// that gave up its rights could do to its parent's memory what the descriptor allows: a userfaultfd fills absent pages.
-// So this is for each descriptor that the library keeps.
+// Closes the library's descriptors in forked children. Every descriptor that the library keeps is
+// registered here. Until it calls exec, a child has all descriptors of its parent:
+//
+// - A file lock, or the disk space of an unlinked file, would outlive the parent while the child
+//   runs.
+// - A child that dropped its privileges could still change its parent's memory: a userfaultfd fills
+//   absent pages.
 #pragma once
 
 namespace vmem::core {
 
-// Closed in every child that fork() makes from now on; not in one that vfork, posix_spawn or clone made, which is about
-// to call exec. Without memory for a note of it (one in 64 needs any) the child keeps it.
+// Closes fd in every child that fork() makes from now on. Children of vfork, posix_spawn and clone
+// keep it; they are about to call exec. If there is no memory for the note (one call in 64 needs
+// some), children keep fd.
 void close_in_children(int fd);
-// The same, for what open() and its like return: -1 is no descriptor. Returns fd, above_standard().
+// Same, for the result of open() or a similar call; accepts -1. Returns fd, moved by
+// above_standard().
 int keep_from_children(int fd);
-// Before the descriptor is closed.
+// Call before closing the descriptor.
 void forget_in_children(int fd);
-// Both; of -1 nothing.
+// Forgets fd and closes it. Does nothing for -1.
 void close_and_forget(int fd);
 
-// Remembers that this process is the one. Before the first thread; again in a child that begins anew.
+// Marks this process as the owner of the library's state. Call before the first thread starts, and
+// again in a child that starts anew.
 void mark_this_process();
-// In a child of the one that was marked: also of a raw fork or clone system call, or of _Fork(), where no handler of
-// ours runs. Not in one that has its parent's memory (vfork).
+// True in a child of the marked process, including one made by a raw fork or clone system call or
+// by _Fork(), where our handlers do not run. False in a child that shares its parent's memory
+// (vfork).
 bool in_child();
-// fork() made this process from one that was marked, or from a child of one: what that had is in memory still.
+// True if fork() made this process from a marked one, or from a child of one. The parent's state is
+// still in memory.
 bool has_parents_state();
 
 }  // namespace vmem::core

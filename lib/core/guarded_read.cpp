@@ -20,8 +20,8 @@ namespace vmem::core {
 
 namespace {
 
-// What of this process's memory the kernel shows in files, whatever its rights. Opened where it is needed: as a rule
-// nothing is, and who has such a descriptor can read all of the process.
+// A file of /proc that shows this process's memory, whatever its rights. Opened only when needed:
+// it seldom is, and any holder of the descriptor can read the whole process.
 class ProcessFile {
  public:
   explicit ProcessFile(const char* path) : fd_(open(path, O_RDONLY | O_CLOEXEC)) {}
@@ -37,7 +37,7 @@ class ProcessFile {
   const int fd_;
 };
 
-// Nobody can load anything but zeros from it.
+// True if a load can only find zeros in the page.
 bool known_empty(const ProcessFile& pagemap, uintptr_t page, Absent absent, Guards guards) {
   if (absent != Absent::zeros && !broken("absent_pages")) return false;
   uint64_t state = 0;
@@ -47,7 +47,7 @@ bool known_empty(const ProcessFile& pagemap, uintptr_t page, Absent absent, Guar
 
 }  // namespace
 
-// Page by page, and none that is not there: the thread that would answer for it may be this one.
+// Reads page by page and skips absent pages: this may be the thread that would have to supply them.
 int read_guarded_at_once(void* out, const void* in, size_t size, Absent absent, Guards guards) {
   auto* to = static_cast<std::byte*>(out);
   auto from = reinterpret_cast<uintptr_t>(in);
@@ -57,7 +57,7 @@ int read_guarded_at_once(void* out, const void* in, size_t size, Absent absent, 
     const size_t piece = std::min(size, kPage - from % kPage);
     const auto empty = [&] { return known_empty(pagemap, round_down(from, kPage), absent, guards); };
     const bool read = !empty() && memory.read(to, piece, from) == static_cast<ssize_t>(piece);
-    if (!read && !empty()) return -EFAULT;  // or it was dropped meanwhile
+    if (!read && !empty()) return -EFAULT;  // tested again: the page may have been dropped since
     if (!read) memset(to, 0, piece);
     to += piece, from += piece, size -= piece;
   }
@@ -100,7 +100,7 @@ MappingQuery::Marks MappingQuery::marks(const void* at, size_t size) const {
     const int rc = ioctl(pagemap_, kIoctlScan, &args);
     if (rc == 0) return Marks::none;
     if (rc > 0) return (found.categories & kScanGuard) != 0 ? Marks::guards : Marks::some;
-    if (errno != EINVAL) return Marks::guards;  // nobody tells, ever: the page map is not for this process
+    if (errno != EINVAL) return Marks::guards;  // this process may not read the page map: assume the worst
   }
   return Marks::some;
 }
@@ -113,9 +113,10 @@ bool MappingQuery::plain(const void* at, size_t size) const {
   return query.end >= query.query_address + size && (query.flags & kReadable) != 0 && (query.flags & kWritable) != 0;
 }
 
-// No call says it. A sealed mapping refuses even the rights that it has.
+// No call tells it. But mprotect() fails on a sealed mapping, even with the rights that it has.
 bool MappingQuery::sealed(const void* at, size_t size) const {
-  if (mprotect(const_cast<void*>(at), 0, PROT_NONE) != 0) return false;  // a filter of system calls refuses it
+  // A filter of system calls refuses mprotect().
+  if (mprotect(const_cast<void*>(at), 0, PROT_NONE) != 0) return false;
   const uintptr_t end = reinterpret_cast<uintptr_t>(at) + size;
   for (uintptr_t from = reinterpret_cast<uintptr_t>(at); from < end;) {
     QueryArgs query{};
@@ -149,7 +150,7 @@ int read_for_anybody(void* to, const void* from, size_t size, Absent absent, Gua
   if (size == 0) return 0;
   const int refused = errno;
   if (read_guarded_at_once(out, in, size, absent, guards) == 0) return 0;
-  // A filter of system calls lets us have neither: read as anybody does.
+  // A filter of system calls refuses both ways: read by ordinary loads.
   if (refused != ENOSYS && refused != EPERM) return -EFAULT;
   memcpy(out, in, size);
   return 0;

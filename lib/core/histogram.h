@@ -1,4 +1,5 @@
-// Times in buckets of powers of two. Relaxed atomics, no lock: for paths that cost microseconds, never for a hit.
+// Histogram of times with power-of-two buckets. Relaxed atomics without a lock: for paths that take
+// microseconds, never for a hit.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 
 namespace vmem::core {
 
-// Bucket 0 counts 0 ns, bucket i times from 2^(i-1) ns to less than 2^i ns, the last one (from 4.6 minutes) all longer
-// ones.
+// Bucket 0 counts 0 ns. Bucket i counts times from 2^(i-1) ns to less than 2^i ns. The last bucket
+// (from 4.6 minutes) counts all longer ones.
 struct Histogram {
   static constexpr size_t kBuckets = 40;
   std::atomic<uint64_t> count[kBuckets] = {};
@@ -23,7 +24,7 @@ struct Histogram {
   }
 };
 
-// The ways a block's bytes go between tiers.
+// Directions in which a block's bytes move between tiers.
 enum class Way : uint8_t { ssd_to_host, host_to_ssd, to_device, from_device, between_devices, count_, none = count_ };
 inline constexpr size_t kWays = static_cast<size_t>(Way::count_);
 inline constexpr const char* kWayNames[kWays] = {"ssd_to_host", "host_to_ssd", "to_device", "from_device",

@@ -19,11 +19,12 @@
 
 namespace vmem::core {
 
-// A child reads these, wherever threads of its parent were: `size` is 0 while nothing is said.
+// A child reads these wherever threads of its parent were at the fork. So `size` is 0 until an
+// entry is complete.
 struct Addresses {
   std::atomic<uintptr_t> start{0};
   std::atomic<size_t> size{0};
-  Addresses* next_free = nullptr;  // under the lock
+  Addresses* next_free = nullptr;  // under the mutex
 };
 
 namespace {
@@ -32,10 +33,10 @@ struct Page {
   std::array<Addresses, 170> all;
   Page* next = nullptr;
 };
-constinit Mutex mutex;  // a leaf, for those that change something
+constinit Mutex mutex;  // leaf; writers hold it
 constinit Addresses* unused VMEM_GUARDED_BY(mutex) = nullptr;
-constinit std::atomic<Page*> mine{nullptr};       // of regions of this process
-constinit std::atomic<Page*> inherited{nullptr};  // of those before it; never freed
+constinit std::atomic<Page*> mine{nullptr};       // regions of this process
+constinit std::atomic<Page*> inherited{nullptr};  // regions of its ancestors; never freed
 
 template <typename Visit>
 void each(const Page* page, const Visit& visit) {
@@ -53,7 +54,7 @@ bool in_inherited(uintptr_t at) {
   return found;
 }
 
-// The program ends as it would have, by the same access.
+// Prints why. SA_RESETHAND then lets the same access end the program as it would have.
 void say_why(int, siginfo_t* info, void*) {
   const bool raised = info->si_code <= 0;
   const auto at = reinterpret_cast<uintptr_t>(info->si_addr);
@@ -77,7 +78,7 @@ void handle_accesses() {
   sigaction(SIGSEGV, &why, nullptr);
 }
 
-// Nothing but system calls and words in memory: threads of the parent may have been anywhere.
+// Makes only system calls and accesses plain memory: threads of the parent may have been anywhere.
 void after_fork_in_child() VMEM_LOCKS(no_thread_safety_analysis) {
   new (&mutex) Mutex;
   unused = nullptr;
@@ -89,7 +90,7 @@ void after_fork_in_child() VMEM_LOCKS(no_thread_safety_analysis) {
     void* const wanted = reinterpret_cast<void*>(start);
     constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
     void* const at = mmap(wanted, size, PROT_NONE, kFlags, -1, 0);
-    if (at != MAP_FAILED && at != wanted) munmap(at, size);  // before Linux 4.17 it is a hint
+    if (at != MAP_FAILED && at != wanted) munmap(at, size);  // before Linux 4.17, the address is a hint
   });
   if (pages == nullptr) return;
   Page* last = pages;
@@ -121,7 +122,7 @@ Addresses* new_note() VMEM_REQUIRES(mutex) {
 
 void NotedAddresses::set(const void* start, size_t size) {
   const MutexLock lock(mutex);
-  // Where the program has put this region over one of its parent's.
+  // The program may have placed this region over one of its parent's: forget that one.
   for (Page* page = inherited.load(); page != nullptr; page = page->next) {
     for (Addresses& one : page->all) {
       const uintptr_t from = one.start.load(), at = reinterpret_cast<uintptr_t>(start);

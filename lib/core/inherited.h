@@ -1,7 +1,10 @@
-// Regions of the process that this one was forked from. A child of fork() has none of their memory. Their addresses are
-// kept from whatever the child maps, by mappings without access: an old pointer reads nothing else, and an old object
-// that ends in the child frees no region of the child's own. Where the program handles no SIGSEGV, a line says why an
-// access of them ends the child.
+// Regions of the process that this one was forked from. A child of fork() inherits none of their
+// memory.
+//
+// - PROT_NONE mappings reserve their addresses in the child, so no new mapping lands there. An old
+//   pointer then reads nothing else, and an old object destroyed in the child frees none of the
+//   child's regions.
+// - If the program handles no SIGSEGV, a message explains why an access of them ends the child.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +14,8 @@ namespace vmem::core {
 
 struct Addresses;
 
-// Addresses that a child is to know, for as long as it lives. Without memory for that, the child does not know them.
+// Addresses that a child reserves while this object lives. If there is no memory for the note, the
+// child does not know them.
 class NotedAddresses {
  public:
   NotedAddresses() = default;
@@ -24,6 +28,6 @@ class NotedAddresses {
   Addresses* noted_ = nullptr;
 };
 
-// Whether this is in a region of the process that this one was forked from.
+// True if `at` lies in a region of the process that this one was forked from.
 bool is_inherited(const void* at);
 }  // namespace vmem::core

@@ -1,5 +1,5 @@
-// A vector of at most N elements that never allocates, as std::inplace_vector: for work that goes on where there is
-// no memory.
+// A vector of at most N elements that never allocates, like std::inplace_vector. For work that must
+// go on without memory.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace vmem::core {
 
-// Whoever adds looks at full() first, or knows by other means that there is room.
+// The caller checks full() before adding, or knows that there is room.
 template <typename T, size_t N>
 class InplaceVector {
  public:
@@ -27,7 +27,7 @@ class InplaceVector {
   T* end() { return items_.data() + size_; }
   const T* begin() const { return items_.data(); }
   const T* end() const { return items_.data() + size_; }
-  // The others keep their order.
+  // Keeps the order of the others.
   template <typename Which>
   void erase_if(Which which) {
     size_ = static_cast<size_t>(std::remove_if(begin(), end(), which) - begin());

@@ -26,28 +26,29 @@ namespace vmem::core {
 
 namespace {
 
-constexpr size_t kLine = 1024;                           // of one line, with the zero at its end
-constexpr size_t kNotice = 80;                           // of the one that says how many were dropped
-constexpr std::chrono::seconds kPatience{1};             // with a sink that does not return
-constexpr uint64_t kSecond = 1000000000;                 // ns between lines of one Often
-constexpr unsigned kLookUs = 200, kCallUs = 100 * 1000;  // a call that logs may deliver its lines itself for so long
+constexpr size_t kLine = 1024;                // longest line, with its terminating zero
+constexpr size_t kNotice = 80;                // longest line that counts dropped lines
+constexpr std::chrono::seconds kPatience{1};  // longest wait for a sink that does not return
+constexpr uint64_t kSecond = 1000000000;      // ns between two lines of one Often
+// Polling interval; time that a call has to deliver its own lines.
+constexpr unsigned kLookUs = 200, kCallUs = 100 * 1000;
 
-// Lines have numbers, from 1. Those up to `done` are delivered, `taken` is in the sink if it is another one, and those
-// up to `put` wait in `room`, each a head and its characters.
+// Lines are numbered from 1. Lines up to `done` are delivered. `taken` is in the sink if it differs
+// from `done`. Lines up to `put` wait in `room`, each as a Head and its characters.
 struct Head {
   uint16_t length;
   uint16_t level;
 };
 struct Lines {
-  Mutex mutex;  // a leaf, held for a copy of a line
+  Mutex mutex;  // leaf, held while a line is copied
   uint64_t put VMEM_GUARDED_BY(mutex) = 0, taken VMEM_GUARDED_BY(mutex) = 0, done VMEM_GUARDED_BY(mutex) = 0;
-  uint64_t urgent VMEM_GUARDED_BY(mutex) = 0;   // the last one that no call is about to deliver
-  uint64_t stuck VMEM_GUARDED_BY(mutex) = 0;    // one that settle_log() waited for in vain
-  uint64_t dropped VMEM_GUARDED_BY(mutex) = 0;  // after the last one in `room`
+  uint64_t urgent VMEM_GUARDED_BY(mutex) = 0;   // the last line that no call will deliver
+  uint64_t stuck VMEM_GUARDED_BY(mutex) = 0;    // a line that settle_log() waited for in vain
+  uint64_t dropped VMEM_GUARDED_BY(mutex) = 0;  // lines dropped after the last one in `room`
   size_t first VMEM_GUARDED_BY(mutex) = 0, used VMEM_GUARDED_BY(mutex) = 0;
   LogSink sink VMEM_GUARDED_BY(mutex) = nullptr;
   void* user VMEM_GUARDED_BY(mutex) = nullptr;
-  bool delivering VMEM_GUARDED_BY(mutex) = false;  // some thread takes lines out, and calls the sink
+  bool delivering VMEM_GUARDED_BY(mutex) = false;  // a thread takes lines out and calls the sink
   bool has_thread VMEM_GUARDED_BY(mutex) = false;
   char room[kLogRoom] VMEM_GUARDED_BY(mutex) = {};
 
@@ -55,15 +56,15 @@ struct Lines {
 };
 constinit Lines lines;
 constinit Often* first_often VMEM_GUARDED_BY(lines.mutex) = nullptr;
-constinit std::atomic<bool> waiting{false};    // lines are to be delivered
-constinit std::atomic<uint32_t> news{0};       // wakes the log's thread
+constinit std::atomic<bool> waiting{false};    // lines wait for delivery
+constinit std::atomic<uint32_t> news{0};       // futex that wakes the log's thread
 constinit thread_local bool in_sink = false;   // this thread delivers
-constinit thread_local unsigned in_calls = 0;  // of the application
+constinit thread_local unsigned in_calls = 0;  // nested calls of the application
 constinit thread_local bool call_logged = false;
 constinit std::atomic<int> max_level{static_cast<int>(Level::warning)};
 constinit std::atomic<bool> debugging{false};
 
-// The lock of the lines. No signal handler runs on a thread that has it: one that calls exit() comes to log again.
+// Locks the lines. Signals stay blocked meanwhile: a handler that calls exit() would log again.
 class VMEM_LOCKS(scoped_lockable) Held {
  public:
   Held() VMEM_ACQUIRE(lines.mutex) { lines.mutex.lock(); }
@@ -81,7 +82,7 @@ void default_sink(int level, const char* line) {
   const int n = snprintf(buffer, sizeof buffer, "libvmem: %s: %s\n", kNames[level & 3], line);
   if (n <= 0) return;
   const size_t length = std::min(static_cast<size_t>(n), sizeof buffer - 1);
-  if (::write(STDERR_FILENO, buffer, length) < 0) return;  // nobody is left to tell
+  if (::write(STDERR_FILENO, buffer, length) < 0) return;  // there is no other way to report it
 }
 
 void copy_in(const void* from, size_t bytes) VMEM_REQUIRES(lines.mutex) {
@@ -97,7 +98,7 @@ void copy_out(void* to, size_t bytes) VMEM_REQUIRES(lines.mutex) {
   memcpy(static_cast<char*>(to) + whole, lines.room, bytes - whole);
   lines.first = (lines.first + bytes) % kLogRoom;
   lines.used -= bytes;
-  if (lines.used == 0) lines.first = 0;  // the same memory again
+  if (lines.used == 0) lines.first = 0;  // reuse the same memory
 }
 
 void put(int level, const char* text, size_t length) VMEM_REQUIRES(lines.mutex) {
@@ -113,7 +114,8 @@ size_t say_dropped(char* text) VMEM_REQUIRES(lines.mutex) {
   return static_cast<size_t>(n);
 }
 
-// A line at the end, or one more that found no room. Afterwards, without the lock: wake_thread().
+// Queues a line, or counts it as dropped if it does not fit. The caller then calls wake_thread()
+// without the lock.
 void enter(int level, const char* text, size_t length) VMEM_REQUIRES(lines.mutex) {
   char notice[kNotice];
   const size_t noticed = lines.dropped != 0 ? say_dropped(notice) : 0;
@@ -143,7 +145,8 @@ void say_left_out(Often& often) VMEM_REQUIRES(lines.mutex) {
   enter(often.level, text, static_cast<size_t>(n));
 }
 
-// Of those that were last said so long ago, or of all. When there will be more to say; UINT64_MAX: nothing is left out.
+// Reports the lines left out of each Often that was last logged at least a second ago. Returns the
+// time of the next report, or UINT64_MAX if no lines are left out. now = UINT64_MAX reports all.
 uint64_t say_all_left_out(uint64_t now) VMEM_REQUIRES(lines.mutex) {
   uint64_t next = UINT64_MAX;
   for (Often* often = first_often; often != nullptr; often = often->next) {
@@ -157,14 +160,14 @@ uint64_t say_all_left_out(uint64_t now) VMEM_REQUIRES(lines.mutex) {
   return next;
 }
 
-// One was said just now: this one is counted.
+// Counts this line as left out if one was logged within the last second.
 bool leave_out(Often& often, uint64_t now, bool* first) VMEM_REQUIRES(lines.mutex) {
   if (often.said_ns == 0 || now - often.said_ns >= kSecond) return false;
   *first = ++often.left_out == 1;
   return true;
 }
 
-// It is said: those that come now are counted.
+// Starts an interval: later lines are counted.
 void begin_often(Often& often, uint64_t now) VMEM_REQUIRES(lines.mutex) {
   say_left_out(often);
   often.said_ns = now;
@@ -173,7 +176,7 @@ void begin_often(Often& often, uint64_t now) VMEM_REQUIRES(lines.mutex) {
   first_often = &often;
 }
 
-// What was said is what the lines left out are like; cut between characters.
+// Keeps the line as the example of those left out, cut between characters.
 void note_often(Often& often, int level, const char* text, size_t length) VMEM_REQUIRES(lines.mutex) {
   size_t n = std::min(length, sizeof often.like - 1);
   while (n != length && n != 0 && (static_cast<unsigned char>(text[n]) & 0xc0) == 0x80) --n;
@@ -182,7 +185,7 @@ void note_often(Often& often, int level, const char* text, size_t length) VMEM_R
   often.level = level;
 }
 
-// The next line, of at most kLine bytes; false: there is none.
+// Takes the next line, of at most kLine bytes. Returns false if there is none.
 bool take(int* level, char* text) VMEM_REQUIRES(lines.mutex) {
   if (lines.used == 0) {
     if (lines.dropped == 0) return false;
@@ -211,13 +214,16 @@ void wake_thread() {
   futex(FUTEX_WAKE, 1, nullptr);
 }
 
-// A line, printed without the lock. often: of which kind; another thread may have said one meanwhile, but none is
-// counted before one is among the lines: who waits for it (settle_log) would wait for nothing.
+// Formats a line without the lock, then queues it. `often` is its class, or nullptr. Another thread
+// may have logged a line of the class since the caller's check, so this one may be left out. Lines
+// are counted only once one of the class is queued; otherwise settle_log() would find no line to
+// wait for.
 void say(Often* often, Level level, const char* format, va_list args) {
   char text[kLine];
   const int n = vsnprintf(text, sizeof text, format, args);
   if (n < 0) return;
-  const size_t length = make_printable(text, std::min(static_cast<size_t>(n), sizeof text - 1));  // paths and names
+  // Paths and names may hold anything.
+  const size_t length = make_printable(text, std::min(static_cast<size_t>(n), sizeof text - 1));
   step("log.printed");
   bool wakes = true;
   {
@@ -232,14 +238,14 @@ void say(Often* often, Level level, const char* format, va_list args) {
   if (wakes) wake_thread();
 }
 
-// Until there is news, or that time.
+// Waits for news, until the given time.
 void wait_for_news(uint32_t seen, uint64_t until_ns) {
   const uint64_t now = now_ns(), most = until_ns - std::min(now, until_ns);
   const timespec time{static_cast<time_t>(most / kSecond), static_cast<long>(most % kSecond)};
   if (most != 0) futex(FUTEX_WAIT, seen, until_ns == UINT64_MAX ? nullptr : &time);
 }
 
-// False: another thread delivers, or this one is in the sink.
+// Returns false if another thread delivers, or if this one is in the sink.
 bool begin_delivery() {
   must_be_outside("the sink of the log");
   if (in_sink) return false;
@@ -254,8 +260,8 @@ bool stderr_takes_more() {
   return poll(&out, 1, 0) == 1;
 }
 
-// After begin_delivery(), which it ends: delivers the lines up to number `until`. What is left is the thread's.
-// careful: only to stderr, and only while that takes more.
+// Ends a begin_delivery(): delivers the lines up to number `until`, and leaves the rest to the
+// log's thread. careful: deliver only to stderr, and only while it accepts more.
 void deliver(uint64_t until, bool careful = false) {
   for (;;) {
     int level;
@@ -293,7 +299,7 @@ bool is_done(uint64_t line) {
   return lines.done >= line;
 }
 
-// A thread of the library, for good.
+// Body of the log's thread; never returns.
 void deliver_for_ever() {
   for (;;) {
     const uint32_t seen = news.load(std::memory_order_acquire);
@@ -306,13 +312,13 @@ void deliver_for_ever() {
     }
     if (waiting.load(std::memory_order_relaxed)) {
       if (!urgent) usleep(kCallUs);
-      if (begin_delivery()) deliver(last_line());  // else who delivers will say that more is left
+      if (begin_delivery()) deliver(last_line());  // otherwise the delivering thread wakes us for the rest
     }
     wait_for_news(seen, next);
   }
 }
 
-// Only this thread is in the child: what the others had under way never ends there.
+// Only the forking thread exists in the child: deliveries of other threads never end there.
 void after_fork_in_child() {
   new (&lines.mutex) Mutex;
   const Held held;
@@ -396,7 +402,7 @@ void log_often(Often& often, Level level, const char* format, ...) {
     left_out = leave_out(often, now_ns(), &first);
   }
   if (left_out) {
-    if (first) wake_thread();  // it will have something to say
+    if (first) wake_thread();  // it has to report the count later
     return;
   }
   va_list args;

@@ -1,5 +1,5 @@
-// Maps over address space that other threads may be touching, which is what it is for. Not through libc:
-// ThreadSanitizer takes an mmap() for a store to every byte, and would call each of those touches a race.
+// Maps over address space that other threads may be accessing. It bypasses libc: ThreadSanitizer
+// treats mmap() as a store to every byte, and would report each such access as a race.
 #pragma once
 
 #include <errno.h>
@@ -12,7 +12,7 @@
 
 namespace vmem::core {
 
-// 0 or -errno.
+// Returns 0 or -errno.
 inline int map_over(uintptr_t start, size_t size, int protection, int flags, int fd, uint64_t offset) {
   return syscall(SYS_mmap, start, size, protection, flags | MAP_FIXED, fd, offset) == -1 ? -errno : 0;
 }

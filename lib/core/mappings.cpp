@@ -20,7 +20,7 @@ namespace vmem::core {
 
 namespace {
 
-// The n-th number of a file of numbers, 0 where there is none.
+// Returns the n-th number in a file of numbers, or 0 if there is none.
 uint64_t number_in(const char* path, int n = 0) {
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return 0;

@@ -1,4 +1,5 @@
-// How many mappings of memory this process has and may have (vm.max_map_count): for the words of a call that got none.
+// How many mappings this process has and may have (vm.max_map_count), for error messages of calls
+// that got none.
 #pragma once
 
 #include <cstddef>
@@ -9,18 +10,20 @@
 namespace vmem::core {
 
 struct Mappings {
-  size_t now = 0, most = 0;  // 0: it cannot be told
+  size_t now = 0, most = 0;  // 0: unknown
   bool used_up() const { return most != 0 && now + kMargin >= most; }
-  static constexpr size_t kMargin = 16;  // making one takes some more for a moment
+  static constexpr size_t kMargin = 16;  // making a mapping briefly takes a few more
 };
-// Reads /proc, in milliseconds where there are many.
+// Reads /proc; takes milliseconds if there are many mappings.
 Mappings count_mappings();
-// In place of `why`, which is returned where it is not -ENOMEM: the limit of the process that has been reached, with
-// the numbers and what to do, if there is one. what: "a region of 4 MiB".
+// If `why` is -ENOMEM, returns an error that names the process limits that may have been reached,
+// with the numbers and what to do. Otherwise, or without such a limit, returns `why`. what: "a
+// region of 4 MiB".
 Status name_limit(const Status& why, const char* what);
 
-// Ok when all of [start, start + size) is reserved: private anonymous mappings without rights (PROT_NONE). -EEXIST
-// names what else is there, or that nothing is. Reads /proc, in milliseconds where there are many.
+// Returns ok if all of [start, start + size) is reserved by private anonymous mappings with
+// PROT_NONE. Otherwise returns -EEXIST, naming what else is there or that nothing is. Reads /proc;
+// takes milliseconds if there are many mappings.
 Status check_reserved(uintptr_t start, size_t size);
 
 }  // namespace vmem::core

@@ -1,9 +1,9 @@
-// Locks that the compiler knows. What a lock protects says so, and a function that wants it held does: clang's
-// -Wthread-safety, which `make check` runs over the library, then finds an access without the lock, a lock that is
-// taken twice, and one that is not given back. For other compilers the words are empty.
+// Locks that clang's -Wthread-safety checks. Fields name the lock that protects them, and functions
+// name the lock they need. `make check` then finds accesses without the lock, locks taken twice and
+// locks not released. Other compilers see empty macros.
 //
-// A lambda is a function of its own for clang: where one would read what is protected, as the condition of a wait,
-// write a loop.
+// Clang analyses a lambda as a separate function. If one would read a protected field, as the
+// condition of a wait does, write a loop instead.
 #pragma once
 
 #include <chrono>
@@ -15,9 +15,10 @@
 #else
 #define VMEM_LOCKS(x)
 #endif
-#define VMEM_GUARDED_BY(x) VMEM_LOCKS(guarded_by(x))                     // a field: by that lock
-#define VMEM_REQUIRES(...) VMEM_LOCKS(requires_capability(__VA_ARGS__))  // a function: its caller holds it
-#define VMEM_EXCLUDES(...) VMEM_LOCKS(locks_excluded(__VA_ARGS__))       // .. its caller does not, it takes it itself
+#define VMEM_GUARDED_BY(x) VMEM_LOCKS(guarded_by(x))                     // a field that this lock protects
+#define VMEM_REQUIRES(...) VMEM_LOCKS(requires_capability(__VA_ARGS__))  // the caller of this function holds it
+// The caller does not; the function takes it.
+#define VMEM_EXCLUDES(...) VMEM_LOCKS(locks_excluded(__VA_ARGS__))
 #define VMEM_ACQUIRE(...) VMEM_LOCKS(acquire_capability(__VA_ARGS__))
 #define VMEM_TRY_ACQUIRE(...) VMEM_LOCKS(try_acquire_capability(__VA_ARGS__))
 #define VMEM_RELEASE(...) VMEM_LOCKS(release_capability(__VA_ARGS__))
@@ -32,13 +33,13 @@ class VMEM_LOCKS(capability("mutex")) Mutex {
   void lock() VMEM_ACQUIRE() { mutex_.lock(); }
   bool try_lock() VMEM_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
   void unlock() VMEM_RELEASE() { mutex_.unlock(); }
-  // Sleeps without the lock until somebody notifies, or for no reason: look again at what was waited for.
+  // Sleeps without the lock until notified, or spuriously: check the condition again.
   void wait(std::condition_variable& changed) VMEM_REQUIRES(this) {
     std::unique_lock lock(mutex_, std::adopt_lock);
     changed.wait(lock);
     lock.release();
   }
-  // False: the time is over.
+  // Returns false on timeout.
   bool wait_until(std::condition_variable& changed, std::chrono::steady_clock::time_point end) VMEM_REQUIRES(this) {
     std::unique_lock lock(mutex_, std::adopt_lock);
     const bool in_time = changed.wait_until(lock, end) == std::cv_status::no_timeout;
@@ -50,7 +51,7 @@ class VMEM_LOCKS(capability("mutex")) Mutex {
   std::mutex mutex_;
 };
 
-// Holds a Mutex for as long as it lives, but between unlock() and lock().
+// Holds a Mutex during its scope, except between unlock() and lock().
 class VMEM_LOCKS(scoped_lockable) MutexLock {
  public:
   explicit MutexLock(Mutex& mutex) VMEM_ACQUIRE(mutex) : mutex_(mutex) { mutex_.lock(); }

@@ -18,7 +18,7 @@ namespace {
 
 constexpr uint64_t kKiB = 1024, kMiB = kKiB * 1024, kGiB = kMiB * 1024, kPiB = kGiB * 1024 * 1024;
 
-// The order is the order of enum Option.
+// In the order of enum Option.
 constexpr OptionInfo kTable[] = {
     {Option::host_budget, "host_budget", OptionKind::bytes, "bytes",
      "half of the smaller of the memory-cgroup limit and what is available", 8 * kMiB, kPiB, nullptr, true,
@@ -362,7 +362,7 @@ namespace {
 
 constexpr size_t kLongestVariable = 64;
 
-// How many letters have to be changed, added, left out or exchanged with a neighbour.
+// Edit distance: letters changed, added, left out, or swapped with a neighbour.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {
@@ -382,15 +382,15 @@ size_t distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string meant_by(std::string_view variable) {
-  // Those of tests and tools are no settings, and near to none but "log".
+  // Variables of tests and tools are no settings. Only VMEM_LONG is close to one (log).
   if (variable.substr(0, 5) != "VMEM_" || variable == "VMEM_LONG") return "";
-  if (variable.size() > kLongestVariable) return "";  // near to none, and comparing takes time and memory
+  if (variable.size() > kLongestVariable) return "";  // near to none, and costly to compare
   std::string nearest;
-  size_t least = variable.size() >= 10 ? 3 : 2;  // one letter of a short name, two of others
+  size_t least = variable.size() >= 10 ? 3 : 2;  // tolerates one wrong letter in a short name, two in others
   for (const OptionInfo& info : kTable) {
     const std::string name = environment_name(info.name);
     if (name == variable) return "";
-    // A part of the name, too: VMEM_BUDGET.
+    // A part of a name also counts: VMEM_BUDGET.
     const std::string_view part = variable.substr(5);
     const size_t far = part.size() >= 4 && name.find(part) != std::string::npos ? 1 : distance(name, variable);
     if (far < least) {
@@ -404,7 +404,8 @@ std::string meant_by(std::string_view variable) {
 Status Options::load_environment() {
   for (const OptionInfo& info : kTable) {
     const std::string variable = environment_name(info.name);
-    // Not under AT_SECURE: who starts a set-user-ID program must not choose which files it writes.
+    // Not under AT_SECURE: the user who starts a set-user-ID program must not choose the files it
+    // writes.
     const char* value = secure_getenv(variable.c_str());
     if (value == nullptr) continue;
     if (Status s = set(info.id, value); !s.ok()) {

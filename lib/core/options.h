@@ -1,5 +1,5 @@
-// The one table of settings: vmem_set, vmem_get, the environment, docs/settings.md and the machine's defaults all come
-// from it.
+// The table of settings. vmem_set, vmem_get, the environment, docs/settings.md and the machine's
+// defaults all come from it.
 #pragma once
 
 #include <cstdint>
@@ -51,10 +51,10 @@ enum class OptionKind : uint8_t { bytes, number, boolean, choice, text };
 
 struct OptionInfo {
   Option id;
-  const char* name;  // "host_budget"; the environment has VMEM_HOST_BUDGET
+  const char* name;  // "host_budget"; in the environment VMEM_HOST_BUDGET
   OptionKind kind;
-  const char* unit;          // "bytes", "requests", ..; "" where it has none
-  const char* default_text;  // what applies when nobody sets it, in words or as a value
+  const char* unit;          // "bytes", "requests", ..; "" if it has none
+  const char* default_text;  // the default, in words or as a value
   uint64_t min, max;         // bytes and number: inclusive bounds
   const char* choices;       // choice: "auto|kmod|uffd"
   bool live;                 // may change while regions exist
@@ -64,32 +64,37 @@ struct OptionInfo {
 std::span<const OptionInfo> option_table();
 const OptionInfo* find_option(std::string_view name);
 
-// "8GiB", "512M", "4096" -> bytes. K, M, G, T with or without iB or B; case does not matter; "max" is not a size.
+// Parses "8GiB", "512M" or "4096" into bytes. Units are K, M, G and T, with or without iB or B;
+// case does not matter. "max" is not a size.
 Status parse_bytes(std::string_view text, uint64_t* out);
 
-// This program runs with more rights than who started it (AT_SECURE): he gives it no settings and sees nothing of it.
+// True if this program runs with more rights than the user who started it (AT_SECURE). That user
+// must not set its settings or see its state.
 bool has_more_rights();
 
-// The variable that a mistyped one stands for, such as VMEM_HOST_BUDGET for VMEM_HOST_BUGDET; "" where none is near.
+// Returns the variable that a mistyped one probably means, such as VMEM_HOST_BUDGET for
+// VMEM_HOST_BUGDET; "" if none is near.
 std::string meant_by(std::string_view variable);
 
-// What number() answers of a block_size that is "auto".
+// number() returns this for a block size that is "auto".
 inline constexpr uint64_t kAuto = 0;
 
-// A set of values. Thread-safe. Unset options answer with `is_set() == false` and the numeric default.
+// A set of values. Thread-safe. An option that is not set has is_set() == false and its default.
 class Options {
  public:
   Options();
-  // Unknown name -ENOENT; bad value -EINVAL with the accepted form. Nothing changes on error.
+  // Returns -ENOENT for an unknown name, or -EINVAL, naming the accepted form, for a bad value.
+  // Changes nothing on error.
   Status set(std::string_view name, std::string_view value);
   Status set(Option id, std::string_view value);
   Status get(std::string_view name, std::string* value) const;
-  // Reads VMEM_<NAME> for every option; the first bad one is returned, naming variable, value and accepted form.
-  // Variables that are nearly one of these are named in a warning. Under AT_SECURE the environment is not looked at.
+  // Reads VMEM_<NAME> for every option. Returns an error for the first bad one, naming variable,
+  // value and accepted form. Logs a warning for variables that nearly match one. Ignores the
+  // environment under AT_SECURE.
   Status load_environment();
 
   bool is_set(Option id) const;
-  // As if it had never been set.
+  // Restores the state before any set().
   void unset(Option id);
   uint64_t number(Option id) const;   // bytes, number, boolean (0/1)
   std::string text(Option id) const;  // choice, text; also the canonical form of the others
@@ -104,7 +109,7 @@ class Options {
   std::vector<Value> values_ VMEM_GUARDED_BY(mutex_);  // indexed by Option
 };
 
-// docs/settings.md and the manual page vmem-settings(7), from the table.
+// Generate docs/settings.md and the manual page vmem-settings(7) from the table.
 std::string options_markdown();
 std::string options_manual();
 

@@ -16,7 +16,7 @@
 
 namespace vmem::core {
 
-// A sanitizer follows memory of its own malloc only, and stands for no application's.
+// With a sanitizer, uses its malloc: it tracks no other memory, and it is never an application's.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define VMEM_OWN_IS_MALLOC 1
 #elif defined(__has_feature)
@@ -39,8 +39,8 @@ void keep_own_memory_in_children() {}
 
 namespace {
 
-// Up to kMostSmall bytes: a place in a slab, which has places of one size, and begins at a multiple of its size. More:
-// pages of its own.
+// A request of up to kMostSmall bytes gets a place in a slab. A slab has places of one size and is
+// aligned to its own size. A larger request gets its own pages.
 constexpr size_t kSlab = 64 << 10, kPiece = 512 << 10, kMostSmall = 8192;
 constexpr std::array<uint16_t, 17> kSizes{32,  48,   64,   96,   128,  192,  256,  384, 512,
                                           768, 1024, 1536, 2048, 3072, 4096, 6144, 8192};
@@ -49,14 +49,14 @@ struct Place {
   Place* next;
 };
 struct alignas(16) Slab {
-  Slab *next, *previous;  // among those of its size with free places, or among the spare ones
-  Place* free;            // given back
-  uint32_t begun;         // bytes that have been handed out at some time, with this head
-  uint32_t used;          // places
-  uint32_t size;          // of a place
-  uint32_t born;          // Memory::forks of then
+  Slab *next, *previous;  // in the list of its size with free places, or in the spare list
+  Place* free;            // places given back
+  uint32_t begun;         // bytes ever handed out, with this header
+  uint32_t used;          // places in use
+  uint32_t size;          // bytes of a place
+  uint32_t born;          // Memory::forks when the slab was begun
 };
-// Of one size, with free places. The first is used first.
+// Slabs of one size with free places. The first is used first.
 struct Slabs {
   Slab* first = nullptr;
   void push(Slab* slab) {
@@ -71,15 +71,16 @@ struct Slabs {
   }
 };
 struct Memory {
-  Mutex mutex;  // a leaf, held for a few instructions, or to map a piece
+  Mutex mutex;  // leaf, held for a few instructions or to map a piece
   std::array<Slabs, kSizes.size()> open VMEM_GUARDED_BY(mutex);
-  Slabs spare VMEM_GUARDED_BY(mutex);         // hold nothing, and have no memory but their heads
-  uint32_t forks VMEM_GUARDED_BY(mutex) = 0;  // that made this process, since the memory is in use
+  Slabs spare VMEM_GUARDED_BY(mutex);         // empty; they have no memory but their headers
+  uint32_t forks VMEM_GUARDED_BY(mutex) = 0;  // forks between the first use of the memory and this process
 };
 constinit Memory memory;
 
-// A signal handler may access a block, and the thread that serves it comes here: nobody is interrupted who has the
-// lock. Under the pager's lock it is that one's business.
+// Locks the memory. No signal handler runs on a thread that holds this lock: it could access a
+// block, and the thread that serves the fault allocates here. A thread with the pager's lock has
+// seen to that already.
 class VMEM_LOCKS(scoped_lockable) Held {
  public:
   Held() VMEM_ACQUIRE(memory.mutex) {
@@ -104,7 +105,7 @@ bool has_room(const Slab* slab) {
   return slab->free != nullptr || slab->begun + slab->size <= kSlab;
 }
 
-// More spare slabs. False: the kernel has no memory.
+// Maps more spare slabs. Returns false if the kernel has no memory.
 bool map_piece() VMEM_REQUIRES(memory.mutex) {
   void* const raw = mmap(nullptr, kPiece + kSlab, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (raw == MAP_FAILED) return false;
@@ -145,11 +146,12 @@ void* get_place(size_t bytes) {
 void put_place(void* at) {
   auto* const slab = reinterpret_cast<Slab*>(reinterpret_cast<uintptr_t>(at) & ~(kSlab - 1));
   const Held held;
-  if (slab->born != memory.forks) return;  // its list may have been in the middle of a change
+  if (slab->born != memory.forks) return;  // from before a fork: its list may have been in mid-change
   Slabs& open = memory.open[index_of(slab->size)];
   if (!has_room(slab)) open.push(slab);
   slab->free = new (at) Place{slab->free};
-  if (--slab->used != 0 || (open.first == slab && slab->next == nullptr)) return;  // one stays, for the next
+  // Keeps one for the next request.
+  if (--slab->used != 0 || (open.first == slab && slab->next == nullptr)) return;
   open.take(slab);
   if (slab->begun > kPage) madvise(reinterpret_cast<std::byte*>(slab) + kPage, kSlab - kPage, MADV_DONTNEED);
   memory.spare.push(slab);
@@ -180,15 +182,15 @@ void own_free(void* at, size_t bytes) noexcept {
     put_place(at);
   } else {
     const size_t pages = round_up(bytes, kPage);
-    if (munmap(at, pages) != 0) madvise(at, pages, MADV_DONTNEED);  // too many mappings to divide one
+    if (munmap(at, pages) != 0) madvise(at, pages, MADV_DONTNEED);  // too many mappings to split one
   }
 }
 
 void keep_own_memory_in_children() {
   static std::atomic<bool> done{false};
   if (done.exchange(true)) return;
-  // Nothing is held while handlers of the application run: they may access a block, whose service comes here. A child
-  // begins anew, and leaves what it has of its parent's.
+  // Holds no lock during the application's fork handlers: they may access a block, and the fault's
+  // service allocates here. A child starts anew and abandons its parent's memory.
   pthread_atfork(nullptr, nullptr, []() VMEM_LOCKS(no_thread_safety_analysis) {
     new (&memory.mutex) Mutex;
     memory.open = {};

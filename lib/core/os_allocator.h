@@ -1,12 +1,13 @@
-// Memory that is not malloc's. malloc is the application's: it may be one that takes a lock which some thread holds
-// while it waits for a block, or that keeps its memory in a region. So whatever is allocated or given back under the
-// pager's lock comes from here: from the kernel, in large pieces, divided under a lock of its own that nobody keeps.
+// Memory that does not come from malloc. The application may replace malloc by one that takes a
+// lock which a thread holds while it waits for a block, or that keeps its memory in a region. So
+// all memory allocated or freed under the pager's lock comes from here: from the kernel in large
+// pieces, divided under a lock that is held only briefly.
 //
-// Containers take the allocator Own<T>, or a name from below; a class whose objects are made with `new` derives from
-// OwnNew. Where there is none it is bad_alloc that is thrown, which takes none of malloc's either. A test that counts
-// calls of malloc under the lock finds what was forgotten.
-//
-// What is not in use goes back to the kernel, but for its addresses and a few pages.
+// - Containers use the allocator Own<T> or a name from below. A class whose objects are made with
+//   `new` derives from OwnNew.
+// - If there is no memory they throw bad_alloc, which does not use malloc either.
+// - Unused memory goes back to the kernel, except its addresses and a few pages.
+// - A test that counts calls of malloc under the lock finds what was forgotten.
 #pragma once
 
 #include <atomic>
@@ -24,15 +25,16 @@
 
 namespace vmem::core {
 
-// 16-byte aligned, at least. Throws bad_alloc.
+// Returns memory aligned to at least 16 bytes. Throws bad_alloc.
 void* own_allocate(size_t bytes);
-// bytes: as it was asked for.
+// bytes: the size passed to own_allocate().
 void own_free(void* at, size_t bytes) noexcept;
 
-// So that a forked child finds it whole. Before the first thread is started; any number of times.
+// Makes the allocator usable in forked children. Call before the first thread starts; may be called
+// again.
 void keep_own_memory_in_children();
 
-// Tests: true refuses an allocation.
+// Tests: returns true to refuse an allocation.
 using MemoryHook = bool (*)();
 inline std::atomic<MemoryHook> memory_hook{nullptr};
 

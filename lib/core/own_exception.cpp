@@ -14,23 +14,24 @@
 
 namespace vmem::core {
 
-// Of libstdc++ alone; elsewhere the exception is malloc's. Under a sanitizer so is all memory, and a throw is its
-// business.
+// Needs libstdc++; other libraries throw with malloc. So do sanitizers: they own all memory, and
+// intercept throws.
 #if defined(__GLIBCXX__) && !defined(__ARM_EABI_UNWINDER__) && !defined(__SANITIZE_ADDRESS__) && \
     !defined(__SANITIZE_THREAD__)
 
 namespace {
 
-// What the C++ ABI (Itanium's, section 2.2) has of an exception lies before it, and ends with what the unwinder has of
-// it. The library fills that in, as for std::make_exception_ptr; who has caught the exception ends it by the unwinder's
-// `exception_cleanup`, which is ours. Never in an exception_ptr: that would count on memory of malloc's.
+// In the Itanium C++ ABI (section 2.2) an exception's header lies before it, and ends with the
+// unwinder's header. libstdc++ fills the headers in, as for std::make_exception_ptr. The catcher
+// ends the exception through the unwinder's `exception_cleanup`, which is ours. Do not keep such an
+// exception in an exception_ptr, which assumes memory from malloc.
 struct Place {
   alignas(16) std::array<std::byte, 256> head;  // 128 are in use
   alignas(16) std::array<std::byte, 16> exception;
   std::atomic<bool> used;
 };
-// As many as there may be in flight: of one thread with the lock, and of those that have dropped it on their way to who
-// catches them.
+// Enough for all that may be in flight: one of the thread that holds the lock, and those that have
+// dropped it on their way to a catcher.
 constinit std::array<Place, 64> places{};
 
 struct Globals {  // __cxa_eh_globals
@@ -60,7 +61,7 @@ void throw_bad_alloc() {
     header->exception_cleanup = end;
     ++reinterpret_cast<Globals*>(abi::__cxa_get_globals())->uncaught;
     _Unwind_RaiseException(header);
-    abi::__cxa_begin_catch(header);  // nobody catches it
+    abi::__cxa_begin_catch(header);  // no frame catches it
     std::terminate();
   }
   throw std::bad_alloc();

@@ -1,5 +1,5 @@
-// bad_alloc without malloc. An exception is memory of malloc's, asked for where it is thrown and given back where it
-// has been caught: under the pager's lock it may be neither (os_allocator.h).
+// Throws bad_alloc without malloc. An ordinary throw allocates the exception with malloc, and its
+// catcher frees it. Under the pager's lock neither is allowed (os_allocator.h).
 #pragma once
 
 namespace vmem::core {

@@ -1,5 +1,6 @@
-// What the kernel tells of pages in /proc/self/pagemap: its words, one a page, and PAGEMAP_SCAN. Constants that are
-// newer than the oldest headers we build with are spelled out here (include/uapi/linux/fs.h of Linux 6.16).
+// Page states as the kernel reports them: words of /proc/self/pagemap, one for each page, and
+// PAGEMAP_SCAN. Constants newer than the oldest headers we build with are defined here
+// (include/uapi/linux/fs.h of Linux 6.16).
 #pragma once
 
 #include <sys/ioctl.h>
@@ -8,7 +9,7 @@
 
 namespace vmem::core {
 
-inline constexpr uint64_t kPageExists = uint64_t{3} << 62;     // present, or swapped, migrating, poisoned
+inline constexpr uint64_t kPageExists = uint64_t{3} << 62;     // present, swapped, migrating or poisoned
 inline constexpr uint64_t kPageProtected = uint64_t{1} << 57;  // by userfaultfd; Linux 5.13
 inline constexpr uint64_t kPageGuard = uint64_t{1} << 58;      // MADV_GUARD_INSTALL; Linux 6.15
 

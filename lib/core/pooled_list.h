@@ -1,5 +1,5 @@
-// A list whose entries come from a pool: what leaves it goes back there. So one that was as long before, or has room
-// by reserve(), needs no memory. Not thread-safe: the pager's lock protects it.
+// A list that returns its entries to a pool. It needs no memory up to its former length, or the
+// length given to reserve(). Not thread-safe: the pager's lock protects it.
 #pragma once
 
 #include <cstddef>
@@ -24,7 +24,7 @@ class PooledList {
   auto begin() const { return items_.begin(); }
   auto end() const { return items_.end(); }
 
-  // Room for so many in all. False: no memory for that; there may be room for more than before.
+  // Makes room for `entries` in all. Returns false without memory; some room may have been added.
   [[nodiscard]] bool reserve(size_t entries) noexcept {
     try {
       while (items_.size() + spare_.size() < entries) spare_.emplace_back();
@@ -33,7 +33,7 @@ class PooledList {
       return false;
     }
   }
-  // False: no memory, and nothing has changed.
+  // Returns false, and changes nothing, without memory.
   [[nodiscard]] bool insert(iterator before, const T& what) noexcept {
     if (spare_.empty() && !reserve(items_.size() + 1)) return false;
     spare_.front() = what;

@@ -21,10 +21,10 @@ namespace vmem::core {
 
 namespace {
 
-constexpr unsigned long kTimerSlackNs = 50000;  // the kernel's, for a process that sets none
+constexpr unsigned long kTimerSlackNs = 50000;  // the kernel's default
 constexpr int kIoprioWhoProcess = 1;            // linux/ioprio.h, which older systems lack
 
-struct SchedAttr {  // struct sched_attr of Linux 3.14: glibc has it since 2.41
+struct SchedAttr {  // struct sched_attr of Linux 3.14; in glibc since 2.41
   uint32_t size, policy;
   uint64_t flags;
   int32_t nice;
@@ -33,10 +33,10 @@ struct SchedAttr {  // struct sched_attr of Linux 3.14: glibc has it since 2.41
 };
 
 constinit CpuMask of_main_thread{};
-// Never freed: a thread may read it while another sets it, and so may a forked child.
+// Never freed: a thread or a forked child may read it while another thread sets it.
 constinit std::atomic<const CpuMask*> chosen{nullptr};
 
-// Before main(), which may pin its thread for work of its own.
+// Runs before main(), which may pin its thread for its own work.
 __attribute__((constructor)) void look_at_main_thread() {
   const long n = syscall(SYS_sched_getaffinity, getpid(), sizeof of_main_thread.words, of_main_thread.words.data());
   if (n > 0) of_main_thread.bytes = static_cast<size_t>(n);
@@ -109,13 +109,14 @@ void schedule_as_ours() {
   if (refused == EPERM && nice > 0) refused = set_policy(nice) != 0 ? EPERM : refused;
   if (refused == EPERM) {
     const bool all =
-        nice == getpriority(PRIO_PROCESS, static_cast<id_t>(getpid()));  // of this program, as its user said
+        // The whole program has it: its user said so.
+        nice == getpriority(PRIO_PROCESS, static_cast<id_t>(getpid()));
     VMEM_LOG_ONCE(all ? Level::info : Level::warning,
                   "threads of libvmem keep nice %d and scheduling policy %d of the thread that started them, since "
                   "RLIMIT_NICE allows no more: call vmem_init from an ordinary thread first",
                   nice, sched_getscheduler(0));
   }
-  // A cpuset may have taken all of these CPUs away: then those that are left.
+  // A cpuset may have removed some of these CPUs; the kernel uses the rest.
   if (const CpuMask* const mask = thread_cpus(); mask != nullptr) run_on(*mask);
   prctl(PR_SET_TIMERSLACK, kTimerSlackNs);
   syscall(SYS_ioprio_set, kIoprioWhoProcess, 0, 0);

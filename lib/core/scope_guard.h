@@ -5,7 +5,7 @@
 
 namespace vmem::core {
 
-// Calls `what`, which does not throw, at the end of its scope, unless it was dismissed.
+// Calls `what`, which must not throw, at the end of its scope, unless dismissed.
 template <typename What>
 class ScopeGuard {
  public:

@@ -18,8 +18,8 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// Calls run(argument) with the stack pointer at `top`, which is aligned to 16, and comes back. A debugger, and whatever
-// else unwinds, finds the caller by the frame pointer.
+// Calls run(argument) with the stack pointer at `top`, which is aligned to 16, and returns.
+// Debuggers and other unwinders find the caller through the frame pointer.
 extern "C" __attribute__((visibility("hidden"))) void vmem_call_on_stack(void* argument, void (*run)(void*), void* top);
 #if defined(__x86_64__)
 asm(R"(
@@ -80,18 +80,18 @@ namespace {
 
 struct Bounds {
   uintptr_t low = 0;
-  size_t size = 0;  // 0: not known
+  size_t size = 0;  // 0: unknown
   bool looked = false;
 };
-// Of the stack that this thread runs on: its own, or one of ours.
+// Bounds of the stack that this thread runs on: its own, or one of ours.
 constinit thread_local Bounds bounds;
 
-constexpr size_t kOwnStack = 4 * kStackForCalls;  // bytes, of which what is never reached takes no memory
-constexpr size_t kIdle = 16;                      // stacks that are kept for the next calls
+constexpr size_t kOwnStack = 4 * kStackForCalls;  // bytes; pages that are never reached take no memory
+constexpr size_t kIdle = 16;                      // stacks kept for later calls
 constinit std::atomic<std::byte*> idle[kIdle];
 
-// The main thread's stack grows as far as its limit says; glibc would read /proc/self/maps to say where it is. Names
-// of the program lie at its top.
+// The main thread's stack grows up to its limit. glibc would read /proc/self/maps to find it, so
+// use AT_EXECFN: the program's file name lies at its top.
 Bounds of_main_thread() noexcept {
   constexpr size_t kUnlimited = size_t{64} << 20;
   const uintptr_t top = getauxval(AT_EXECFN);
@@ -118,7 +118,7 @@ std::byte* take() noexcept {
     if (slot.load(std::memory_order_relaxed) == nullptr) continue;
     if (std::byte* const stack = slot.exchange(nullptr); stack != nullptr) return stack;
   }
-  // The lowest page stays without access: a call that needs more ends the process, and overwrites nothing.
+  // The lowest page stays inaccessible: an overflow ends the process and overwrites nothing.
   void* const stack =
       mmap(nullptr, kOwnStack, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
   if (stack == MAP_FAILED) return nullptr;

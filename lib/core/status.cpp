@@ -33,27 +33,27 @@ String vformat(const char* format, va_list args) {
   return out;
 }
 
-constexpr std::string_view kNoMemory = "out of memory";  // so short that a string holds it itself
+constexpr std::string_view kNoMemory = "out of memory";  // short enough for a string to hold without memory
 
 }  // namespace
 
-// Never throws: where memory is short the code is right and the words are others.
+// Never throws: without memory, the code is right but the message is kNoMemory.
 Status::Status(int err, std::string_view text) {
   const int code = -std::abs(err == 0 ? EINVAL : err);
   try {
     const auto rep = std::allocate_shared<Rep>(Own<Rep>(), Rep{code, OwnString(text)});
-    rep->text.resize(make_printable(rep->text.data(), rep->text.size()));  // paths and names are in it
+    rep->text.resize(make_printable(rep->text.data(), rep->text.size()));  // it may contain paths and names
     rep_ = rep;
   } catch (const std::bad_alloc&) {
     static constexpr size_t kCodes = 256;
     alignas(Rep) static constinit std::array<std::byte, kCodes * sizeof(Rep)> storage{};
-    // Words that need no memory; no destructor.
+    // Messages that need no memory; never destroyed.
     static const Rep* const without_memory = [] {
       for (size_t i = 0; i < kCodes; ++i)
         new (&storage[i * sizeof(Rep)]) Rep{-static_cast<int>(i), OwnString(kNoMemory)};
       return std::launder(reinterpret_cast<const Rep*>(storage.data()));
     }();
-    // Owns nothing, so it takes no memory.
+    // Owns nothing, so it needs no memory.
     rep_ = std::shared_ptr<const Rep>(std::shared_ptr<void>(),
                                       &without_memory[static_cast<size_t>(-code) < kCodes ? -code : EIO]);
   }
@@ -79,7 +79,7 @@ Status system_error(int err, const char* format, ...) {
   try {
     text = vformat<OwnString>(format, args);
     const int e = std::abs(err);
-    const char* const words = strerrordesc_np(e);  // of no locale: a catalogue would be read here
+    const char* const words = strerrordesc_np(e);  // untranslated: a locale's catalogue would be read here
     text += textf(": %s (errno %d)", words != nullptr ? words : "unknown error", e);
   } catch (const std::bad_alloc&) {
     text = kNoMemory;

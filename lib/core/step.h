@@ -1,5 +1,6 @@
-// Named points inside every asynchronous move. Production code pays one relaxed load; tests install a hook that sleeps,
-// yields or counts there, so that each interleaving can be forced. A hook may block; it must not touch a region.
+// Named points inside every asynchronous transition. Production code pays one relaxed load. Tests
+// install a hook that sleeps, yields or counts there, to force an interleaving. A hook may block;
+// it must not access a region.
 #pragma once
 
 #include <atomic>

@@ -26,7 +26,7 @@ Sequence decode(std::string_view text, size_t at) {
     if ((c & 0xc0) != 0x80) return {};
     code = code << 6 | (c & 0x3f);
   }
-  // Overlong forms, surrogates, beyond the last character.
+  // Rejects overlong forms, surrogates and codes beyond the last character.
   if ((length == 3 && code < 0x800) || (length == 4 && code < 0x10000) || (code >= 0xd800 && code < 0xe000) ||
       code > 0x10ffff)
     return {};
@@ -37,7 +37,8 @@ bool harmless(uint32_t c) {
   struct Range {
     uint32_t first, last;
   };
-  // Zero-width joiner and non-joiner (200c, 200d) stay: scripts need them, and they move nothing.
+  // Zero-width joiner and non-joiner (200c, 200d) are kept: scripts need them, and they move
+  // nothing.
   static constexpr Range kRanges[] = {{0x00, 0x1f},       {0x7f, 0x9f},      {0xad, 0xad},     {0x61c, 0x61c},
                                       {0x180e, 0x180e},   {0x200b, 0x200b},  {0x200e, 0x200f}, {0x2028, 0x202e},
                                       {0x2060, 0x206f},   {0xfeff, 0xfeff},  {0xfff9, 0xfffb}, {0xfffe, 0xffff},
@@ -60,7 +61,7 @@ size_t make_printable(char* text, size_t length) {
   const std::string_view all(text, length);
   size_t to = 0;
   for (size_t at = 0; at < length;) {
-    const Sequence s = decode(all, at);  // what is before `at` has been read already
+    const Sequence s = decode(all, at);  // bytes before `at` have been read already
     if (s.length != 0 && harmless(s.code)) {
       memmove(text + to, text + at, s.length);
       to += s.length;

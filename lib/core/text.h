@@ -1,5 +1,6 @@
-// Text that a terminal may be shown. Names, paths and what other programs say may hold anything: a control character
-// moves the cursor or sets the title, one of direction turns the rest of a line around, so that it reads as another.
+// Makes text safe for a terminal. Names, paths and messages of other programs may contain anything:
+// a control character moves the cursor or sets the title, and a direction character makes the rest
+// of a line read as something else.
 #pragma once
 
 #include <cstddef>
@@ -8,12 +9,13 @@
 
 namespace vmem::core {
 
-// Length of the UTF-8 sequence at `at`; 0 when it is broken, or a character that prints nothing and steers what others
-// print: controls, line separators, bidirectional marks, embeddings, overrides and isolates, invisible ones, tags.
+// Returns the length of the UTF-8 sequence at `at`. Returns 0 if it is broken, or if the character
+// is invisible or changes how others print: controls, line separators, bidirectional marks,
+// embeddings, overrides and isolates, invisible characters, tags.
 size_t printable_sequence(std::string_view text, size_t at);
 
-// Each such character, and each byte of a broken sequence, becomes '?'. In place; the text never grows. Returns its new
-// length; takes no memory.
+// Replaces each such character, and each byte of a broken sequence, by '?' in place. Returns the
+// new length, which is never larger. Does not allocate.
 size_t make_printable(char* text, size_t length);
 std::string printable(std::string_view text);
 

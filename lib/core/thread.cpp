@@ -21,9 +21,9 @@ namespace {
 
 constinit thread_local bool ours = false;
 constinit thread_local unsigned deferring = 0;
-thread_local sigset_t application_mask;  // .. while deferring
+thread_local sigset_t application_mask;  // the application's, while deferring
 
-// What an instruction of the thread itself causes.
+// Signals that a thread's own instructions cause.
 constexpr int kFaults[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS};
 
 constexpr int kDeadline = 6;  // SCHED_DEADLINE, which older headers lack
@@ -72,7 +72,7 @@ bool signals_have_come() {
   return false;
 }
 
-// A handler may make calls at the end of the process (exit), which defer signals anew.
+// A handler may make calls that defer signals anew, as exit() does.
 SignalsLetIn::SignalsLetIn() : depth_(std::exchange(deferring, 0)), application_(application_mask) {
   if (depth_ != 0) pthread_sigmask(SIG_SETMASK, &application_, nullptr);
 }
@@ -113,7 +113,7 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
 }
 
 bool run_aside(const std::function<void()>& what) noexcept {
-  constexpr std::chrono::milliseconds kLook{10};  // for signals
+  constexpr std::chrono::milliseconds kLook{10};  // between two looks for signals
   struct Aside {
     Mutex mutex;
     std::condition_variable changed;

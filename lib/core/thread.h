@@ -1,7 +1,7 @@
-// The one way to start a thread in this library. Its threads serve faults, or hold what others need to serve them: a
-// signal handler of the application that ran on one of them could access a block that is not present, and would then
-// wait for itself. So every signal is blocked on them, from before their first instruction. How they are scheduled says
-// core/scheduling.h.
+// The only way to start a thread in this library. Library threads serve faults, or hold what others
+// need to serve them. A signal handler of the application on one of them could access a block that
+// is not present, and wait for itself. So every signal is blocked on them, from before their first
+// instruction. core/scheduling.h sets how they are scheduled.
 #pragma once
 
 #include <signal.h>
@@ -13,8 +13,8 @@
 
 namespace vmem::core {
 
-// Blocks every signal on this thread for as long as it lives. Threads that others start meanwhile inherit that: hold
-// one around the first call into a library that starts threads of its own.
+// Blocks every signal on this thread during its scope. Threads started in that scope inherit the
+// mask: hold one around the first call into a library that starts threads.
 class SignalsBlocked {
  public:
   SignalsBlocked();
@@ -26,10 +26,10 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
-// A handler that interrupted a thread of the application in the middle of a call could access a block that is not
-// present, and wait for threads that need a lock which its own thread holds. So signals wait while one of these lives
-// (the outermost on its thread), all but those that an instruction of the thread itself causes; where the thread waits
-// for others, it lets them in.
+// Defers signals during a call of the application, but not those that the thread's own instructions
+// cause. A handler that interrupted the call could access a block that is not present, and wait for
+// threads that need a lock which its own thread holds. The outermost object on a thread counts.
+// Where the thread waits for others, it lets signals in.
 class SignalsDeferred {
  public:
   SignalsDeferred();
@@ -38,12 +38,14 @@ class SignalsDeferred {
   SignalsDeferred& operator=(const SignalsDeferred&) = delete;
 };
 bool signals_deferred();
-// Whether handlers are to run that were made to wait.
+// True if handlers of deferred signals are due.
 bool signals_have_come();
-// Runs them. The thread must hold nothing that others could need, and have begun nothing that only it can end.
+// Runs them. The thread must hold nothing that others may need, and have begun nothing that only it
+// can end.
 void let_signals_in();
 
-// For as long as it lives the handlers run that a call made to wait, as they come. The same is asked of the thread.
+// Lets deferred signals run their handlers during its scope, as they arrive. The thread must meet
+// the conditions of let_signals_in().
 class SignalsLetIn {
  public:
   SignalsLetIn();
@@ -56,18 +58,19 @@ class SignalsLetIn {
   sigset_t application_;
 };
 
-// name: at most 15 bytes. Fails with -EAGAIN or -ENOMEM, with a message; *out is untouched then.
+// name: at most 15 bytes. Returns 0, or -EAGAIN or -ENOMEM with a message; *out is untouched then.
 Status start_thread(const char* name, std::function<void()> body, std::thread* out);
-// Does it on a thread of ours while this one, in a call of the application's, lets signals in: for what this thread has
-// begun and others may wait for. True: it is over. False: there is no thread to be had, and nothing was done.
+// Runs `what` on a library thread while this thread, in an application's call, lets signals in. For
+// work that this thread has begun and others may wait for. Returns true when it is done, or false
+// if no thread could be started; nothing was run.
 bool run_aside(const std::function<void()>& what) noexcept;
-// True on a thread that start_thread() made, but not where the application's code runs on it.
+// True on a thread that start_thread() made, except while the application's code runs on it.
 bool on_library_thread();
 
-// For as long as it lives this thread of ours takes the signals that its own instructions cause: the application's code
-// runs there, and an access of a block that moves between host memory and a device is one
-// (device/managed/fault_gate.h). A blocked one would end the process. On a thread of the application's it changes
-// nothing.
+// On a library thread, unblocks the signals that its own instructions cause, during its scope. The
+// application's code runs there, and its access of a block that moves between host memory and a
+// device raises one (device/managed/fault_gate.h). If it were blocked, the process would end. Does
+// nothing on an application's thread.
 class FaultsLetIn {
  public:
   FaultsLetIn();
@@ -80,8 +83,8 @@ class FaultsLetIn {
   sigset_t before_;
 };
 
-// For as long as it lives the application's code runs on this thread, which holds nothing of ours: what may be done on
-// a thread of the application's may be done here.
+// Marks a scope in which the application's code runs on this thread, which holds nothing of the
+// library. It may do all that is allowed on an application's thread.
 class ApplicationCode {
  public:
   ApplicationCode();

@@ -1,4 +1,4 @@
-// Words and numbers every room shares. No I/O, no threads, no allocation.
+// Types and numbers that all rooms share. No I/O, no threads, no allocation.
 #pragma once
 
 #include <bit>
@@ -11,7 +11,7 @@ inline constexpr size_t kPage = 4096;                  // the kernel's small pag
 inline constexpr size_t kHugePage = size_t{2} << 20;   // x86-64 PMD page and the driver's unit, bytes
 inline constexpr size_t kMinBlock = kPage;             // smallest block, bytes
 inline constexpr size_t kMaxBlock = size_t{64} << 20;  // largest block, bytes
-// A block has one of so many sizes, each twice the one before.
+// Number of block sizes, each twice the one before.
 inline constexpr size_t kBlockSizes = std::countr_zero(kMaxBlock / kMinBlock) + 1;
 
 constexpr size_t round_up(size_t n, size_t unit) {
@@ -27,11 +27,11 @@ constexpr bool is_power_of_two(size_t n) {
 // Index of a block inside its region: 0 .. region bytes / block bytes - 1.
 using BlockIndex = uint64_t;
 
-// Dense number of something that occupies host memory; an index into arrays, reused after it is given back.
+// Dense number of a frame: an index into arrays, reused after the frame is freed.
 using FrameId = uint32_t;
 inline constexpr FrameId kNoFrame = UINT32_MAX;
 
-// Who is waiting for an I/O, most urgent first. Order is the order of service.
+// The kind of waiter of an I/O, most urgent first. This is the order of service.
 enum class Urgency : uint8_t { fault, acquire, prefetch, readahead, writeback };
 inline constexpr size_t kUrgencies = 5;
 

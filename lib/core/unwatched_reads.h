@@ -1,6 +1,7 @@
-// For as long as one lives, ThreadSanitizer does not watch what its thread reads: bytes that the kernel keeps from
-// changing meanwhile, by a write protection that the sanitizer does not see. Nothing in other builds. In a program with
-// other rights than its user's no list of suppressions is read, so that one in tests/tsan.supp does not do.
+// Stops ThreadSanitizer from checking this thread's reads during its scope. The kernel keeps the
+// bytes from changing by a write protection that the sanitizer does not see. Does nothing in other
+// builds. An entry in tests/tsan.supp would not do: a program with more rights than its user reads
+// no suppressions.
 #pragma once
 
 #if defined(__SANITIZE_THREAD__)

@@ -16,7 +16,7 @@ struct Range {
   uint32_t inside, outside, count;
 };
 
-// False: there is no such file.
+// Returns false if there is no such file.
 bool read_map(const std::string& process, std::vector<Range>* out) {
   FILE* const f = fopen(("/proc/" + process + "/uid_map").c_str(), "re");
   if (f == nullptr) return false;
@@ -47,7 +47,7 @@ uid_t overflow_uid() {
 bool is_one_user(uid_t user) {
   if (user != overflow_uid()) return true;
   std::vector<Range> map;
-  // A kernel without user namespaces has no such file; without /proc nobody can tell.
+  // A kernel without user namespaces has no such file. Without /proc the answer is unknown.
   if (!read_map("self", &map)) return access("/proc/self", F_OK) == 0;
   uint64_t all = 0;
   for (const Range& r : map) all += r.count;

@@ -1,5 +1,5 @@
-// Whether valgrind runs this program. It has one thread run at a time, and a thread that sleeps in an access of a block
-// keeps the others from running, those among them that would bring the block.
+// Tells if valgrind runs this program. Valgrind runs one thread at a time: a thread that sleeps in
+// an access of a block would keep the threads that bring the block from running.
 #pragma once
 
 #include <array>
@@ -7,7 +7,8 @@
 
 namespace vmem::core {
 
-// The question that its headers ask ("client request" 0x1001): instructions that do nothing anywhere else.
+// Makes the request of valgrind's headers (client request 0x1001). The instructions do nothing
+// elsewhere.
 inline bool on_valgrind() {
   std::array<uint64_t, 6> request{0x1001};
   uint64_t answer = 0;

@@ -1,4 +1,4 @@
-// Is a block device somebody's? Mounts, swap, and what it carries.
+// Checks if a block device is in use: mounts, swap and known signatures.
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
@@ -23,7 +23,7 @@ struct Signature {
   const char* bytes;
 };
 
-// Offsets and magics as in the kernel's include/uapi/linux/magic.h and the formats' own headers.
+// Offsets and magics are from the kernel's include/uapi/linux/magic.h and the formats' own headers.
 constexpr Signature kSignatures[] = {
     {"an XFS file system", 0, 4, "XFSB"},
     {"a Btrfs file system", 65600, 8, "_BHRfS_M"},
@@ -54,8 +54,8 @@ constexpr Signature kSignatures[] = {
 };
 constexpr size_t kProbeBytes = size_t{1} << 20;
 
-// Those that lie at the end; the start of such a device may be blank. Offsets from the end, which is rounded down
-// first.
+// Signatures at the end of a device, whose start may be blank. The device's size is rounded down
+// before the offset is subtracted.
 struct SignatureAtEnd {
   const char* what;
   uint64_t rounded_to, before_end;
@@ -93,7 +93,8 @@ bool is_mbr(const std::vector<char>& head) {
   return any;
 }
 
-// ZFS writes its uberblocks, magic first, in the second half of each 256 KiB label, 1 KiB or more apart.
+// ZFS writes its uberblocks, magic first, in the second half of each 256 KiB label, at least 1 KiB
+// apart.
 bool is_zfs(const std::vector<char>& head) {
   for (size_t at = size_t{128} << 10; at + 8 <= head.size(); at += 1024) {
     if (memcmp(head.data() + at, "\x0c\xb1\xba\x00\x00\x00\x00\x00", 8) == 0) return true;
@@ -112,7 +113,7 @@ const char* find_signature(const std::vector<char>& head) {
   return nullptr;
 }
 
-// nullptr: none that is known.
+// Returns nullptr if there is no known signature.
 const char* find_signature_at_end(int fd) {
   const off_t size = lseek(fd, 0, SEEK_END);
   for (const auto& known : kSignaturesAtEnd) {
@@ -129,7 +130,7 @@ struct CloseFile {
   void operator()(FILE* file) const { fclose(file); }
 };
 
-// Where the device is mounted in this mount namespace, "" for nowhere.
+// Returns where the device is mounted in this mount namespace, or "".
 std::string mount_point(dev_t device) {
   std::unique_ptr<FILE, CloseFile> file(fopen("/proc/self/mountinfo", "re"));
   if (!file) return "";

@@ -33,7 +33,7 @@ bool random_bytes(unsigned char* to, size_t size) {
 
 }  // namespace
 
-// The few calls that are needed; they are the same in 1.1 and 3.
+// The calls of libcrypto in use; the same in 1.1 and 3.
 struct Cipher::Library {
   void* (*new_context)();
   void (*free_context)(void*);
@@ -43,7 +43,7 @@ struct Cipher::Library {
   int (*update)(void* context, unsigned char* out, int* out_size, const unsigned char* in, int in_size);
 };
 
-// Never closed: threads of the library may be in it while the process exits.
+// The library is never closed: threads may be in it while the process exits.
 const Cipher::Library* Cipher::library(core::Status* why) {
   static constinit std::atomic<const Library*> loaded{nullptr};
   if (const Library* const known = loaded.load(); known != nullptr) return known;
@@ -86,7 +86,7 @@ core::Status Cipher::make(unsigned workers, std::unique_ptr<Cipher>* out) {
   }
   (void)madvise(page, kPageBytes, MADV_WIPEONFORK);  // a child has no regions
   if (!random_bytes(self->key_, 2 * kKeyBytes)) return core::system_error(errno, "the kernel gives no key");
-  // A context keeps the place that it is made with, in the open, until it is first used.
+  // A context keeps its initial tweak in plain memory until it is first used.
   constexpr unsigned char kNowhere[kPlaceBytes] = {};
   workers = std::max(workers, 1u);
   self->workers_ = std::make_unique<Worker[]>(workers);
@@ -147,7 +147,7 @@ bool Cipher::work(Worker& worker, int encrypting, uint32_t file, uint64_t offset
            library_->update(context, to + at, &done, from + at, kPageBytes) == 1 &&
            done == static_cast<int>(kPageBytes);
   }
-  // What was derived from the key does not stay.
+  // Overwrite the state that was derived from the key.
   return library_->init(context, nullptr, nullptr, key_ + kKeyBytes, nullptr, encrypting) == 1 && good;
 }
 

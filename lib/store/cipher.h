@@ -1,9 +1,11 @@
-// AES-256-XTS over pages of a store, by OpenSSL's libcrypto (hardware instructions where the processor has them), which
-// is loaded when the first cipher is made: who stores in plain text needs none.
+// AES-256-XTS over pages of a store, by OpenSSL's libcrypto, with the processor's AES instructions
+// if it has them. libcrypto is loaded when the first cipher is made; a program without encryption
+// does not need it.
 //
-// The key is drawn from the kernel, lives in one page that is locked into memory, left out of core dumps and wiped in
-// forked children, and is gone with the cipher. Nobody ever writes it anywhere. What libcrypto derives from it lies in
-// ordinary memory of a context while that works, and is overwritten before the call returns.
+// - The key comes from the kernel and dies with the cipher. It is never written anywhere.
+// - Its page is locked into memory, left out of core dumps and wiped in forked children.
+// - State that libcrypto derives from the key lies in a context's ordinary memory during a call,
+//   and is overwritten before the call returns.
 #pragma once
 
 #include <cstddef>
@@ -17,16 +19,17 @@ namespace vmem::store {
 
 class Cipher {
  public:
-  // workers: calls that go on at the same time without waiting for each other. -ENOSYS: there is no libcrypto. -EPERM:
-  // no page can be locked.
+  // workers: calls that may run at the same time without waiting. Returns -ENOSYS without
+  // libcrypto, or -EPERM if no page can be locked.
   static core::Status make(unsigned workers, std::unique_ptr<Cipher>* out);
   ~Cipher();
   Cipher(const Cipher&) = delete;
   Cipher& operator=(const Cipher&) = delete;
 
-  // Whole pages (4 KiB), the first of which lies at `offset` of file `file`: the same bytes look different at another
-  // place. Any thread; allocates nothing. False: libcrypto refused, and what is in `out` means nothing. `in` may be
-  // `out`.
+  // Encrypts or decrypts whole pages (4 KiB), the first of which lies at `offset` of file `file`.
+  // The place is part of the encryption: equal pages differ in the store. Any thread; allocates
+  // nothing. Returns false if libcrypto refuses; the contents of `out` are undefined then. `in` may
+  // be `out`.
   bool encrypt(uint32_t file, uint64_t offset, const void* in, size_t size, void* out) {
     return run(1, file, offset, in, size, out);
   }
@@ -48,7 +51,7 @@ class Cipher {
 
   static const Library* library(core::Status* why);
   const Library* library_ = nullptr;
-  unsigned char* key_ = nullptr;  // a page: the key, and behind it what takes its place in a context that rests
+  unsigned char* key_ = nullptr;  // one page: the key, then the dummy key of idle contexts
   std::unique_ptr<Worker[]> workers_;
   unsigned count_ = 0;
 };

@@ -20,7 +20,7 @@ namespace {
 
 constexpr size_t kPieceBytes = size_t{256} << 10;
 constexpr FileId kNoFile = UINT32_MAX;
-constexpr size_t kBatch = 8;  // pieces that are submitted together: neighbours become one transfer
+constexpr size_t kBatch = 8;  // pieces submitted together: neighbours become one transfer
 
 unsigned pieces_for(const EngineOptions& options) {
   return std::clamp(options.depth, 16u, 64u);
@@ -37,7 +37,7 @@ class CipherEngine final : public Engine {
   core::Status start() {
     buffers_ = mmap(nullptr, pieces_.size() * kPieceBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (buffers_ == MAP_FAILED) return core::system_error(errno, "no memory for buffers of encrypted blocks");
-    // Of what stands in a region it is copied here first.
+    // The buffers also hold plain text: bytes of a region are copied here first.
     madvise(buffers_, pieces_.size() * kPieceBytes, MADV_DONTDUMP);
     madvise(buffers_, pieces_.size() * kPieceBytes, MADV_DONTFORK);
     pump_.run = run_pump;
@@ -85,7 +85,8 @@ class CipherEngine final : public Engine {
         }
         io->layer.done = io->done;
         io->layer.engine = this;
-        io->layer.progress = std::exchange(io->progress, nullptr);  // what has come is not yet what was written
+        // Bytes that have arrived are still encrypted.
+        io->layer.progress = std::exchange(io->progress, nullptr);
         io->done = read_done;
       }
       onward[count++] = io;
@@ -96,15 +97,15 @@ class CipherEngine final : public Engine {
   }
 
  private:
-  // A part of a write, encrypted, on its way.
+  // An encrypted part of a write, in flight.
   struct Piece {
     Io io;
     CipherEngine* engine = nullptr;
     Io* of = nullptr;
-    size_t from = 0;  // of the write's bytes
+    size_t from = 0;  // position in the write
     void* buffer = nullptr;
-    bool unread = false;    // its bytes: a page of the region that nobody may read, or a guard page
-    Piece* next = nullptr;  // in the list of free ones
+    bool unread = false;    // a page of the region is unreadable or a guard page
+    Piece* next = nullptr;  // in the free list
   };
 
   bool is_store(FileId id) {
@@ -116,7 +117,7 @@ class CipherEngine final : public Engine {
     auto* const self = static_cast<CipherEngine*>(io.layer.engine);
     io.done = io.layer.done;
     io.progress = io.layer.progress;
-    // What is behind the end of the file was zeroed, not read.
+    // Bytes behind the end of the file were zeroed, not read: do not decrypt them.
     if (io.result == 0 && io.op == Io::Op::read &&
         (io.transferred % core::kPage != 0 || io.offset % core::kPage != 0 ||
          !self->cipher_->decrypt(io.file, io.offset, io.buffer, io.transferred, io.buffer))) {
@@ -138,7 +139,8 @@ class CipherEngine final : public Engine {
     list.tail = io;
   }
 
-  // The next part of the most urgent write that waits, with a buffer; nullptr: nothing waits, or no buffer is free.
+  // Returns the next part of the most urgent waiting write, with a buffer. Returns nullptr if no
+  // write waits or no buffer is free.
   Piece* next_piece() VMEM_REQUIRES(mutex_) {
     if (free_ == nullptr) return nullptr;
     for (Waiting& list : waiting_) {
@@ -165,8 +167,8 @@ class CipherEngine final : public Engine {
     return nullptr;
   }
 
-  // Sends out what buffers there are for. Any thread, with no lock. What is encrypted may stand in a region: where this
-  // thread serves faults another one reads it.
+  // Submits as many pieces as there are buffers. Any thread, without a lock. The bytes may lie in a
+  // region: if this thread serves faults, another thread reads them.
   void pump() {
     if (!core::serves_faults) return pump_here();
     {
@@ -198,8 +200,9 @@ class CipherEngine final : public Engine {
         if (piece == nullptr) break;
         const Io& io = piece->io;
         const char* from = static_cast<const char*>(piece->of->buffer) + piece->from;
-        // What cannot be encrypted is not written: to a file that there is not, so that done() is called where it must
-        // be. Of a guard page the digest may know other bytes.
+        // Bytes that cannot be encrypted must not be written. Submit them for a file that does not
+        // exist, so that done() is called where it must be. A guard page is refused, not read as
+        // zeros: the digest may have been taken of other bytes.
         piece->unread = piece->of->in_region &&
                         core::read_guarded(piece->buffer, from, io.size, piece->of->absent, core::Guards::refused) != 0;
         if (io.size % core::kPage != 0 || io.offset % core::kPage != 0 || piece->unread ||
@@ -219,7 +222,7 @@ class CipherEngine final : public Engine {
     self->pump();
   }
 
-  // The piece is over, and the write with its last one; the write's done() may free it.
+  // Ends the piece, and with the last piece the write. The write's done() may free it.
   void settle(Piece* piece, int result, size_t transferred) {
     Io* const io = piece->of;
     bool over = false;
@@ -252,9 +255,10 @@ class CipherEngine final : public Engine {
   const std::unique_ptr<Cipher> cipher_;
   void* buffers_ = MAP_FAILED;
 
-  std::vector<Piece> pieces_;  // each its own piece's
-  core::Mutex mutex_;          // a leaf; also protects `layer` of the writes that wait or are on their way
-  Pump pump_;                  // .. and what it says
+  std::vector<Piece> pieces_;  // each used by one piece at a time
+  // A leaf. Also protects `layer` of the writes that wait or are in flight, and pump_.
+  core::Mutex mutex_;
+  Pump pump_;
   Piece* free_ VMEM_GUARDED_BY(mutex_) = nullptr;
   std::array<Waiting, core::kUrgencies> waiting_ VMEM_GUARDED_BY(mutex_);
   std::vector<FileId> stores_ VMEM_GUARDED_BY(mutex_);

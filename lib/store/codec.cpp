@@ -4,7 +4,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-#define ZSTD_STATIC_LINKING_ONLY  // for memory of our own
+#define ZSTD_STATIC_LINKING_ONLY  // for ZSTD_customMem
 #include <zstd.h>
 
 #include <algorithm>
@@ -20,7 +20,8 @@ namespace vmem::store {
 
 namespace {
 
-// First bytes of a compressed image. The rest up to the page is zero, so that equal blocks make equal images.
+// Start of a compressed image. The rest, up to the page, is zero, so that equal blocks make equal
+// images.
 struct ImageHeader {
   uint32_t magic;   // kMagic
   uint32_t length;  // bytes of compressed data that follow
@@ -28,8 +29,8 @@ struct ImageHeader {
 constexpr uint32_t kMagic = 0x315a4d56;  // "VMZ1"
 constexpr int kZstdLevel = 1;
 
-// What zstd works in keeps pieces of the blocks that it had last. As these, it is in no core dump. zstd does not say
-// how much it gives back: that stands in front.
+// Memory for zstd, which keeps pieces of recent blocks: no core dump has it. zstd frees without a
+// size, so the size is stored in front.
 constexpr size_t kInFront = 64;
 
 void* undumped_memory(void*, size_t bytes) {
@@ -51,8 +52,9 @@ void free_undumped(void*, void* bytes) {
 
 constexpr ZSTD_customMem kUndumped = {undumped_memory, free_undumped, nullptr};
 
-// What a thread compresses with: made at its first use, freed when it ends. Not by the destructor of a thread_local:
-// that of the main thread would run when exit() begins, before blocks are compressed for the last time.
+// A thread's compression contexts, made at first use and freed when it ends. A thread_local
+// destructor would not do: the main thread's would run when exit() begins, before the last blocks
+// are compressed.
 struct Contexts {
   ZSTD_CCtx* zstd_in = nullptr;
   ZSTD_DCtx* zstd_out = nullptr;
@@ -65,10 +67,11 @@ void free_contexts(void* mine) {
   ZSTD_freeCCtx(c->zstd_in);
   ZSTD_freeDCtx(c->zstd_out);
   LZ4_freeStream(c->lz4);
-  *c = {};  // a later destructor of this thread's may need one again
+  *c = {};  // a later destructor of this thread may need one again
 }
 
-// No guard of the compiler's: a child could find it held by a thread that it does not have.
+// A function-local static would have a guard, and a child could find it held by a thread that it
+// does not have.
 bool have_key(pthread_key_t* key) {
   static constinit std::atomic<int64_t> known{-1};
   int64_t one = known.load();
@@ -85,7 +88,7 @@ bool have_key(pthread_key_t* key) {
   return true;
 }
 
-// Without a key they are left behind with their thread.
+// Without a key, the contexts leak when their thread ends.
 template <typename T>
 T* keep(T*& slot, T* made) {
   pthread_key_t end_of_thread{};
@@ -94,7 +97,7 @@ T* keep(T*& slot, T* made) {
   return made;
 }
 
-// nullptr when memory is short.
+// Returns nullptr without memory.
 ZSTD_CCtx* zstd_compressor() {
   return contexts.zstd_in != nullptr ? contexts.zstd_in : keep(contexts.zstd_in, ZSTD_createCCtx_advanced(kUndumped));
 }
@@ -104,7 +107,7 @@ ZSTD_DCtx* zstd_decompressor() {
                                       : keep(contexts.zstd_out, ZSTD_createDCtx_advanced(kUndumped));
 }
 
-// For a thread that has no memory for its own: what was written compressed can always be read.
+// For a thread without memory for its own: compressed blocks must always be readable.
 constinit core::Mutex spare_mutex;                                       // held while the spare is in use
 constinit ZSTD_DCtx* zstd_spare VMEM_GUARDED_BY(spare_mutex) = nullptr;  // never freed
 
@@ -112,7 +115,7 @@ LZ4_stream_t* lz4_state() {
   return contexts.lz4 != nullptr ? contexts.lz4 : keep(contexts.lz4, LZ4_createStream());
 }
 
-// Bytes written to `out`, 0 when they would not fit.
+// Returns the bytes written to `out`, or 0 if they would not fit.
 size_t compress(Codec codec, const void* block, size_t size, char* out, size_t capacity) {
   if (codec == Codec::lz4) {
     LZ4_stream_t* state = lz4_state();
@@ -148,7 +151,7 @@ void encode(Codec wanted, const void* block, size_t size, void* out, size_t* sto
   if (size <= core::kPage || size > LZ4_MAX_INPUT_SIZE) return;
 
   auto* bytes = static_cast<char*>(out);
-  const size_t limit = core::round_down(size - 1, core::kPage);  // at least one page must be won
+  const size_t limit = core::round_down(size - 1, core::kPage);  // compression must save at least one page
   const size_t n = compress(wanted, block, size, bytes + sizeof(ImageHeader), limit - sizeof(ImageHeader));
   if (n == 0) return;
   const ImageHeader header{kMagic, static_cast<uint32_t>(n)};

@@ -11,13 +11,14 @@ namespace vmem::store {
 
 enum class Codec : unsigned { raw = 0, lz4 = 1, zstd = 2 };
 
-// XXH3-128 (https://xxhash.com), keyed: in another process the same bytes have another digest. About memory speed.
+// Keyed XXH3-128 (https://xxhash.com): the same bytes have another digest in another process. Runs
+// at about memory speed.
 core::Digest digest(const void* bytes, size_t size);
-// The digest of `size` zero bytes; computed once per size.
+// Returns the digest of `size` zero bytes; computed once for each size.
 core::Digest zero_digest(size_t size);
 
-// The same digest fed piece by piece in order, so that a block can be hashed while its tail is still being read. Needs
-// no memory beside itself.
+// Computes the same digest piece by piece, in order, so that a block can be hashed while its tail
+// is being read. Allocates nothing.
 class Digester {
  public:
   Digester();
@@ -30,19 +31,20 @@ class Digester {
 
  private:
   static constexpr size_t kState = 1024;
-  alignas(64) std::array<std::byte, kState> state_;  // XXH3's
+  alignas(64) std::array<std::byte, kState> state_;  // XXH3's state
 };
 
-// Memory that reading blocks of this codec needs at least, for good. -ENOMEM: there is none.
+// Allocates, for good, the least memory that reading blocks of this codec needs. Returns 0 or
+// -ENOMEM.
 core::Status prepare_codec(Codec codec);
-// In a forked child: what is kept for threads without memory may have been in use.
+// Call in a forked child: another thread of the parent may have been using the spare decompressor.
 void renew_codec();
-// Encodes `block` into `out` (capacity at least `size` bytes). *stored = bytes to write, a multiple of 4 KiB smaller
-// than `size` when it paid, and then *codec = what was asked; otherwise *codec = raw, *stored = size, and what is in
-// `out` means nothing: write `block` itself.
+// Encodes `block` into `out`, which holds at least `size` bytes. If that saves a page or more,
+// *stored is the bytes to write, a multiple of 4 KiB, and *codec is `wanted`. Otherwise *codec is
+// raw, *stored is `size` and the contents of `out` are undefined: write `block` instead.
 void encode(Codec wanted, const void* block, size_t size, void* out, size_t* stored, Codec* codec);
-// Decodes `stored` bytes into exactly `size` bytes. -EIO when they do not decode. Where memory is short, threads take
-// turns with what prepare_codec() has made.
+// Decodes `stored` bytes into exactly `size` bytes. Returns -EIO if they do not decode. Threads
+// without memory take turns with the decompressor that prepare_codec() made.
 core::Status decode(Codec codec, const void* in, size_t stored, void* block, size_t size);
 
 }  // namespace vmem::store

@@ -53,7 +53,8 @@ Secret draw_secret() {
     }
   }
   if (have == out.size()) return out;
-  // Forbidden by a filter of system calls: what the kernel gave the process at its start, made longer.
+  // A filter of system calls forbids getrandom(): expand the random bytes that the kernel gave at
+  // the start.
   const auto* start = reinterpret_cast<const void*>(getauxval(AT_RANDOM));
   XXH3_generateSecret(out.data(), out.size(), start, start != nullptr ? 16 : 0);
   return out;
@@ -62,7 +63,8 @@ Secret draw_secret() {
 }  // namespace
 
 const Secret& secret() {
-  // No guard of the compiler's: a child could find it held by a thread that it does not have.
+  // A function-local static would have a guard, and a child could find it held by a thread that it
+  // does not have.
   static constinit std::atomic<const Secret*> drawn{nullptr};
   const Secret* known = drawn.load(std::memory_order_acquire);
   if (known != nullptr) [[likely]]
@@ -78,8 +80,9 @@ core::Digest digest(const void* bytes, size_t size) {
 }
 
 core::Digest zero_digest(size_t size) {
-  // Blocks come in few sizes; the last one of a region may be odd. Reclaim threads ask, also while the process exits:
-  // no destructor, no memory that may be short, and no lock that a child could find held.
+  // Blocks come in few sizes; the last one of a region may be odd. Reclaim threads call this even
+  // while the process exits. So it has no destructor, allocates nothing, and takes no lock that a
+  // child could find held.
   struct Known {
     std::atomic<size_t> size{0};  // 0: free; kTaken: being filled in
     core::Digest digest;
@@ -93,7 +96,7 @@ core::Digest zero_digest(size_t size) {
   for (Known& one : known) {
     size_t free = 0;
     if (!one.size.compare_exchange_strong(free, kTaken)) {
-      if (free == size) break;  // another thread was quicker
+      if (free == size) break;  // another thread was faster
       continue;
     }
     one.digest = out;

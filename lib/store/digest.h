@@ -1,9 +1,11 @@
-// XXH3-128 by the widest vectors the processor has. A distribution's libxxhash is often built for SSE2 alone, a third
-// of the speed, so the header is compiled in, once for every machine and once for AVX2. The values are the same.
+// XXH3-128 with the widest vectors of the processor. A distribution's libxxhash is often built for
+// SSE2 alone and is much slower. So the header is compiled in twice, for every processor and for
+// AVX2. The values are the same.
 //
-// Keyed by a secret that is drawn when the first digest is taken and never leaves the process: who can write to the
-// store cannot make bytes that pass for others. XXH3 is no cryptographic function; it is fast enough to look at every
-// block, and without the secret there is nothing to compute a collision from.
+// The key is a secret, drawn when the first digest is taken, and never leaves the process. Another
+// user who can write to the store cannot make bytes that pass for others. XXH3 is not
+// cryptographic. It is fast enough to check every block, and without the secret a collision cannot
+// be computed.
 #pragma once
 
 #include <array>
@@ -22,7 +24,7 @@ struct Kernel {
 };
 
 #if defined(__x86_64__)
-extern const Kernel kAvx2;  // only where the processor has AVX2
+extern const Kernel kAvx2;  // only if the processor has AVX2
 #endif
 extern const Kernel kPortable;
 

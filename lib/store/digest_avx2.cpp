@@ -1,5 +1,5 @@
-// digest.cpp calls this where the processor has AVX2. Everything between push and pop is compiled for AVX2, and all of
-// it is static to this file, so no such code can leak into a program that runs elsewhere.
+// digest.cpp calls this only if the processor has AVX2. Everything between push and pop is compiled
+// for AVX2 and static to this file, so no such code can leak into a program that runs elsewhere.
 #if defined(__x86_64__)
 
 #include <immintrin.h>
@@ -14,7 +14,7 @@
 #endif
 
 #define XXH_INLINE_ALL
-#define XXH_VECTOR 2  // XXH_AVX2; the header names it only later
+#define XXH_VECTOR 2  // XXH_AVX2, which the header defines only later
 #include <xxhash.h>
 
 namespace vmem::store::digest_kernel {

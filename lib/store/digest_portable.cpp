@@ -1,4 +1,5 @@
-// The digest for every processor. Compiled like digest_avx2.cpp: mk/lib.mk says how, and why.
+// The digest for every processor. mk/lib.mk says how this and digest_avx2.cpp are compiled, and
+// why.
 
 #define XXH_INLINE_ALL
 #include <xxhash.h>

@@ -36,7 +36,7 @@ Io* EngineBase::List::pop() {
 
 EngineBase::EngineBase(unsigned depth)
     : depth_(std::clamp(depth, 1u, kMaxDepth)), background_depth_(depth_ - depth_ / 8), transfers_(depth_) {
-  to_tell_.reserve(depth_ + core::kUrgencies);  // a part of each is under way, or it stands first in its queue
+  to_tell_.reserve(depth_ + core::kUrgencies);  // each has a part in flight, or is the first of its queue
   for (Transfer& transfer : transfers_) {
     transfer.next_free = free_;
     free_ = &transfer;
@@ -55,7 +55,8 @@ void EngineBase::submit(std::span<Io* const> batch) {
       io->parts = {.moved = io->size};
       transfers += in_parts(*io) ? io->size / kPartBytes : 1;
       List& queue = queues_[lane(*io)];
-      if (queue.head != nullptr && waits_for_its_parts(queue)) transfers += parts_left(*queue.head);  // no more
+      // Its parts will no longer be limited.
+      if (queue.head != nullptr && waits_for_its_parts(queue)) transfers += parts_left(*queue.head);
       queue.push(io);
     }
     outstanding_ += batch.size();
@@ -71,8 +72,9 @@ bool EngineBase::joins(const Io& before, const Io& next, size_t bytes) {
          bytes + next.size <= kMaxMergedBytes;
 }
 
-// The most urgent one of which something may be issued now; as many as there are: nothing may. What of a read waits for
-// its parts has its slots nevertheless: what is less urgent may go to other disks, and this one may stand still.
+// Returns the most urgent lane that may issue a transfer now, or queues_.size() if none may. A read
+// that waits for its parts does not stop less urgent lanes: they may go to other disks, and its own
+// disk may be stalled. But the slots of its remaining parts stay reserved.
 size_t EngineBase::next_lane() const {
   size_t taken = in_flight_, background = background_in_flight_;
   for (size_t n = 0; n < queues_.size(); ++n) {
@@ -102,7 +104,8 @@ Transfer* EngineBase::take() {
   return transfer;
 }
 
-// The first of the queue, with the neighbours that join it, or its next part. It stays there until its last part.
+// Starts the first Io of the queue with the neighbours that join it, or its next part. An Io in
+// parts stays in the queue until its last part starts.
 void EngineBase::start_next(List& queue, Transfer* transfer) {
   Io* const first = queue.head;
   const FileSlot slot = first->file < files_.size() ? files_[first->file].slot : FileSlot{};
@@ -133,8 +136,8 @@ void EngineBase::flush_begins(const Io& io) {
   if (io.op == Io::Op::flush && io.file < files_.size()) ++files_[io.file].flushes;
 }
 
-// That a descriptor's bytes did not reach the disk the kernel tells once. Several files may be one descriptor here, and
-// several threads flush one of them: each file hears of it.
+// The kernel reports a failure to write a descriptor's bytes only once. Several files here may
+// share one descriptor, and several threads may flush one of them: each file gets the error.
 void EngineBase::flush_ended(Io& io) {
   if (io.op != Io::Op::flush || io.file >= files_.size()) return;
   File& file = files_[io.file];
@@ -180,7 +183,7 @@ void EngineBase::part_ended(Io* whole, const Io& part) {
     parts.failed_at = from;
   }
   if (parts.error != 0 && parts.begun < whole->size) {
-    queues_[lane(*whole)].pop();  // it stands first there, as it has begun
+    queues_[lane(*whole)].pop();  // it is the first there, as it has begun
     parts.begun = whole->size;
   }
   const bool over = parts.under_way == 0 && parts.begun == whole->size;
@@ -192,14 +195,14 @@ void EngineBase::part_ended(Io* whole, const Io& part) {
   if (over && !parts.telling) conclude(whole);
 }
 
-// Its last part is over, and progress() is not being called.
+// Its last part is over, and progress() is not running.
 void EngineBase::conclude(Io* whole) {
   whole->result = whole->parts.error;
   whole->transferred = whole->parts.moved;
   ended(whole);
 }
 
-// How many bytes from the beginning have moved without a gap.
+// Returns how many bytes from the beginning have moved without a gap.
 size_t EngineBase::come(const Io& whole) const {
   size_t bytes = std::min(whole.parts.begun, whole.parts.moved);
   for (const Transfer& transfer : transfers_) {
@@ -272,7 +275,7 @@ Io* EngineBase::next_finished() {
 void EngineBase::deliver(Io* io) {
   core::step("store.deliver");
   io->next = nullptr;
-  // The file ended in a part, and a later one found it longer: all is zeros from there on.
+  // The file ended inside a part, and a later part found it longer: zero everything from there on.
   if (io->op == Io::Op::read && io->result == 0 && io->parts.last > io->transferred)
     memset(static_cast<char*>(io->buffer) + io->transferred, 0, io->parts.last - io->transferred);
   if (io->done != nullptr) io->done(*io);
@@ -287,7 +290,7 @@ core::Status EngineBase::add_file(int fd, FileId* id) {
     core::MutexLock lock(mutex_);
     if (free_files_.empty()) {
       *id = static_cast<FileId>(files_.size());
-      free_files_.reserve(files_.size() + 1);  // so that remove_file cannot fail
+      free_files_.reserve(files_.size() + 1);  // so that remove_file() cannot fail
       files_.push_back({slot});
     } else {
       *id = free_files_.back();

@@ -1,13 +1,17 @@
-// What both engines share: five queues in order of urgency, the depth limit, merging, parts, the file table, delivery
-// of done(). An engine adds only threads and the way they issue a Transfer.
+// Common part of both engines: five queues in order of urgency, the depth limit, merging, parts,
+// the file table and delivery of done(). An engine adds its threads and its way to issue a
+// Transfer.
 //
-// Who submits to the kernel: only the engine's own threads. An io_uring completion is posted in the context of the
-// thread that submitted; were that a thread of the application, blocked in the kernel on a fault that waits for this
-// very read, neither would ever end (seen on Linux 6.18: 16 reads submitted, then read(2) into an absent userfaultfd
-// page: no completion for as long as the fault lasts). It also makes system calls such as epoll_wait return EINTR
-// there, and a thread that exits cancels what it submitted. So submit() queues and wakes.
+// Only the engine's own threads submit to the kernel; submit() queues and wakes them. If threads of
+// the application submitted:
 //
-// Locks: mutex_ is a leaf. No system call, callback or log line happens under it.
+// - Reads could deadlock. The kernel posts an io_uring completion in the context of the submitting
+//   thread. If that thread is blocked in the kernel on a fault that waits for this read, neither
+//   ends (seen on Linux 6.18).
+// - System calls such as epoll_wait would return EINTR there.
+// - A thread that exits would cancel what it submitted.
+//
+// mutex_ is a leaf. No system call, callback or log line happens under it.
 #pragma once
 
 #include <algorithm>
@@ -28,14 +32,14 @@ class EngineBase : public Engine {
   void remove_file(FileId id) final;
   EngineStats stats() const final;
 
-  // Tests only; not owned. nullptr removes it. The old one may still be called by attempts under way.
+  // Tests only; not owned. nullptr removes it. Attempts in progress may still call the old one.
   void set_injector(Injector* injector) { injector_.store(injector, std::memory_order_release); }
   unsigned depth() const { return depth_; }
 
  protected:
   explicit EngineBase(unsigned depth);
 
-  // A run of Ios linked by next.
+  // A list of Ios linked by next.
   struct List {
     Io* head = nullptr;
     Io* tail = nullptr;
@@ -43,45 +47,47 @@ class EngineBase : public Engine {
     Io* pop();
   };
 
-  // Called with mutex_ held after work for `count` transfers arrived: marks up to so many sleeping threads as woken and
-  // says which, as a value for wake(), 0 for nobody.
+  // Called with mutex_ held after work for `count` transfers arrived. Marks up to `count` sleeping
+  // threads as woken and returns them as an argument for wake(), or 0 for none.
   virtual uint64_t pick_sleepers(size_t count) VMEM_REQUIRES(mutex_) = 0;
   // Wakes them. Called without the lock.
   virtual void wake(uint64_t sleepers) = 0;
-  // The file table of the kernel, where there is one. Called without the lock, for one id at a time.
+  // Update the kernel's file table, if there is one. Called without the lock, one id at a time.
   virtual void file_added(FileId, FileSlot) {}
   virtual void file_removed(FileId) {}
 
-  bool launchable() const VMEM_REQUIRES(mutex_);  // take() would find something
-  Transfer* take()
-      VMEM_REQUIRES(mutex_);  // next in order, in flight from now on; nullptr: nothing queued or no slot free
-  void retire(Transfer* transfer) VMEM_REQUIRES(mutex_);  // its slot is free, its Ios await delivery
+  bool launchable() const VMEM_REQUIRES(mutex_);  // take() would return a transfer
+  // Puts the next transfer in flight. Returns nullptr if nothing is queued or no slot is free.
+  Transfer* take() VMEM_REQUIRES(mutex_);
+  void retire(Transfer* transfer) VMEM_REQUIRES(mutex_);  // frees its slot; its Ios await delivery
   Io* next_finished() VMEM_REQUIRES(mutex_);              // most urgent first
-  // Whose progress() is to be called, by tell(), the most urgent first. Behind what is finished: somebody waits for
-  // that.
+  // Returns the most urgent Io whose progress() is due, for tell(). Finished Ios go first: their
+  // submitters wait for them.
   Io* next_to_tell() VMEM_REQUIRES(mutex_);
   bool finished_is_heavy() const VMEM_REQUIRES(mutex_) { return finished_bytes_ >= kHeavyBytes; }
   bool idle() const VMEM_REQUIRES(mutex_) { return outstanding_ == 0; }
 
-  // Without the lock: calls done(), which may free the Io. The caller then takes the lock and lowers outstanding_.
+  // Calls done(), which may free the Io. Call without the lock; then take it and decrement
+  // outstanding_.
   static void deliver(Io* io);
-  void tell(Io* io);  // without the lock
+  void tell(Io* io);  // call without the lock
   Injector* injector() const { return injector_.load(std::memory_order_acquire); }
 
   mutable core::Mutex mutex_;
   uint64_t outstanding_ VMEM_GUARDED_BY(mutex_) = 0;  // Ios submitted whose done() has not returned
   bool stopping_ VMEM_GUARDED_BY(mutex_) = false;     // the destructor waits
 
-  // A thread that looks at the queues again right after done() names its engine here: its submits wake nobody else.
+  // A thread that checks the queues again right after done() sets this to its engine. Its submits
+  // wake no other thread.
   static thread_local const EngineBase* own_thread;
   static size_t lane(const Io& io) { return std::min(static_cast<size_t>(io.urgency), core::kUrgencies - 1); }
 
  private:
-  static constexpr size_t kHeavyBytes = size_t{512} << 10;  // delivery worth waking another thread for
+  static constexpr size_t kHeavyBytes = size_t{512} << 10;  // finished bytes worth waking another thread for
   static bool joins(const Io& before, const Io& next, size_t bytes);
   static bool in_parts(const Io& io) { return io.size > kPartBytes && io.op != Io::Op::flush; }
-  // Of a read that nobody stands behind, and of whose parts progress() is to tell: no more at once than keep a disk
-  // busy (see Engine), or all come together at the end.
+  // Limits the parts in flight of a read that has progress() and nothing queued behind it. This
+  // many keep a disk busy (see Engine); with more, all would arrive together at the end.
   static constexpr unsigned kPartsOfOne = 4;
   static bool waits_for_its_parts(const List& queue) {
     const Io& first = *queue.head;
@@ -103,17 +109,18 @@ class EngineBase : public Engine {
   struct File {
     FileSlot slot;
     unsigned flushes = 0;  // in flight
-    int lost = 0;          // what a flush failed with that also was for the bytes of this file; nobody has been told
+    int lost = 0;          // error of a flush that also covered this file's bytes, not yet reported
   };
 
   const unsigned depth_;
-  const unsigned background_depth_;  // what prefetch, read-ahead and write-back may use: a fault finds a slot free
+  // Limit for prefetch, read-ahead and write-back, so that a fault finds a free slot.
+  const unsigned background_depth_;
   std::atomic<Injector*> injector_{nullptr};
 
   std::array<List, core::kUrgencies> queues_ VMEM_GUARDED_BY(mutex_);
   std::array<List, core::kUrgencies> finished_ VMEM_GUARDED_BY(mutex_);
   size_t finished_bytes_ VMEM_GUARDED_BY(mutex_) = 0;
-  std::vector<Io*> to_tell_ VMEM_GUARDED_BY(mutex_);  // with room for all that have begun and are not over
+  std::vector<Io*> to_tell_ VMEM_GUARDED_BY(mutex_);  // capacity for every Io that has begun and not ended
   std::vector<Transfer> transfers_ VMEM_GUARDED_BY(mutex_);
   Transfer* free_ VMEM_GUARDED_BY(mutex_) = nullptr;
   unsigned in_flight_ VMEM_GUARDED_BY(mutex_) = 0;
@@ -122,10 +129,11 @@ class EngineBase : public Engine {
   std::vector<FileId> free_files_ VMEM_GUARDED_BY(mutex_);
   EngineStats stats_ VMEM_GUARDED_BY(mutex_){};
 
-  core::Mutex file_mutex_;  // one change of the file table at a time; taken before mutex_
+  core::Mutex file_mutex_;  // serializes changes of the file table; taken before mutex_
 };
 
-// Both run their threads with every signal blocked: the application's handlers belong on the application's threads.
+// Both block every signal on their threads: the application's handlers belong on the application's
+// threads.
 core::Status make_uring_engine(const EngineOptions& options, std::unique_ptr<Engine>* out);
 core::Status make_thread_engine(const EngineOptions& options, std::unique_ptr<Engine>* out);
 

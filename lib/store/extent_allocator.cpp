@@ -11,12 +11,12 @@ namespace {
 
 constexpr uint64_t kWordBits = 64;
 
-// `count` set bits from bit `from` on.
+// Returns `count` set bits, starting at bit `from`.
 constexpr uint64_t word_mask(uint64_t from, uint64_t count) {
   return (count == kWordBits ? ~uint64_t{0} : (uint64_t{1} << count) - 1) << from;
 }
 
-// Calls visit(chunk, word, mask) for every word the range touches; stops when it answers false.
+// Calls visit(chunk, word, mask) for every word of the range, until it returns false.
 template <typename Visit>
 bool for_each_word(uint64_t first, uint64_t pages, Visit visit) {
   while (pages != 0) {
@@ -30,7 +30,7 @@ bool for_each_word(uint64_t first, uint64_t pages, Visit visit) {
   return true;
 }
 
-// Calls visit(start, length) for each run of free pages, lowest first; stops when it answers false.
+// Calls visit(start, length) for each run of free pages, lowest first, until it returns false.
 template <typename Words, typename Visit>
 void for_each_run(const Words& words, Visit visit) {
   uint64_t run = 0;
@@ -88,7 +88,7 @@ void ExtentAllocator::update(size_t chunk) {
   uint64_t child_pages = kChunkPages;
   while ((node /= 2) != 0) {
     const Summary next = combine(nodes_[2 * node], nodes_[2 * node + 1], child_pages);
-    if (next == nodes_[node]) return;  // nothing above can change either
+    if (next == nodes_[node]) return;  // no node above can change either
     nodes_[node] = next;
     child_pages *= 2;
   }
@@ -131,7 +131,7 @@ void ExtentAllocator::shrink(uint64_t pages) {
 }
 
 uint64_t ExtentAllocator::trailing_free_pages() const {
-  // The root's suffix counts the leaves beyond the end too, so walk the chunks.
+  // The root's suffix also counts leaves beyond the end, so walk the chunks.
   uint64_t run = 0;
   uint64_t end = size_;
   while (end != 0) {

@@ -48,7 +48,8 @@ core::Status examine(const std::string& path, struct stat* st) {
   return check_type(path, *st);
 }
 
-// What the process has one of. Never destroyed: regions may outlive static objects, and a child leaves its parent's.
+// Returns the process's only T. Never destroyed: regions may outlive static objects, and a child
+// abandons its parent's.
 template <typename T>
 T& of_this_process(std::atomic<T*>& at) {
   T* there = at.load();
@@ -57,9 +58,9 @@ T& of_this_process(std::atomic<T*>& at) {
   return at.compare_exchange_strong(there, made.get()) ? *made.release() : *there;
 }
 
-// Descriptors that nobody needs any more. Closing one of them would drop every POSIX lock of this process on its file
-// (fcntl(2)), also those that the program has taken by descriptors of its own.
-// A program that closes all descriptors may have files of its own at these numbers, which are left alone.
+// Unused descriptors that stay open. Closing one would drop every POSIX lock of this process on its
+// file (fcntl(2)), even those taken through the program's own descriptors. A program that closes
+// all descriptors may have its own files at these numbers, which are left alone.
 struct ParkedFile {
   int fd;
   dev_t device;
@@ -97,7 +98,7 @@ void close_file(int fd) {
     fstat(fd, &st);
     try {
       parked.files.push_back({fd, st.st_dev, st.st_ino});
-    } catch (const std::bad_alloc&) {  // it stays open all the same
+    } catch (const std::bad_alloc&) {  // it stays open anyway
     }
     return;
   }
@@ -105,8 +106,9 @@ void close_file(int fd) {
   close(fd);
 }
 
-// One of the file that is parked, so that a program which maps it again and again under a lock has no more of them each
-// time. -1: there is none, or open(2) would refuse the file now, and says why.
+// Reuses a parked descriptor of the file, so that a program which maps it repeatedly under a lock
+// does not collect them. Returns -1 if there is none, or if open(2) would refuse the file now and
+// give the reason.
 int take_parked(const std::string& path, const struct stat& st, bool write) {
   Parked& parked = of_this_process(parked_here);
   const core::MutexLock lock(parked.mutex);
@@ -124,8 +126,8 @@ int take_parked(const std::string& path, const struct stat& st, bool write) {
   return -1;
 }
 
-// The type is looked at first because opening some devices has effects, and again behind the descriptor because the
-// name may mean something else by then.
+// Checks the type before open(), since opening some devices has effects, and again on the
+// descriptor, since the name may mean another file by then.
 core::Status open_checked(const std::string& path, bool write, struct stat* st, int* fd) {
   int flags = (write ? O_RDWR : O_RDONLY) | O_CLOEXEC | O_NONBLOCK | O_NOCTTY;
   if (S_ISBLK(st->st_mode) && write) flags |= O_EXCL;  // refused while mounted or claimed
@@ -134,7 +136,7 @@ core::Status open_checked(const std::string& path, bool write, struct stat* st, 
   for (int tries = 0; !parked; ++tries) {
     *fd = core::above_standard(open(path.c_str(), flags));
     if (*fd >= 0 || errno != EAGAIN || write || tries == kBusyTries) break;
-    pause_while_busy();  // somebody holds a lease of it, and has been asked to give it up; a writer tries anyway
+    pause_while_busy();  // another process holds a lease and was asked to give it up; a writer retries later
   }
   if (*fd < 0) return cannot_open(path, *st, write, errno);
   if (fstat(*fd, st) != 0) return core::system_error(errno, "cannot examine %s", path.c_str());
@@ -143,8 +145,8 @@ core::Status open_checked(const std::string& path, bool write, struct stat* st, 
   return make_blocking(path, *fd);
 }
 
-// Makes fcntl(F_ADD_SEALS) with F_SEAL_WRITE fail with EBUSY, as for any file that is mapped to be written to. Null:
-// nobody can seal the file, or there are no more mappings to be had.
+// Makes fcntl(F_ADD_SEALS) with F_SEAL_WRITE fail with EBUSY, as for any file with a writable
+// mapping. Returns null if the file cannot be sealed, or if there is no mapping left.
 void* keep_unsealed(int fd) {
   if (!may_be_sealed(fd)) return nullptr;
   void* const page = mmap(nullptr, core::kPage, PROT_NONE, MAP_SHARED, fd, 0);
@@ -157,14 +159,14 @@ FileUse use_of(const MappedFile& file, bool write) {
   return {write, file.length == UINT64_MAX ? 0 : file.offset + file.length};
 }
 
-// A file that this process has open for writing, for some ranges of its bytes.
+// A file that this process has open for writing, with the ranges in use.
 struct Shared {
   bool device;
   dev_t dev;
   ino_t ino;
   OpenedFile file;
   bool locked;
-  void* unsealed;                                     // a mapping that keeps seals away, or null
+  void* unsealed;                                     // a mapping that prevents seals, or null
   std::vector<std::pair<uint64_t, uint64_t>> ranges;  // offset, length
 };
 
@@ -187,14 +189,14 @@ Shared* find(Registry& all, const struct stat& st) VMEM_REQUIRES(all.mutex) {
   return nullptr;
 }
 
-// Joins those who have the file open already; *joined: there were some.
+// Shares the file with its other users in this process; sets *joined if there are any.
 core::Status join(const struct stat& st, bool lock_it, MappedFile* out, bool* joined) {
   Registry& all = registry();
   const core::MutexLock lock(all.mutex);
   Shared* const file = core::broken("file_lock") ? nullptr : find(all, st);
   *joined = file != nullptr;
   if (file == nullptr) return {};
-  // As open(2) would ask: the user may have changed since.
+  // Checks permissions as open(2) would: the user may have changed since.
   if (faccessat(AT_FDCWD, out->path.c_str(), R_OK | W_OK, AT_EACCESS) != 0)
     return cannot_open(out->path, st, true, errno);
   if (core::Status status = check_mappable(out->path, file->file.fd, st, use_of(*out, true)); !status.ok())
@@ -231,7 +233,7 @@ core::Status open_shared(bool direct, bool lock_it, MappedFile* out) {
   for (int tries = 0;; ++tries) {
     struct stat st;
     bool joined = false, locked = true;
-    // However this ends but well, also for want of memory.
+    // Close the file on every failure, including bad_alloc.
     core::ScopeGuard close([&] {
       if (out->file.fd >= 0) close_file(std::exchange(out->file.fd, -1));
     });
@@ -266,7 +268,7 @@ core::Status open_shared(bool direct, bool lock_it, MappedFile* out) {
     if (!again && !locked && status.code() == -EBUSY) status = lock_refused(out->path, st);
     if (out->file.fd >= 0) close_file(std::exchange(out->file.fd, -1));
     if (!again) return status;
-    pause_while_busy();  // or another thread of this process is about to have it
+    pause_while_busy();  // also while another thread of this process is opening the file
   }
 }
 
@@ -308,7 +310,8 @@ void close_mapped(MappedFile* file) {
         std::find_if(all.files.begin(), all.files.end(), [&](const Shared& s) { return s.file.fd == file->file.fd; });
     std::erase(it->ranges, std::pair(file->offset, file->length));
     if (it->ranges.empty()) {
-      // The kernel may hold the open file a moment longer for I/O that just ended; the lock must not wait for that.
+      // The kernel may hold the open file a moment longer for I/O that has just ended. Release the
+      // lock now.
       if (it->locked) flock(file->file.fd, LOCK_UN);
       if (it->unsealed != nullptr) munmap(it->unsealed, core::kPage);
       close_file(file->file.fd);
@@ -332,7 +335,7 @@ bool find_hole(int fd, uint64_t offset, uint64_t size, uint64_t* data) {
   const off_t at = lseek(fd, static_cast<off_t>(offset), SEEK_DATA);
   if (at >= 0) {
     *data = static_cast<uint64_t>(at);
-    return *data >= offset + size;  // data lie beyond, so does the file's end
+    return *data >= offset + size;  // data lie beyond, so the end of the file does too
   }
   struct stat st;
   if (errno != ENXIO || fstat(fd, &st) != 0) return false;

@@ -28,7 +28,7 @@ namespace {
 
 using FileSystemType = decltype(statfs::f_type);
 
-// File systems that make a file's bytes as they are read. The names of some types are younger than the headers.
+// File systems that make a file's bytes as they are read. Some names are newer than the headers.
 struct Pseudo {
   FileSystemType type;
   const char* name;
@@ -65,7 +65,7 @@ constexpr Pseudo kPseudo[] = {
     {ANON_INODE_FS_MAGIC, "anon_inodefs"},
 };
 
-// The size of a file on one of these is true.
+// File systems that report true sizes.
 constexpr FileSystemType kHonest[] = {EXT4_SUPER_MAGIC, XFS_SUPER_MAGIC, BTRFS_SUPER_MAGIC,
                                       TMPFS_MAGIC,      RAMFS_MAGIC,     HUGETLBFS_MAGIC};
 
@@ -79,7 +79,7 @@ unsigned long long number(uint64_t n) {
 
 core::Status check_seals(const std::string& path, int fd, const struct stat& st, const FileUse& use) {
   const int seals = fcntl(fd, F_GET_SEALS);
-  if (seals < 0) return {};  // nobody can seal it
+  if (seals < 0) return {};  // it cannot be sealed
   if (use.write && (seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0) {
     return core::error(EPERM,
                        "%s is sealed against writing (%s): changes could not reach it. Map it with VMEM_MAP_READ or "
@@ -97,8 +97,8 @@ core::Status check_seals(const std::string& path, int fd, const struct stat& st,
   return {};
 }
 
-// A size is not true when a read finds nothing at the last byte, or something behind it, and the size is still the
-// same.
+// The size is untrue if a read finds nothing at the last byte, or something behind it, and the size
+// has not changed.
 core::Status check_size(const std::string& path, int fd, const struct stat& st) {
   char byte = 0;
   const off_t at = st.st_size == 0 ? 0 : st.st_size - 1;
@@ -115,7 +115,7 @@ core::Status check_size(const std::string& path, int fd, const struct stat& st) 
                      path.c_str(), number(static_cast<uint64_t>(st.st_size)), number(static_cast<uint64_t>(at)), n);
 }
 
-// An empty write meets what any other would, and changes nothing.
+// An empty write meets the same errors as any other, and changes nothing.
 core::Status check_writable(const std::string& path, int fd) {
   if (pwrite(fd, "", 0, 0) == 0 || errno == EINTR || errno == EAGAIN) return {};
   if (errno == ETXTBSY) {
@@ -145,7 +145,8 @@ core::Status check_file_system(const std::string& path, const struct stat& st, F
   return {};
 }
 
-// "FLOCK WRITE", from a line of /proc/locks or of an fdinfo; empty: it waits, or is none of `kinds`.
+// A lock, such as "FLOCK WRITE", from a line of /proc/locks or of an fdinfo. Empty if the line does
+// not parse, as for a lock that waits.
 struct LockLine {
   std::string kind, access;
   long pid = 0;
@@ -163,7 +164,8 @@ std::optional<LockLine> parse_lock(const char* line) {
   return lock;
 }
 
-// The first flock that this process holds on the file by a descriptor of its own; POSIX locks are in no flock's way.
+// Returns the first flock that this process holds on the file through a descriptor of its own.
+// POSIX locks do not conflict with a flock.
 struct OwnLock {
   int fd;
   LockLine lock;
@@ -201,7 +203,7 @@ std::optional<LockLine> find_lock(const F& wanted) {
   return {};
 }
 
-// What the file system says of a file that may not be changed; null: nothing.
+// Returns why the file system lets no process change the file, or null if it gives no reason.
 const char* unchangeable(const std::string& path) {
   struct statx sx {};
   if (statx(AT_FDCWD, path.c_str(), 0, STATX_BASIC_STATS, &sx) != 0) return nullptr;
@@ -278,7 +280,7 @@ core::Status lock_refused(const std::string& path, const struct stat& st) {
 }
 
 bool has_own_posix_lock(int fd, const struct stat& st) {
-  // To a lock of the descriptor's those of its own process are another's. As a rule there is none.
+  // An OFD lock conflicts with POSIX locks of its own process too. Usually there are none.
   struct flock first = {};
   first.l_type = F_WRLCK;
   first.l_whence = SEEK_SET;
@@ -287,7 +289,8 @@ bool has_own_posix_lock(int fd, const struct stat& st) {
     if (first.l_type == F_UNLCK) return false;
     if (first.l_pid == own) return true;
   }
-  // The first is another process's, and ours may be behind it. Device numbers there are not always those of stat(2).
+  // The first conflict is another process's, and ours may follow. Match inodes only: device numbers
+  // here are not always those of stat(2).
   std::ifstream locks("/proc/locks");
   if (!locks) return true;
   for (std::string line; std::getline(locks, line);) {

@@ -47,7 +47,8 @@ bool set_direct(int fd, bool on) {
 }
 
 void say_buffered(const std::string& path, long file_system, int error) {
-  static constinit std::array<std::atomic<long>, 16> said{};  // more types of file systems are said again
+  // With more types than this, a type may be logged again.
+  static constinit std::array<std::atomic<long>, 16> said{};
   for (auto& one : said) {
     long free = 0;
     if (one.compare_exchange_strong(free, file_system)) break;
@@ -60,7 +61,7 @@ void say_buffered(const std::string& path, long file_system, int error) {
       path.c_str(), file_system, strerror(error), error);
 }
 
-// 0, or the errno with which the first page refused to move.
+// Returns 0, or the errno with which the transfer of the first page failed.
 int try_first_page(int fd, bool scratch) {
   const Page page = aligned_page();
   if (!page) return ENOMEM;
@@ -114,7 +115,7 @@ core::Status probe_direct(const std::string& path, bool direct, bool scratch, Op
     if (!set_direct(file->fd, false))
       return core::system_error(errno, "cannot turn direct I/O off for %s", path.c_str());
   }
-  // Only a refusal of direct I/O itself may be answered with buffered I/O.
+  // Only a refusal of direct I/O itself may lead to buffered I/O.
   if (error != EINVAL && error != EOPNOTSUPP) {
     return core::system_error(error, "the first page of %s cannot be %s", path.c_str(), scratch ? "written" : "read");
   }

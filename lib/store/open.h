@@ -1,4 +1,5 @@
-// Opening files for the store and for regions: direct I/O where it works, and whose block device it is.
+// Opens files for the store and for regions: direct I/O where it works, and checks of block
+// devices.
 #pragma once
 
 #include <string>
@@ -8,36 +9,38 @@
 
 namespace vmem::store {
 
-// Fills everything of `file` but fd, which is open already, and turns O_DIRECT on when `direct` is wanted and a
-// transfer of the first page proves it. scratch: the file is empty and ours, so the proof may write a page and leaves
-// the file empty; otherwise the proof only reads. Falls back to buffered I/O with a line in the log, once per file
-// system type; on tmpfs silently, where there is nothing to go around. Blocks on I/O.
+// Fills in `file`, whose fd is open already. If `direct`, turns O_DIRECT on and proves it by a
+// transfer of the first page. scratch: the file is empty and ours, so the test may write a page and
+// leaves the file empty; otherwise it only reads. Falls back to buffered I/O, logged once for each
+// type of file system, and silently on tmpfs, which has no page cache to bypass. Blocks on I/O.
 core::Status probe_direct(const std::string& path, bool direct, bool scratch, OpenedFile* file);
 
-// -EBUSY when the block device behind fd is mounted.
+// Returns -EBUSY if the block device behind fd is mounted.
 core::Status check_block_device_unmounted(const std::string& path, int fd);
-// The same; -EEXIST when it carries a known file system, partition table, volume or swap signature, or when its first
-// MiB is not all zeros: overwriting it would destroy somebody's data.
-// own: bytes at the start that are the caller's own and not looked at.
+// Same. Also returns -EEXIST if the device carries a known file system, partition table, volume or
+// swap signature, or if its first MiB is not all zeros. Overwriting such a device would destroy
+// data. own: bytes at the start that belong to the caller and are not checked.
 core::Status check_block_device_unused(const std::string& path, int fd, size_t own = 0);
 
-// Whether RLIMIT_FSIZE lets a file of ours be so long. Beyond it the kernel also sends SIGXFSZ, which kills.
+// Returns true if RLIMIT_FSIZE allows a file of this size. Beyond the limit the kernel sends
+// SIGXFSZ, which kills.
 bool within_size_limit(uint64_t bytes);
 
-// Takes O_NONBLOCK off, which is only there so that opening a FIFO or a device cannot hang.
+// Clears O_NONBLOCK, which is only set so that opening a FIFO or a device cannot hang.
 core::Status make_blocking(const std::string& path, int fd);
 
-// A process that has ended may hold what it had open still: the kernel takes io_uring down in its own time (seen:
-// 68 ms). So what is in use is tried again, with a pause before each try: for a second in all.
+// A process that has ended may still hold its files: the kernel takes io_uring down later. So a
+// busy file is tried again, with a pause before each try, for about a second.
 inline constexpr int kBusyTries = 500;
 void pause_while_busy();
 
-// flock; -EBUSY names the path.
+// Takes a flock. Returns -EBUSY, naming the path, if it is held.
 core::Status lock_once(const std::string& path, int fd);
-// The same; -EBUSY only when that lasts for a second.
+// Same, but returns -EBUSY only after a second of tries.
 core::Status lock_exclusively(const std::string& path, int fd);
 
-// open(2) that claims a block device (O_EXCL), or opens anything else; EBUSY only when that lasts for a second.
+// Calls open(2); with O_EXCL that claims a block device. Fails with EBUSY only after a second of
+// tries.
 int open_claimed(const std::string& path, int flags);
 
 }  // namespace vmem::store

@@ -21,12 +21,13 @@ constexpr size_t kMaxExtent = core::kMaxBlock + core::kPage;
 static_assert(kMaxExtent / core::kPage <= core::Extent::kMostPages);
 constexpr uint64_t kMinGrowth = 2048;     // pages: 8 MiB
 constexpr uint64_t kMaxGrowth = 65536;    // pages: 256 MiB
-constexpr uint64_t kTrimPages = 16384;    // idle pages that make trimming worth while: 64 MiB
+constexpr uint64_t kTrimPages = 16384;    // idle pages that make trimming worthwhile: 64 MiB
 constexpr uint64_t kTrimStep = 16384;     // pages out of use at once while their hole is punched
-constexpr uint64_t kShrinkStep = 262144;  // pages cut off in one ftruncate: 1 GiB
+constexpr uint64_t kShrinkStep = 262144;  // pages cut off by one ftruncate: 1 GiB
 constexpr int kMostTrimDelays = 12;
-constexpr size_t kMaxTrouble = 128;                                    // of words
-constexpr uint64_t kMostReserved = (uint64_t{1} << 40) / core::kPage;  // 1 TiB: 38 MiB of address space a path
+constexpr size_t kMaxTrouble = 128;  // bytes of text
+// 1 TiB: 38 MiB of address space for each path.
+constexpr uint64_t kMostReserved = (uint64_t{1} << 40) / core::kPage;
 
 class FileSpace final : public Space {
  public:
@@ -67,7 +68,7 @@ class FileSpace final : public Space {
 
   const std::vector<std::unique_ptr<SpacePath>> paths_;
   const std::chrono::milliseconds trim_delay_, full_delay_;
-  std::atomic<bool> refused_{false};  // some path has been full once: only then is it worth the lock to ask
+  std::atomic<bool> refused_{false};  // some path has been full; before that, expected_to_fail() skips the lock
   mutable core::Mutex mutex_;
   uint64_t budget_pages_ VMEM_GUARDED_BY(mutex_);
   uint64_t used_pages_ VMEM_GUARDED_BY(mutex_) = 0;  // live extents and those being allocated
@@ -75,7 +76,7 @@ class FileSpace final : public Space {
   unsigned next_path_ VMEM_GUARDED_BY(mutex_) = 0;  // changes with every allocation
   bool stopping_ VMEM_GUARDED_BY(mutex_) = false;
   bool hurry_ VMEM_GUARDED_BY(mutex_) = false;     // trim without delay
-  bool trimming_ VMEM_GUARDED_BY(mutex_) = false;  // ranges are out of use for a moment
+  bool trimming_ VMEM_GUARDED_BY(mutex_) = false;  // some ranges are briefly out of use
   std::condition_variable trimmer_;                // work for the trimmer
   std::condition_variable trimmed_;                // trimming_ became false
   std::thread thread_;
@@ -100,7 +101,8 @@ bool FileSpace::reserve(uint64_t bytes) try {
   const uint64_t pages = std::min(reserved_pages_ + bytes / core::kPage, kMostReserved);
   const uint64_t most = std::min(pages, budget_pages_);
   for (const auto& path : paths_) {
-    // With fragments, and growth ahead of need. Most of it is address space until it is written.
+    // Includes fragments, and growth ahead of need. Most of it is address space until it is
+    // written.
     path->extents.reserve(std::min(path->limit_pages, path->head_pages + most + most / 4 + kMaxGrowth));
     path->trouble.reserve(kMaxTrouble);
   }
@@ -137,7 +139,7 @@ core::Status FileSpace::allocate(size_t size, unsigned codec, std::span<core::Ex
                        core::human_bytes(budget_pages_ * core::kPage).c_str(),
                        core::human_bytes(used_pages_ * core::kPage).c_str());
   }
-  used_pages_ += total;  // now, because growing lets go of the lock
+  used_pages_ += total;  // now, because grow() drops the lock
 
   const unsigned start = next_path_++ % static_cast<unsigned>(paths_.size());
   size_t have = 0;
@@ -176,12 +178,12 @@ core::Status FileSpace::full(size_t size, size_t count) const try {
   return no_room(size, count, "and no memory to say why");
 }
 
-// Takes a run from the first path, in turn from `start`, that has one or can grow one. A run of several blocks makes a
-// file grow only while little of it is free; otherwise fragments are good enough.
+// Takes a run from the first path, in turn from `start`, that has one or can grow one. For a run of
+// several blocks, a path grows only while little of it is free; otherwise smaller groups will do.
 bool FileSpace::allocate_run(unsigned start, uint64_t pages, bool may_grow_freely, unsigned* path, uint64_t* first) {
   const auto count = static_cast<unsigned>(paths_.size());
   const auto now = std::chrono::steady_clock::now();
-  // Those that were found full come last, and only for a single block.
+  // Paths that were found full come last, and only for a single block.
   for (unsigned n = 0; n < (may_grow_freely ? 2 * count : count); ++n) {
     *path = (start + n) % count;
     SpacePath& at = *paths_[*path];
@@ -194,7 +196,7 @@ bool FileSpace::allocate_run(unsigned start, uint64_t pages, bool may_grow_freel
       const uint64_t slack = std::max(kTrimPages, at.extents.size_pages() / 4);
       if (!may_grow_freely && at.extents.free_pages() > slack) break;
       if (!grow(at, pages)) {
-        if (should_trim(at)) {  // the disk may be full: what is free here gives it room
+        if (should_trim(at)) {  // the disk may be full: trimming this path makes room
           hurry_ = true;
           trimmer_.notify_one();
         }
@@ -209,8 +211,8 @@ bool FileSpace::allocate_run(unsigned start, uint64_t pages, bool may_grow_freel
   return false;
 }
 
-// Makes a free run of `pages` at the end of the path's file, unless another thread just did. Lets go of the lock while
-// the file system works. False: the path is full.
+// Makes a free run of `pages` at the end of the path's file, unless another thread just did. Drops
+// the lock while the file system works. Returns false if the path is full.
 bool FileSpace::grow(SpacePath& path, uint64_t pages) {
   mutex_.unlock();
   core::MutexLock resize(path.resize_mutex);
@@ -234,10 +236,12 @@ bool FileSpace::grow(SpacePath& path, uint64_t pages) {
       path.trouble.clear();
       return true;
     } catch (const std::bad_alloc&) {
-      error = ENOMEM;  // of the map: the file is longer than it says, and the next try grows it no more
+      // For the free map: the file is longer than the map says, and the next try does not extend it
+      // further.
+      error = ENOMEM;
     }
   }
-  const char* const words = strerrordesc_np(error);  // of no locale: a catalogue would be read here
+  const char* const words = strerrordesc_np(error);  // untranslated: a locale's catalogue would be read here
   const char* const what = words != nullptr ? words : "unknown error";
   path.trouble.assign(what, std::min(strlen(what), path.trouble.capacity()));
   return false;
@@ -336,7 +340,7 @@ void FileSpace::trim(SpacePath& path) {
     const uint64_t size = path.extents.size_pages();
     mutex_.unlock();
     core::step("space.shrink");
-    // Extents beyond `size` cannot be handed out meanwhile: growing needs resize_mutex.
+    // Extents beyond `size` cannot be handed out now: growing needs resize_mutex.
     const bool cut = shrink_file(path, size) == 0;
     mutex_.lock();
     if (!cut) path.shrinkable = false;

@@ -1,4 +1,4 @@
-// Room for blocks of anonymous regions on the SSD: paths, extents, budget.
+// Space on the SSD for blocks of anonymous regions: paths, extents, budget.
 #pragma once
 
 #include <chrono>
@@ -13,53 +13,59 @@
 namespace vmem::store {
 
 struct SpaceOptions {
-  std::string paths;  // colon-separated; "" = $TMPDIR or /var/tmp
+  std::string paths;  // colon-separated; "": $TMPDIR or /var/tmp
   uint64_t budget = UINT64_MAX;
   bool direct = true;
-  // How long nothing may have been allocated before freed room goes back to the file system; twelve times that at most
-  // while allocations go on. Room that was written before takes writes faster than new room does (ext4 here: by a
-  // fifth), and what is freed is often wanted again. A file that cannot grow is trimmed at once.
+  // Freed space goes back to the file system after this long without an allocation, or twelve times
+  // this while allocations go on. Space that was written before takes writes faster than new space,
+  // and freed space is often needed again. A file that cannot grow is trimmed at once.
   std::chrono::milliseconds trim_delay{5000};
-  // A path that was full, or to which a write failed, is tried again so much later: somebody may have mended it.
+  // A path that was full, or to which a write failed, is tried again after this time; it may work
+  // again.
   std::chrono::milliseconds full_delay{1000};
 };
 
-// Thread-safe. Extents are multiples of 4 KiB up to 64 MiB + 4 KiB, taken round-robin from the paths, first from freed
-// ones. A directory gets an unlinked O_TMPFILE (or an unlinked temporary) that grows as needed. A regular file or a
-// block device begins with a signature, blocks come after it; a file is made (O_EXCL, 0600) or grows, a device is used
-// up to its size. What exists already is taken only if nobody else can reach it and nothing is lost: a file of our own
-// user, without permissions for others, with one name, no symbolic link (-EPERM, -ELOOP); empty, laid out and never
-// written, or with the signature of a store that was killed, which is emptied (else -EEXIST); a device that carries our
-// signature or zeros in its first MiB and is not mounted. Two processes given one file or device: the second gets
-// -EBUSY (flock, O_EXCL). Freed extents are reused; long free runs are returned to the file system after a while (punch
-// hole, truncate at the end).
+// Thread-safe. Extents are multiples of 4 KiB up to 64 MiB + 4 KiB, taken from the paths in turn,
+// from freed ones first. Freed extents are reused. After a while, long free runs go back to the
+// file system (hole punching; truncation at the end).
+//
+// - A directory gets an unlinked O_TMPFILE (or an unlinked temporary) that grows as needed.
+// - A regular file or block device begins with a signature; blocks follow. A file is created
+//   (O_EXCL, 0600) or grows. A device is used up to its size.
+// - An existing file must be our own user's, without permissions for others, with one name and no
+//   symbolic link (-EPERM, -ELOOP).
+// - It must also be empty, or preallocated and never written, or carry the signature of a store
+//   that was killed, which is emptied. Otherwise -EEXIST.
+// - A device must carry our signature or zeros in its first MiB, and must not be mounted.
+// - If two processes are given one file or device, the second gets -EBUSY (flock, O_EXCL).
 class Space {
  public:
-  virtual ~Space() = default;  // files are closed; extents die with it
-  // One extent of `size` bytes, or `count` extents of `size` bytes each that lie one after the other on one path when
-  // that is possible (so that the engine can merge them). -ENOSPC with budget, use and path when there is no room:
-  // all or nothing.
+  virtual ~Space() = default;  // closes the files; their extents are lost
+  // Allocates `out.size()` extents of `size` bytes each, contiguous on one path if possible (so
+  // that the engine can merge them). All or nothing: returns -ENOSPC, with budget, use and path, if
+  // there is no space.
   virtual core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) = 0;
-  // Memory for the map of what is free, for so many bytes more in live extents; unreserve() says that they will not
-  // come. What goes beyond all of it asks for memory when it is allocated. False: there is not enough.
+  // Reserves memory for the free map, for `bytes` more in live extents; unreserve() undoes it.
+  // Extents beyond all reservations take memory when they are allocated. Returns false without
+  // memory.
   virtual bool reserve(uint64_t) { return true; }
   virtual void unreserve(uint64_t) {}
   virtual void release(core::Extent extent) = 0;
-  // A write to the extent failed: its path gets nothing for a while, unless no other has room.
+  // A write to the extent failed: avoids its path for a while, unless no other has space.
   virtual void avoid(core::Extent) {}
-  // The same, and the extent is released.
+  // Same, and releases the extent.
   virtual void refuse(core::Extent extent) {
     avoid(extent);
     release(extent);
   }
-  // Writes to its path have failed lately: one to a new extent there is expected to fail. One over what was written
-  // may not.
+  // Returns true if writes to its path have failed lately, so a write to a new extent there will
+  // probably fail. Overwriting an extent may still work.
   virtual bool expected_to_fail(core::Extent) const { return false; }
   virtual unsigned paths() const { return 1; }
   virtual FileId file(core::Extent extent) const = 0;
   virtual void set_budget(uint64_t bytes) = 0;
   virtual uint64_t used() const = 0;                                // bytes in live extents
-  virtual core::OwnString describe(core::Extent extent) const = 0;  // "path X, offset N": for messages
+  virtual core::OwnString describe(core::Extent extent) const = 0;  // "path X, offset N", for messages
 };
 
 core::Status make_space(const SpaceOptions& options, Engine& engine, std::unique_ptr<Space>* out);

@@ -29,17 +29,18 @@ namespace {
 
 constexpr uint64_t kMaxPages = core::Extent::kMostOffsetPages;
 
-// A file nobody else can name, gone with its descriptor however the process ends.
+// Makes a file without a name, which disappears with its descriptor however the process ends.
 core::Status open_unlinked(const std::string& directory, int* fd) {
   *fd = core::above_standard(open(directory.c_str(), O_TMPFILE | O_RDWR | O_EXCL | O_CLOEXEC, 0600));
   if (*fd >= 0) return {};
-  // File systems and kernels without O_TMPFILE answer one of these.
+  // File systems and kernels without O_TMPFILE return one of these.
   if (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT && errno != EINVAL) {
     return core::system_error(errno, "cannot create a file in directory %s for the SSD store", directory.c_str());
   }
   const int error = errno;
-  // Its directory is the choice of who wrote the program, and what has a name for a moment can be opened by who started
-  // it, whose file it is under set-group-ID.
+  // A program with more rights gets no file that has a name even for a moment. The program's author
+  // chose the directory, but the user who started the program could open the file; under
+  // set-group-ID it belongs to that user.
   if (core::has_more_rights()) {
     return core::system_error(error, "cannot create a file without a name in directory %s for the SSD store",
                               directory.c_str());
@@ -52,9 +53,10 @@ core::Status refuse_link(const std::string& name) {
                      name.c_str());
 }
 
-// Opens what `name` means: a file is made if there is none.
+// Opens the file that `name` means; creates it if it does not exist.
 core::Status open_named(const std::string& name, bool device, SpacePath* path) {
-  // Under set-group-ID, or with capabilities of the program's file. He opens it by its name.
+  // Under set-group-ID or with file capabilities, the file would belong to the user who started the
+  // program, who could open it by name.
   if (!device && core::has_more_rights() && geteuid() == getuid() && getuid() != 0) {
     return core::error(EPERM,
                        "%s cannot serve as SSD store: it would belong to who started this program, which runs with "
@@ -68,7 +70,7 @@ core::Status open_named(const std::string& name, bool device, SpacePath* path) {
     fd = open_claimed(name, flags);
     if (fd >= 0 || errno != ENOENT || device) break;
     fd = core::above_standard(open(name.c_str(), flags | O_CREAT | O_EXCL, 0600));
-  } while (fd < 0 && errno == EEXIST);  // somebody made it between the two
+  } while (fd < 0 && errno == EEXIST);  // another process made it between the two calls
   if (fd >= 0) {
     core::step("store.opened");
     return make_blocking(name, fd);
@@ -81,7 +83,7 @@ core::Status open_named(const std::string& name, bool device, SpacePath* path) {
   return core::system_error(errno, "cannot open %s for the SSD store", name.c_str());
 }
 
-// Whoever else can reach a store reads the program's memory and changes it.
+// Other users who can reach a store can read and change the program's memory.
 core::Status check_private(const std::string& name, const struct stat& st) {
   const char* why = nullptr;
   if (S_ISBLK(st.st_mode)) {
@@ -92,7 +94,7 @@ core::Status check_private(const std::string& name, const struct stat& st) {
   } else if (!core::is_one_user(st.st_uid)) {
     why = "its owner and the caller have no numbers in this user namespace, so that they may be two users";
   } else if ((st.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-    // Whoever named a file with something in it by mistake is not told to change it.
+    // Do not suggest chmod for a file with contents: it may be named by mistake.
     why = st.st_size == 0 ? "others may open it (chmod 600 makes it yours alone)" : "others may open it";
   } else if (st.st_nlink > 1) {
     why = "it has a second name, by a hard link";
@@ -102,14 +104,15 @@ core::Status check_private(const std::string& name, const struct stat& st) {
                      name.c_str(), why);
 }
 
-// What lies in a file or device that serves as store, before the first block: from this a later process knows that
-// nobody wants the rest.
+// The start of a file or device that serves as store, before the first block. It tells a later
+// process that the rest is no data.
 struct Head {
   char signature[64];
-  uint64_t original_pages;  // of a file that was laid out beforehand
+  uint64_t original_pages;  // of a preallocated file
 };
 constexpr Head kHead = {"libvmem store, format 1. Blocks of memory that died: no data.\n", 0};
-// So that blocks lie where partitions do, and where the allocator gives room back. In a file only a page of it is real.
+// Align blocks with partitions, and with the chunks in which the allocator returns space. In a file
+// only one page of it is real.
 constexpr uint64_t kDeviceHeadPages = 256;
 constexpr uint64_t kFileHeadPages = ExtentAllocator::kChunkPages;
 
@@ -124,10 +127,11 @@ bool is_ours(const Head& head) {
   return memcmp(head.signature, kHead.signature, sizeof head.signature) == 0;
 }
 
-// A page that a store began with, and no more: its owner was killed before the signature was whole, or while it tried
-// whether direct I/O works. Zeros, or the beginning of a signature and zeros; nobody's data look like that.
+// Tells if the file is one page that a store began with: its owner was killed before the signature
+// was complete, or while it tested direct I/O. The page has zeros, or the start of a signature and
+// zeros. No user's data look like that.
 core::Status is_beginning(const SpacePath& path, uint64_t size, bool* out) {
-  constexpr size_t kLeast = 16;  // of the signature: enough not to be a word of somebody's
+  constexpr size_t kLeast = 16;  // bytes of the signature: too many to be a user's text by chance
   *out = false;
   if (size > core::kPage) return {};
   alignas(core::kPage) char page[core::kPage] = {};
@@ -151,7 +155,7 @@ core::Status write_head(const SpacePath& path) {
     return core::system_error(EFBIG, "cannot write to %s, which is to be the SSD store", path.name.c_str());
   const ssize_t n = pwrite(path.file.fd, page, sizeof page, 0);
   if (n == static_cast<ssize_t>(sizeof page)) {
-    // Before the first block: after a loss of power it must be there if anything is.
+    // Before the first block: after a power loss, the signature must exist if any block does.
     if (fdatasync(path.file.fd) == 0) return {};
     return core::system_error(errno, "cannot write to %s, which is to be the SSD store", path.name.c_str());
   }
@@ -159,8 +163,8 @@ core::Status write_head(const SpacePath& path) {
                             path.name.c_str());
 }
 
-// A file with a name: empty, laid out beforehand and never written, or what a store left that was killed, which is cut
-// back to what it was. Anything else is somebody's.
+// Accepts a named file if it is empty, preallocated and never written, or left by a store that was
+// killed. The last is truncated to its original size. Any other file holds a user's data.
 core::Status empty_file(SpacePath* path, uint64_t size) {
   if (size != 0 && (lseek(path->file.fd, 0, SEEK_DATA) >= 0 || errno != ENXIO)) {
     Head head{};
@@ -199,7 +203,7 @@ core::Status prepare_file(SpacePath& path, bool direct, bool directory) {
   if (directory) return probe_direct(path.name, direct, true, &path.file);
   if (core::Status status = check_private(path.name, st); !status.ok()) return status;
   if (core::Status status = lock_exclusively(path.name, path.file.fd); !status.ok()) return status;
-  // Its owner may have emptied it before the lock was ours.
+  // Its owner may have emptied it before we got the lock.
   if (fstat(path.file.fd, &st) != 0) return core::system_error(errno, "cannot examine %s", path.name.c_str());
   const bool device = S_ISBLK(st.st_mode);
   core::Status status = device ? empty_device(&path) : empty_file(&path, static_cast<uint64_t>(st.st_size));
@@ -211,8 +215,9 @@ core::Status prepare_file(SpacePath& path, bool direct, bool directory) {
   return status;
 }
 
-// A link to a directory is as good as the directory: nothing there gets a name. One to a block device is followed when
-// the system made it (/dev/mapper, /dev/disk/by-id). Any other could lead to a file that somebody else chose.
+// A link to a directory is as good as the directory: no file gets a name there. A link to a block
+// device is followed if root made it (/dev/mapper, /dev/disk/by-id). Any other link could lead to a
+// file of another user's choice.
 core::Status find_path(std::string* name, bool* directory, bool* device) {
   struct stat link, st;
   *directory = *device = false;
@@ -268,7 +273,7 @@ core::Status open_and_unlink(const std::string& directory, int* fd) {
 SpacePath::~SpacePath() {
   if (engine != nullptr) engine->remove_file(id);
   if (file.fd < 0) return;
-  // Blocks of memory have no business on the disk after us. The file may stay larger if this fails; nobody is harmed.
+  // Blocks of memory must not stay on the disk. If this fails, the file only stays larger.
   if (named_file && extents.size_pages() > original_pages) shrink_file(*this, original_pages);
   flock(file.fd, LOCK_UN);
   core::forget_in_children(file.fd);
@@ -279,7 +284,8 @@ core::Status split_paths(const std::string& paths, std::vector<std::string>* out
   const std::string& text = paths;
   if (text.empty()) {
     const char* tmpdir = secure_getenv("TMPDIR");
-    // One path here: a colon in it does not separate. It names a folder: none that is missing becomes a file.
+    // TMPDIR is one path: a colon in it does not separate. It names a directory; a missing one must
+    // not become a file.
     out->assign(1, tmpdir != nullptr && *tmpdir != '\0' ? tmpdir : "/var/tmp");
     if (out->front().back() != '/') out->front() += '/';
     return {};
@@ -315,7 +321,7 @@ core::Status open_space_path(const std::string& name, bool direct, Engine& engin
   }
   if (!path->file.block_device) {
     struct statfs fs;
-    // On tmpfs room ahead of use would be memory.
+    // On tmpfs, preallocated space would be memory.
     const core::MutexLock lock(path->resize_mutex);
     const bool known = fstatfs(path->file.fd, &fs) == 0;
     path->preallocate = !known || fs.f_type != TMPFS_MAGIC;
@@ -333,7 +339,7 @@ core::Status open_space_path(const std::string& name, bool direct, Engine& engin
     path->extents.allocate(path->head_pages, &first);
   }
   path->shrinkable = !path->file.block_device;
-  path->punch = path->shrinkable && path->original_pages == 0;  // room laid out beforehand stays as it was laid out
+  path->punch = path->shrinkable && path->original_pages == 0;  // preallocated space stays allocated
   status = engine.add_store(path->file.fd, &path->id);
   if (!status.ok()) return status;
   path->engine = &engine;

@@ -1,4 +1,4 @@
-// One path of the store: its file, which pages of it are free, and how it grows and shrinks.
+// One path of the store: its file, its free pages, and how it grows and shrinks.
 #pragma once
 
 #include <chrono>
@@ -18,44 +18,47 @@ struct SpacePath {
   SpacePath() = default;
   SpacePath(const SpacePath&) = delete;
   SpacePath& operator=(const SpacePath&) = delete;
-  ~SpacePath();  // takes the file out of the engine, gives a named file its old size back, unlocks, closes
+  ~SpacePath();  // removes the file from the engine, restores a named file's size, unlocks, closes
 
   std::string name;
   OpenedFile file;
-  Engine* engine = nullptr;  // set once the file is known there
+  Engine* engine = nullptr;  // set once the engine knows the file
   FileId id = 0;
   bool named_file = false;      // outlives us: a regular file given by its own name
-  uint64_t head_pages = 0;      // before the first block: where a file or device with a name carries the signature
+  uint64_t head_pages = 0;      // before the first block, for the signature of a named file or device
   uint64_t original_pages = 0;  // never shrunk below that
-  uint64_t limit_pages = 0;     // of a block device; else what an extent can name
+  uint64_t limit_pages = 0;     // a block device's size, otherwise the most that an extent can address
 
-  core::Mutex resize_mutex;                               // one fallocate or ftruncate at a time
+  core::Mutex resize_mutex;                               // serializes fallocate and ftruncate
   bool preallocate VMEM_GUARDED_BY(resize_mutex) = true;  // fallocate works here
 
   // Protected by the Space's mutex:
   ExtentAllocator extents;
   uint64_t live_pages = 0;                             // in extents handed out
   bool punch = true;                                   // holes can be punched
-  std::chrono::steady_clock::time_point full_until{};  // a write failed, as in a full file system
+  std::chrono::steady_clock::time_point full_until{};  // set when a write failed, as in a full file system
   bool shrinkable = true;
   core::OwnString trouble;  // why the last growth failed, for messages
 };
 
-// "" means $TMPDIR or /var/tmp. -EINVAL for nothing but colons or more than kMaxStorePaths.
+// Splits a path list. "" means $TMPDIR or /var/tmp. Returns -EINVAL for only colons, or for more
+// than kMaxStorePaths.
 core::Status split_paths(const std::string& paths, std::vector<std::string>* out);
 
-// Where the file system has no files without a name: one that loses it at once. -EPERM when it has another by then.
+// For file systems without O_TMPFILE: creates a file and unlinks it at once. Returns -EPERM if it
+// has another name by then.
 core::Status open_and_unlink(const std::string& directory, int* fd);
 
-// Opens and proves one path and makes it known to the engine. Blocks on I/O.
+// Opens and tests one path and registers it with the engine. Blocks on I/O.
 core::Status open_space_path(const std::string& name, bool direct, Engine& engine, std::unique_ptr<SpacePath>* out);
 
-// Adds room to the file for pages [end, end + pages): allocated on disk where the file system can, so that a full disk
-// shows now and not when a block must be written. 0 or an errno. resize_mutex held, the Space's mutex not.
+// Extends the file by pages [end, end + pages). Allocates them on disk if the file system can, so
+// that a full disk shows now and not when a block must be written. Returns 0 or an errno. Call with
+// resize_mutex held and without the Space's mutex.
 int extend_file(SpacePath& path, uint64_t end, uint64_t pages) VMEM_REQUIRES(path.resize_mutex);
-// Cuts the file to `pages`. Same locks.
+// Truncates the file to `pages`. Same locks.
 int shrink_file(SpacePath& path, uint64_t pages) VMEM_REQUIRES(path.resize_mutex);
-// Gives the disk space of a range back. 0 or an errno.
+// Frees the disk space of a range. Returns 0 or an errno.
 int punch_hole(SpacePath& path, uint64_t first, uint64_t pages);
 
 }  // namespace vmem::store

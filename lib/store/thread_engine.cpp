@@ -1,4 +1,4 @@
-// The engine for where io_uring is forbidden: as many workers as transfers may be in flight, each in pread or pwrite.
+// The engine without io_uring: as many workers as transfers in flight, each in pread or pwrite.
 #include <algorithm>
 #include <condition_variable>
 #include <thread>
@@ -35,7 +35,7 @@ core::Status ThreadEngine::start() {
     std::thread worker;
     core::Status status = core::start_thread(
         core::strprintf("vmem-io-%u", n).c_str(), [this] { run(); }, &worker);
-    // Fewer workers than asked are slower, not wrong; none at all cannot work.
+    // Fewer workers are slower; none cannot work.
     if (!status.ok()) return workers_.empty() ? status : core::Status();
     workers_.push_back(std::move(worker));
   }

@@ -22,14 +22,15 @@ namespace vmem::store {
 
 namespace {
 
-constinit core::Mutex flags_mutex;  // who takes O_DIRECT off a descriptor for a moment
+constinit core::Mutex flags_mutex;  // held while O_DIRECT is off a descriptor
 
 constexpr unsigned kPatientStalls = 8;  // retried at once
-constexpr unsigned kMaxStalls = 200;    // then given up, after about 200 ms
+constexpr unsigned kMaxStalls = 200;    // then gives up, after about 200 ms
 constexpr uint64_t kSmallestSector = 512;
 
-// Whether a read at `position` finds nothing because the file ends there. A short count alone does not prove it: zeros
-// in place of data would be silent corruption, so the file's own size decides.
+// Returns true if a read at `position` finds nothing because the file ends there. A short count
+// alone does not prove that, and zeros in place of data would be silent corruption. So the file's
+// own size decides.
 bool ends_at(int fd, uint64_t position) {
   struct stat st;
   if (fstat(fd, &st) != 0) return false;
@@ -41,15 +42,17 @@ bool ends_at(int fd, uint64_t position) {
   return true;
 }
 
-// The file's size now; UINT64_MAX for a block device, which nobody makes longer, or where it cannot be told.
+// Returns the file's size now, or UINT64_MAX for a block device, which does not grow, or if the
+// size is unknown.
 uint64_t room_of(int fd) {
   struct stat st;
   return fstat(fd, &st) == 0 && S_ISREG(st.st_mode) ? static_cast<uint64_t>(st.st_size) : UINT64_MAX;
 }
 
-// The part of a page in which a direct file ends, or the range of a region: direct I/O moves no part of a page. A
-// second descriptor without O_DIRECT would have to be kept for each file, so the flag is taken off for the moment; what
-// else is under way through this descriptor may then go through the page cache, which is right, too.
+// Writes the partial page at the end of a direct file, or of a region's range, since direct I/O
+// moves whole pages only. It clears O_DIRECT for a moment; otherwise each file would need a second
+// descriptor. Other transfers on this descriptor may then go through the page cache, which is also
+// correct.
 ssize_t write_part_of_page(const Attempt& attempt, off_t offset) {
   const int fd = attempt.slot.fd;
   const core::MutexLock lock(flags_mutex);
@@ -65,7 +68,7 @@ ssize_t write_part_of_page(const Attempt& attempt, off_t offset) {
   return n;
 }
 
-// The kernel keeps stores out of what is written.
+// The kernel write-protects the bytes, so no store changes them during the write.
 ssize_t write_image(const Attempt& attempt, off_t offset) {
   const core::UnwatchedReads unwatched;
   if (attempt.part_of_page) return write_part_of_page(attempt, offset);
@@ -151,7 +154,7 @@ Attempt Transfer::prepare(Injector* injector) {
   size_t want = span_.total - span_.resume;
   if (out.op == Io::Op::write && span_.first->within_file) {
     want = fit_into_file(want, &out.part_of_page);
-    if (want == 0) {  // an empty write, so that the engines need not know
+    if (want == 0) {  // an empty write, so that the engines need no special case
       out.pieces = {pieces_.get(), 0};
       return out;
     }
@@ -164,7 +167,7 @@ Attempt Transfer::prepare(Injector* injector) {
     want = std::clamp(limit, size_t{1}, want);
   }
 
-  size_t start = 0;  // of the Io at hand, from base
+  size_t start = 0;  // of the current Io, from base
   size_t count = 0;
   for (const Io* io = span_.first; io != span_.end && out.bytes < want; start += io->size, io = io->next) {
     if (start + io->size <= span_.resume) continue;
@@ -185,8 +188,8 @@ Attempt Transfer::prepare(Injector* injector) {
   return out;
 }
 
-// How much of `want` bytes the next system call may write: up to the end of the file, whole pages of a direct one, or
-// at last a part of one. 0: nothing, the file has no room for more.
+// Returns how many of `want` bytes the next system call may write: up to the end of the file; on a
+// direct file whole pages, and at last a partial page. 0: the file has no room for more.
 size_t Transfer::fit_into_file(size_t want, bool* part_of_page) {
   if (core::broken("file_end")) return want;
   const uint64_t position = span_.base + span_.resume;
@@ -206,7 +209,7 @@ bool Transfer::again() {
 }
 
 bool Transfer::advance(ssize_t result) {
-  // ECANCELED: the kernel drops what it had queued for a thread that exits; nothing was moved.
+  // ECANCELED: the kernel drops the queued requests of a thread that exits; nothing has moved.
   if (result == -EINTR || result == -EAGAIN || result == -ECANCELED) {
     if (++stalls_ > kMaxStalls) return fail(span_.first->op == Io::Op::read ? -EAGAIN : -EIO);
     if (stalls_ > kPatientStalls) pause_one_ms();
@@ -233,20 +236,20 @@ bool Transfer::advance(ssize_t result) {
 
   core::step("store.short");
   const uint64_t position = span_.base + span_.reached;
-  // A direct read that came to the end of a file at a full sector starts a page further back next time: it comes to the
-  // same end again, never to nothing.
+  // A direct read that ended at a full sector restarts up to a page further back. It then meets the
+  // same end again and never returns 0.
   if (span_.first->op == Io::Op::read && (result == 0 || stalls_ != 0 || position % kSmallestSector != 0) &&
       ends_at(slot_.fd, position)) {
     return finish_at_end_of_file();
   }
   if (stalls_ > kPatientStalls) return fail(-EIO);
-  // Direct descriptors refuse odd offsets: move the last partial page once more.
+  // Direct descriptors refuse odd offsets: move the last partial page again.
   const uint64_t restart = slot_.direct ? std::max(core::round_down(position, core::kPage), span_.base) : position;
   span_.resume = static_cast<size_t>(restart - span_.base);
   return again();
 }
 
-// A read keeps what there was, or is short; a write within the file is over.
+// A read keeps the bytes that exist, or stays short; a write within the file is over.
 bool Transfer::finish_at_end_of_file() {
   size_t start = 0;
   for (Io* io = span_.first; io != span_.end; start += io->size, io = io->next) {

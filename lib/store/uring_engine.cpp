@@ -1,4 +1,4 @@
-// The io_uring engine: a few threads, each with a ring of its own that nobody else submits to.
+// The io_uring engine: a few threads, each the only submitter to its own ring.
 #include <liburing.h>
 #include <poll.h>
 #include <sys/eventfd.h>
@@ -30,23 +30,23 @@ namespace {
 
 constexpr unsigned kMaxRings = 16;
 constexpr unsigned kFileTable = 1024;             // files known to the kernel; later ones go by descriptor
-constexpr size_t kAsyncBytes = size_t{64} << 10;  // buffered transfers from here on are copied by kernel workers
+constexpr size_t kAsyncBytes = size_t{64} << 10;  // kernel workers copy buffered transfers of this size or more
 
-// Everything but `sleeping` belongs to the ring's own thread once that runs.
+// Once the ring's thread runs, only that thread uses these fields, except `sleeping`.
 struct Ring {
   io_uring uring{};
   bool created = false;
-  int wake_fd = -1;  // eventfd; a read of it is kept in the ring, so that a wake is one more completion
+  int wake_fd = -1;  // eventfd; the ring always reads it, so that a wake is one more completion
   uint64_t wake_value = 0;
   bool wake_armed = false;
   bool sleeping = false;            // protected by EngineBase::mutex_
   bool watch_armed = false;         // a poll of the watched descriptor is in the ring
-  bool watch_ready = false;         // .. and it has fired
-  std::vector<Transfer*> prepared;  // behind the submission entries the kernel has not taken; nullptr: the wake read
+  bool watch_ready = false;         // the poll has fired
+  std::vector<Transfer*> prepared;  // submission entries that the kernel has not taken; nullptr: the wake read
   std::thread thread;
 };
 
-// Stands for the poll of the watched descriptor where others have their Transfer.
+// Stands for the poll of the watched descriptor in place of a Transfer.
 Transfer* const kWatch = reinterpret_cast<Transfer*>(uintptr_t{1});
 
 class UringEngine final : public EngineBase {
@@ -67,7 +67,7 @@ class UringEngine final : public EngineBase {
     void* user = nullptr;
     bool running = false;
   };
-  struct Handed {  // by next_free
+  struct Handed {  // linked by next_free
     Transfer* head = nullptr;
     Transfer* tail = nullptr;
   };
@@ -91,11 +91,11 @@ class UringEngine final : public EngineBase {
   void give_up(Ring& ring, int error);
 
   std::vector<Ring> rings_;
-  // Makes the calls that may wait, for rings that must not: one of them serves faults.
+  // Makes calls that may wait for faults, for the ring that serves faults.
   std::thread patient_;
   std::condition_variable handed_;
   std::array<Handed, core::kUrgencies> transfers_handed_ VMEM_GUARDED_BY(mutex_);
-  Errand* errands_ VMEM_GUARDED_BY(mutex_) = nullptr;  // the last first
+  Errand* errands_ VMEM_GUARDED_BY(mutex_) = nullptr;  // newest first
   bool rings_ended_ VMEM_GUARDED_BY(mutex_) = false;
   Watch watch_ VMEM_GUARDED_BY(mutex_);  // served by the first ring
   std::condition_variable watch_idle_;
@@ -105,11 +105,12 @@ class UringEngine final : public EngineBase {
 };
 
 core::Status UringEngine::create_ring(Ring& ring) {
-  // One entry for each transfer in flight, one for the wake read and one for the watched descriptor: neither queue can
-  // overflow (the completion queue has twice the entries).
+  // One entry for each transfer in flight, one for the wake read and one for the watched
+  // descriptor. So neither queue can overflow (the completion queue has twice the entries).
   const unsigned entries = depth() + 2;
-  // Completions wait for the thread's next system call instead of interrupting it in done(); TASKRUN_FLAG tells a look
-  // at the queue that some wait. Linux 5.19, and liburing 2.2, which looks for it; the ring works without.
+  // Completions wait for the thread's next system call and do not interrupt it in done().
+  // TASKRUN_FLAG shows that some wait. Needs Linux 5.19 and liburing 2.2, which checks the flag;
+  // the ring works without.
 #if defined(IORING_SETUP_COOP_TASKRUN) && defined(IORING_SETUP_TASKRUN_FLAG)
   constexpr unsigned kQuietly = IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG;
 #else
@@ -123,7 +124,7 @@ core::Status UringEngine::create_ring(Ring& ring) {
   ring.created = true;
   // A child keeps neither the mapping nor, by O_CLOEXEC, the descriptor past exec.
   io_uring_ring_dontfork(&ring.uring);
-  core::close_in_children(ring.uring.ring_fd);  // it keeps the files that it knows
+  core::close_in_children(ring.uring.ring_fd);  // the descriptor keeps the registered files open
   ring.prepared.reserve(2 * size_t{entries});
   ring.wake_fd = core::keep_from_children(eventfd(0, EFD_CLOEXEC));
   if (ring.wake_fd < 0) return core::system_error(errno, "no eventfd for an I/O thread");
@@ -132,7 +133,8 @@ core::Status UringEngine::create_ring(Ring& ring) {
 
 namespace {
 
-// A filter of system calls may permit rings, and not that they are entered: then every transfer would fail.
+// A filter of system calls may permit io_uring_setup and forbid io_uring_enter; then every transfer
+// would fail.
 core::Status try_ring(io_uring* ring) {
   io_uring_prep_nop(io_uring_get_sqe(ring));
   int rc = 0;
@@ -146,8 +148,8 @@ core::Status try_ring(io_uring* ring) {
   return {};
 }
 
-// As many workers as the limit says serve what is issued for them from the start, whoever the user is, and where that
-// is none it waits for ever.
+// RLIMIT_NPROC limits a ring's workers from the start, for every user, root included. If it is 0,
+// requests for workers wait forever.
 core::Status check_workers() {
   rlimit limit{};
   if (getrlimit(RLIMIT_NPROC, &limit) != 0 || limit.rlim_cur != 0) return {};
@@ -196,7 +198,8 @@ UringEngine::~UringEngine() {
     sleepers = pick_sleepers(rings_.size());
   }
   wake(sleepers);
-  // All of them first: a thread on its way out still wakes the others, by descriptors that must be open until then.
+  // Join all of them first: an ending thread still wakes the others, through descriptors that must
+  // be open until then.
   for (Ring& ring : rings_) {
     if (ring.thread.joinable()) ring.thread.join();
   }
@@ -216,8 +219,8 @@ UringEngine::~UringEngine() {
 }
 
 uint64_t UringEngine::pick_sleepers(size_t count) {
-  // Kernel workers and the device bring the parallelism: one thread can issue a whole batch with one system call.
-  // Several are woken only to run callbacks, or to stop.
+  // Parallelism comes from kernel workers and the device: one thread can issue a whole batch with
+  // one system call. Several are woken only to run callbacks or to stop.
   count = stopping_ ? rings_.size() : std::min<size_t>(count, 1);
   uint64_t picked = 0;
   for (size_t n = 0; n < rings_.size() && count != 0; ++n) {
@@ -247,7 +250,7 @@ void UringEngine::file_added(FileId id, FileSlot slot) {
   if (everywhere) {
     in_table_[id].store(true, std::memory_order_release);
   } else {
-    file_removed(id);  // some rings may hold it; by descriptor it works in all
+    file_removed(id);  // some rings may hold it; the descriptor works in all
   }
 }
 
@@ -262,7 +265,7 @@ void UringEngine::issue(Ring& ring, Transfer* transfer) {
   core::step("store.issue");
   const Attempt attempt = transfer->prepare(injector());
   if (attempt.part_of_page) return hand_over(transfer);
-  io_uring_sqe* sqe = io_uring_get_sqe(&ring.uring);  // never null: one entry per slot of the depth
+  io_uring_sqe* sqe = io_uring_get_sqe(&ring.uring);  // never null: one entry for each slot of the depth
   const bool in_table = attempt.file < kFileTable && in_table_[attempt.file].load(std::memory_order_acquire);
   const int fd = in_table ? static_cast<int>(attempt.file) : attempt.slot.fd;
   const unsigned pieces = static_cast<unsigned>(attempt.pieces.size());
@@ -282,9 +285,9 @@ void UringEngine::issue(Ring& ring, Transfer* transfer) {
     }
   }
   unsigned flags = in_table ? IOSQE_FIXED_FILE : 0u;
-  // The page cache is copied, and memory for a buffer is cleared, by whoever issues: leave what is long of that to
-  // kernel workers, several at once.
-  // Where no worker can be had (RLIMIT_NPROC, pids.max) the kernel cancels the request: then a thread of ours does it.
+  // The issuing thread copies to and from the page cache, and clears new buffer memory. Leave long
+  // work of that kind to kernel workers, which run in parallel. If the kernel can start no worker
+  // (RLIMIT_NPROC, pids.max) it cancels the request, and vmem-patient makes it.
   const bool long_work = (attempt.unpopulated || !attempt.slot.direct) && attempt.bytes >= kAsyncBytes;
   const bool may_fault = attempt.in_region && core::serves_faults;
   if (may_fault || (long_work && !attempt.stalled)) flags |= IOSQE_ASYNC;
@@ -325,7 +328,7 @@ bool UringEngine::watch(int fd, void (*ready)(void*), void* user) {
 
 void UringEngine::unwatch() {
   core::MutexLock lock(mutex_);
-  watch_.fd = -1;  // a poll that fires from now on finds nobody to call
+  watch_.fd = -1;  // a poll that fires later calls nothing
   while (watch_.running) mutex_.wait(watch_idle_);
 }
 
@@ -350,8 +353,9 @@ void UringEngine::finish(Transfer* transfer) {
   retire(transfer);
 }
 
-// What a ring must not do: what io_uring cannot (a part of a page of a direct file), and what no kernel worker can be
-// had for (RLIMIT_NPROC, pids.max), a flush always, which would be cancelled again and again.
+// Gives vmem-patient a transfer that no ring can make: a partial page of a direct file, which
+// io_uring cannot write, or one for which the kernel can start no worker (RLIMIT_NPROC, pids.max).
+// A flush would always be cancelled again.
 void UringEngine::hand_over(Transfer* transfer) {
   {
     core::MutexLock lock(mutex_);
@@ -373,7 +377,8 @@ void UringEngine::run_errand(Errand& errand) {
   handed_.notify_one();
 }
 
-// What it may have to wait for, the ring that serves faults does without anybody's help.
+// Body of vmem-patient. It may wait for faults: the ring that serves them needs no help from this
+// thread.
 void UringEngine::run_patient() noexcept {
   core::MutexLock lock(mutex_);
   for (;;) {
@@ -429,8 +434,9 @@ void UringEngine::reap(Ring& ring) {
   }
 }
 
-// The kernel refuses this ring for good (a seccomp filter installed after the start, say). What it has not taken fails;
-// the next transfers will too, each with the same error: loud, and nobody waits for ever.
+// The kernel refuses this ring for good, for example by a seccomp filter installed after the start.
+// Transfers that it has not taken fail, and so will later ones, with the same error. The failure is
+// visible, and no thread waits forever.
 void UringEngine::give_up(Ring& ring, int error) {
   VMEM_LOG_ONCE(core::Level::error,
                 "io_uring_enter failed for good: %s (errno %d); reads and writes fail from now on. Was system call "
@@ -443,7 +449,7 @@ void UringEngine::give_up(Ring& ring, int error) {
     }
     if (transfer == kWatch) {
       ring.watch_armed = false;
-      ring.watch_ready = true;  // without a poll: look every time
+      ring.watch_ready = true;  // there is no poll now: look every time
       continue;
     }
     while (!transfer->advance(-error)) {
@@ -451,7 +457,7 @@ void UringEngine::give_up(Ring& ring, int error) {
     finish(transfer);
   }
   ring.prepared.clear();
-  // The refused entries leave the submission queue.
+  // Remove the refused entries from the submission queue.
   ring.uring.sq.sqe_head = ring.uring.sq.sqe_tail = *ring.uring.sq.khead;
   io_uring_smp_store_release(ring.uring.sq.ktail, *ring.uring.sq.khead);
   usleep(1000);
@@ -469,7 +475,8 @@ void UringEngine::enter(Ring& ring, bool wait) {
   }
 }
 
-// Workers of the kernel take the CPUs of the process's cpuset. The kernel knows whose they are from the first entry on.
+// By default, kernel workers use the CPUs of the process's cpuset. The kernel knows a ring's
+// workers only after its first entry, so submit one first.
 void UringEngine::place_workers(Ring& ring) {
   const core::CpuMask* const mask = core::thread_cpus();
   if (mask == nullptr) return;
@@ -477,7 +484,8 @@ void UringEngine::place_workers(Ring& ring) {
   enter(ring, false);
   cpu_set_t cpus[sizeof mask->words / sizeof(cpu_set_t)];
   memcpy(cpus, mask->words.data(), sizeof cpus);
-  io_uring_register_iowq_aff(&ring.uring, mask->bytes, cpus);  // Linux 5.14; before that they go where they like
+  // Linux 5.14; before that, workers run on any CPU.
+  io_uring_register_iowq_aff(&ring.uring, mask->bytes, cpus);
 }
 
 void UringEngine::run(Ring& ring) noexcept {
@@ -510,7 +518,7 @@ void UringEngine::run(Ring& ring) noexcept {
       if (io != nullptr) {
         if (finished_is_heavy()) helpers = pick_sleepers(1);
       } else if ((told = next_to_tell()) != nullptr) {
-        // Issue what can be, then call it.
+        // Issue first, then call it.
       } else if (stopping_ && idle()) {
         over = true;
         helpers = pick_sleepers(rings_.size());

@@ -1,4 +1,5 @@
-// Blocks that are copied into frames of the trap's own (Transfer::copy over the module), and holes in its ranges.
+// Copies blocks into frames of the trap's own (Transfer::copy with the module), and fills holes in
+// its ranges.
 #include <sys/mman.h>
 
 #include <cerrno>
@@ -22,7 +23,7 @@ uintptr_t at(const void* address) {
   return reinterpret_cast<uintptr_t>(address);
 }
 
-constexpr size_t kSlots = 32;  // address space reserved at a time
+constexpr size_t kSlots = 32;  // reserved together
 
 Status no_memory() {
   return error(ENOMEM, "no memory to know frames by");
@@ -30,8 +31,8 @@ Status no_memory() {
 
 }  // namespace
 
-// The range goes on where something else was mapped over a part of it: its blocks come back absent, under their old
-// names, so that neighbours keep theirs.
+// Restores the range where something else was mapped over a part of it. Its blocks come back absent
+// at their old offsets, so that neighbours keep theirs.
 Status KmodTrap::attach_hole(void* address, size_t size, uintptr_t begin, const OffsetMap::Entry& entry) {
   const uint64_t offset = entry.offset + (at(address) - begin);
   const size_t count = size / entry.unit;
@@ -47,7 +48,7 @@ Status KmodTrap::attach_hole(void* address, size_t size, uintptr_t begin, const 
   return {};
 }
 
-// A populated frame of zeros.
+// Returns a populated frame of zeros.
 Status KmodTrap::get_copy_frame(size_t unit, std::byte** frame) try {
   std::byte* slot = nullptr;
   {
@@ -85,7 +86,7 @@ Status KmodTrap::get_copy_frame(size_t unit, std::byte** frame) try {
 
 void KmodTrap::put_copy_frame(std::byte* frame, size_t unit) {
   if (Status s = release_frames(frame, unit); !s.ok()) {
-    // Somebody pins it: its memory stays until the context ends, and the slot is not used again.
+    // The frame is pinned: its memory stays until the context ends, and the slot is not used again.
     VMEM_LOG_OFTEN(core::Level::warning, "%.*s; its memory stays in use", static_cast<int>(s.text().size()),
                    s.text().data());
     return;
@@ -104,7 +105,8 @@ void KmodTrap::release_copies(uint64_t offset, size_t unit, size_t count) {
   for (const auto& [at, c] : gone) put_copy_frame(c.frame, c.unit);
 }
 
-// Before they are in place: whoever drops a block right after must find its frame. All, or none where it fails.
+// Records the frames before they are in place: a thread that drops a block right after must find
+// its frame. Records all of them, or none on failure.
 Status KmodTrap::note_copies(void* address, std::span<const vmem_op> ops, std::span<std::byte* const> made,
                              size_t unit) {
   Status failure;
@@ -168,7 +170,7 @@ Status KmodTrap::copy_in(void* address, size_t size, void* image, Protect protec
   core::step("trap.fill.undo");
   take_back(ops);
   for (size_t i = 0; i < count && protect == Protect::no; ++i) {
-    // Somebody may have stored to it meanwhile.
+    // A thread may have stored to it since.
     if (ops[i].result == 0) memcpy(static_cast<std::byte*>(image) + i * unit, made[i], unit);
   }
   release_copies(block, unit, count);

@@ -36,15 +36,15 @@ int call(int fd, unsigned long request, void* argument) {
   return ioctl(fd, request, argument) == 0 ? 0 : -errno;
 }
 
-constexpr size_t kMostRange = size_t{1} << 46;  // of vmem_create
+constexpr size_t kMostRange = size_t{1} << 46;  // limit of vmem_create
 
-// The block of a range about whose blocks nothing was said.
+// Returns the block size for a range that is attached without one.
 size_t block_of(size_t size) {
   if (core::is_power_of_two(size) && size <= core::kMaxBlock) return size;
   return size % core::kHugePage == 0 ? core::kHugePage : core::kPage;
 }
 
-// False: of a kind that nobody here knows.
+// Returns false for an unknown event type.
 bool event_of(const vmem_event& e, Event* out) {
   switch (e.type) {
     case VMEM_EVENT_FAULT:
@@ -149,7 +149,7 @@ KmodTrap::KmodTrap(int fd, int event, uint32_t batch_max, size_t largest, bool s
   caps_.system_calls = system_calls;
   caps_.batch_drop = true;
   caps_.pins = Pins::protected_;
-  caps_.absent = core::Absent::elsewhere;  // protecting a block takes its pages out of the page tables
+  caps_.absent = core::Absent::elsewhere;  // protecting a block removes its pages from the page tables
   caps_.one_report = true;
   caps_.name = "kmod";
 }
@@ -160,7 +160,7 @@ KmodTrap::~KmodTrap() {
     core::log(core::Level::error, "trap: %s at 0x%zx still attached at the end; accesses of it get SIGBUS from now on",
               core::human_bytes(left.size).c_str(), begin);
   }
-  // Mappings keep the context alive; this makes absent blocks answer SIGBUS at once.
+  // Mappings keep the context alive; this makes absent blocks raise SIGBUS at once.
   call(fd_, VMEM_IOC_SHUTDOWN, nullptr);
   core::close_and_forget(fd_);
   core::close_and_forget(event_);
@@ -247,10 +247,10 @@ Status KmodTrap::attach_at(void* address, size_t size, Transfer transfer) {
   OffsetMap::Entry entry{size, 0, transfer == Transfer::copy ? copied : std::min(block_of(size), largest_), false};
   OffsetMap::Room room;
   if (Status s = OffsetMap::make_room(size, &room); !s.ok()) return s;
-  // One mmap: whoever touches meanwhile finds what was there, or the trap.
+  // A single mmap: a concurrent access finds the old mapping or the trap.
   if (Status s = create_at(VMEM_KIND_REGION, at(address), &entry); !s.ok()) return s;
   core::step("trap.attach_at.mapped");
-  // What this address was before is reachable from nowhere now.
+  // The blocks that were at this address are unreachable now.
   for (OffsetMap::Entry old{}; regions_.take_overlap(at(address), size, &old);) {
     destroy(old.offset);
     release_copies(old.offset, old.unit, old.size / old.unit);
@@ -292,7 +292,7 @@ Status KmodTrap::wait(std::span<Event> out, int timeout_ms, size_t* count) {
   std::array<pollfd, 2> polled{{{fd_, POLLIN, 0}, {event_, POLLIN, 0}}};
   if (poll(polled.data(), polled.size(), timeout_ms) < 0 && errno != EINTR) {
     if (errno != EINVAL) return system_error(errno, "wait: poll");
-    usleep(1000);  // RLIMIT_NOFILE is below two: faults are looked for every millisecond then
+    usleep(1000);  // RLIMIT_NOFILE is below two: look for faults every millisecond
   }
   if (polled[1].revents != 0) {
     uint64_t ignored = 0;
@@ -305,7 +305,7 @@ Status KmodTrap::wait(std::span<Event> out, int timeout_ms, size_t* count) {
   for (size_t i = 0; i < static_cast<size_t>(n) / sizeof(vmem_event); ++i) {
     Event event;
     if (!event_of(events[i], &event)) continue;
-    // An application may have moved a mapping, or have two; another process has its own.
+    // The application may have moved a mapping or have two; another process has its own.
     if (event.kind == Event::Kind::fault)
       event.fault.address = regions_.accessed(event.fault.address, events[i].offset);
     out[(*count)++] = event;
@@ -315,7 +315,7 @@ Status KmodTrap::wait(std::span<Event> out, int timeout_ms, size_t* count) {
 
 void KmodTrap::interrupt() {
   const uint64_t one = 1;
-  // Full means that it is signalled already.
+  // If the counter is full, the event is signalled already.
   [[maybe_unused]] const ssize_t n = write(event_, &one, sizeof one);
 }
 
@@ -354,7 +354,7 @@ Status KmodTrap::frames(const char* who, const void* address, size_t size, uint6
 }
 
 int KmodTrap::batch(std::span<vmem_op> ops) {
-  constexpr size_t kNoMemory = 8;  // so many at a time need none
+  constexpr size_t kNoMemory = 8;  // operations that need no memory
   for (size_t most = batch_max_; !ops.empty();) {
     const auto part = ops.first(std::min(ops.size(), most));
     vmem_batch b{};
@@ -413,7 +413,8 @@ Status KmodTrap::fill(void* address, size_t size, void* frame, Transfer transfer
   if (bad == ops.end()) return {};
   const int err = bad->result;
   core::step("trap.fill.undo");
-  // All or nothing: what went in comes out, with stores that were made meanwhile, as the frame is the same memory.
+  // All or nothing: remove the installed blocks. Stores made since are kept: the frame is the same
+  // memory.
   take_back(ops);
   return system_error(err, "fill: block at 0x%zx", at(address) + static_cast<size_t>(bad - ops.begin()) * unit);
 }
@@ -538,7 +539,8 @@ Status KmodTrap::drop_together(uint64_t offset, size_t unit, size_t count) {
   }
   if (whole || err != -EBUSY)
     return system_error(err, "drop: blocks from offset 0x%llx on", static_cast<unsigned long long>(offset));
-  // There is no way back. Until whoever pins a block lets go, accesses wait.
+  // The removed blocks cannot come back. Remove the rest too; accesses wait until the pins are
+  // gone.
   Status s;
   while ((s = each("drop", VMEM_OP_REMOVE, offset, unit, ops.size(), -ENOENT)).code() == -EBUSY) usleep(1000);
   if (s.ok()) release_copies(offset, unit, ops.size());
@@ -564,7 +566,7 @@ Status KmodTrap::wake(void* address, size_t size) {
   uint64_t offset = 0;
   size_t unit = 0, count = 0;
   Status s = blocks("wake", address, size, &offset, &unit, &count);
-  if (s.code() == -ENOENT) return {};  // the range is gone, and took its waiters along
+  if (s.code() == -ENOENT) return {};  // the range is gone, and its waiters with it
   if (!s.ok()) return s;
   return each("wake", VMEM_OP_WAKE, offset, unit, count, -ESHUTDOWN);
 }
@@ -573,7 +575,7 @@ Status KmodTrap::reserve_frames(size_t size, bool huge, void** address) {
   (void)huge;  // frames are as large as memory allows
   if (Status s = reserve_arena(size, block_of(size), address); !s.ok()) return s;
   if (Status s = populate_frames(*address, size, -1); !s.ok()) {
-    release_arena(*address, size).ignore();  // nothing of it is populated, or it goes with the context
+    release_arena(*address, size).ignore();  // nothing is populated, or it goes with the context
     return s;
   }
   return {};
@@ -620,7 +622,8 @@ Status KmodTrap::release_arena(void* address, size_t size) {
   if (!arenas_.take(at(address), size, &entry))
     return error(EINVAL, "release_arena: no arena of %zu bytes at 0x%zx", size, at(address));
   munmap(address, size);
-  // Slot by slot: an empty one must not keep the next from being released. A pinned one goes with the context.
+  // One slot at a time: an empty slot must not keep the next from being released. A pinned one goes
+  // with the context.
   Status first;
   for (size_t inside = 0; inside < size; inside += entry.unit) {
     vmem_release r{entry.offset + inside, 1, 0};

@@ -1,7 +1,7 @@
-// The module as a backend of Trap: ranges and arenas by address, operations as batches.
+// The module vmem.ko as a backend of Trap: ranges and arenas by address, operations in batches.
 //
-// Transfer::copy is there for memory that cannot be the caller's frame (staging frames of a device): a frame of the
-// trap's own is filled and installed, and released when the block goes.
+// Transfer::copy serves memory that cannot be a frame of the module, such as a device's staging
+// frames. The trap fills and installs a frame of its own, and releases it when the block leaves.
 #pragma once
 
 #include <array>
@@ -17,29 +17,30 @@
 
 namespace vmem::trap {
 
-// Which offsets of the context stand at which addresses. Any thread; leaf lock.
+// Maps addresses to offsets in the context. Any thread; leaf lock.
 class OffsetMap {
  public:
   struct Entry {
     size_t size;      // bytes
-    uint64_t offset;  // in the context, of the first byte
+    uint64_t offset;  // of the first byte, in the context
     size_t unit;      // bytes of a block or frame
-    bool owned;       // a region whose address space is ours (attach), not the caller's (attach_at)
+    bool owned;       // a region in our own address space (attach), not the caller's (attach_at)
   };
-  // Room for one more entry: had before anything is made, so that to know what was made needs no memory.
+  // Memory for one more entry. Allocated before a range is made, so that recording the range cannot
+  // fail.
   using Room = core::OwnMap<uintptr_t, Entry>::node_type;
-  // -ENOMEM.
+  // Returns 0 or -ENOMEM.
   static core::Status make_room(size_t size, Room* out);
   void set(uintptr_t start, const Entry& entry, Room room);
-  // The entry that begins at `start` and has `size` bytes, taken out. False when there is none.
+  // Removes the entry that begins at `start` and has `size` bytes. Returns false if there is none.
   bool take(uintptr_t start, size_t size, Entry* out);
-  // The entry that holds [start, start + size) wholly; *begin is where it begins.
+  // Finds the entry that contains [start, start + size); *begin is its start.
   bool find(uintptr_t start, size_t size, uintptr_t* begin, Entry* out) const;
-  // Some entry that overlaps [start, start + size), taken out. False when there is none.
+  // Removes an entry that overlaps [start, start + size). Returns false if there is none.
   bool take_overlap(uintptr_t start, size_t size, Entry* out);
   bool first(uintptr_t* begin, Entry* out) const;
-  // Where the block that begins at `offset` was accessed, as we know it: at `address`, or, where that is another
-  // mapping of it, at its beginning. A block that nobody knows: `address`.
+  // Translates the address of an access of the block at `offset` to our mapping. Returns `address`
+  // if it lies there, otherwise the block's start there. Returns `address` for an unknown block.
   uintptr_t accessed(uintptr_t address, uint64_t offset) const;
 
  private:
@@ -47,7 +48,7 @@ class OffsetMap {
   core::OwnMap<uintptr_t, Entry> entries_ VMEM_GUARDED_BY(mutex_);
 };
 
-// The operations of one call: few need no memory.
+// The operations of one call; a few need no memory.
 class KmodOps {
  public:
   static constexpr size_t kFew = 64;
@@ -66,7 +67,8 @@ class KmodOps {
 
 class KmodTrap final : public Trap {
  public:
-  // largest: of the module's blocks and frames, bytes. What is larger is several of them, which come and go together.
+  // largest: bytes of the module's largest block or frame. A larger block is several of them, which
+  // come and go together.
   KmodTrap(int fd, int event, uint32_t batch_max, size_t largest, bool system_calls);
   ~KmodTrap() override;
   KmodTrap(const KmodTrap&) = delete;
@@ -102,32 +104,35 @@ class KmodTrap final : public Trap {
   core::Status create(uint32_t kind, size_t size, size_t unit, uint64_t* offset);
   void destroy(uint64_t offset);
   core::Status map_over(uintptr_t start, size_t size, uint64_t offset);
-  // Makes a range of the module and maps it over whatever is at `start`; entry: all but its offset. On error there is
-  // no range, and what was mapped is.
+  // Makes a range of the module and maps it over the mapping at `start`. entry: complete except for
+  // its offset. On error there is no range, and the old mapping stays.
   core::Status create_at(uint32_t kind, uintptr_t start, OffsetMap::Entry* entry);
-  // The same in address space of its own.
+  // Same, in its own address space.
   core::Status create_in_space(uint32_t kind, size_t align, uintptr_t near, OffsetMap* map, OffsetMap::Entry entry,
                                void** address);
-  // Whole blocks of one region: their first offset, size and number. -EINVAL or -ENOENT with words.
+  // Finds the first offset, size and number of whole blocks of one region. Returns -EINVAL or
+  // -ENOENT with a message.
   core::Status blocks(const char* call, const void* address, size_t size, uint64_t* offset, size_t* unit,
                       size_t* count) const;
   core::Status frames(const char* call, const void* address, size_t size, uint64_t* offset, size_t* unit) const;
-  // The same operation on `count` blocks; results that equal `fine` are success. The first other one is the error.
+  // Runs one operation on `count` blocks. A result equal to `fine` is success. Returns the first
+  // other failure.
   core::Status each(const char* call, uint32_t op, uint64_t offset, size_t unit, size_t count, int fine);
   int batch(std::span<vmem_op> ops);
   core::Status attach_hole(void* address, size_t size, uintptr_t begin, const OffsetMap::Entry& entry);
-  // Of blocks that were put in place a moment ago; waits for who pins one meanwhile. ops: those with result 0.
+  // Removes the blocks of `ops` with result 0, which were just installed. Waits while one is
+  // pinned.
   void take_back(std::span<const vmem_op> ops);
-  // All of the blocks, kFew at most, or none: those that were removed come back where another is pinned. So a block of
-  // the pager's, which is several here where it is above 2 MiB and copied, or above what the module has, is whole or
-  // gone.
+  // Removes all of the blocks, at most kFew, or none: if one is pinned, the others are put back. So
+  // a block of the pager that is several here (copied and above 2 MiB, or larger than the module
+  // allows) is whole or gone.
   core::Status drop_together(uint64_t offset, size_t unit, size_t count);
   core::Status copy_in(void* address, size_t size, void* image, Protect protect);
   core::Status copy_out(void* address, size_t size, void* image);
   core::Status get_copy_frame(size_t unit, std::byte** frame);
   void put_copy_frame(std::byte* frame, size_t unit);
   core::Status note_copies(void* address, std::span<const vmem_op> ops, std::span<std::byte* const> made, size_t unit);
-  // The frames of our own that stood in `count` blocks from `offset` on, which are absent now or destroyed.
+  // Releases our own frames of `count` blocks from `offset` on, which are absent or destroyed.
   void release_copies(uint64_t offset, size_t unit, size_t count);
 
   const int fd_, event_;
@@ -141,12 +146,12 @@ class KmodTrap final : public Trap {
     size_t unit;
   };
   struct Slots {
-    std::vector<std::byte*> empty;  // room for all: giving one back needs no memory
+    std::vector<std::byte*> empty;  // capacity for all, so that returning one needs no memory
     size_t made = 0;
   };
   core::Mutex copies_mutex_;  // leaf
-  std::map<uint64_t, Copy> copies_
-      VMEM_GUARDED_BY(copies_mutex_);  // frames of our own in place, by offset of their block
+  // Our own frames in place, by offset of their block.
+  std::map<uint64_t, Copy> copies_ VMEM_GUARDED_BY(copies_mutex_);
   std::map<size_t, Slots> slots_ VMEM_GUARDED_BY(copies_mutex_);  // by unit: address space for such frames
 };
 

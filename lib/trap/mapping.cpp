@@ -49,7 +49,7 @@ core::Status reserve_space(size_t size, size_t align, uintptr_t* start, uintptr_
       *start = near;
       return {};
     }
-    if (got != MAP_FAILED) munmap(got, size);  // before Linux 4.17 it is a hint
+    if (got != MAP_FAILED) munmap(got, size);  // before Linux 4.17, the address is a hint
   }
   void* at = mmap(nullptr, size + spare, PROT_NONE, kSpaceFlags, -1, 0);
   if (at == MAP_FAILED) return no_space(errno, size + spare);
@@ -69,7 +69,7 @@ core::Status replace_with_space(uintptr_t start, size_t size) {
 
 namespace {
 
-// Anew each time: what a mapping is put over, or moved to, may have it otherwise.
+// Applied to every new mapping: it may have other settings than the one it replaces.
 core::Status keep_to_process(uintptr_t start, size_t size, CoreDump dump) {
   if (const int error = os::advise(start, size, MADV_DONTFORK); error != 0)
     return core::system_error(error, "cannot keep %zu bytes at 0x%zx out of forked children", size, start);
@@ -77,8 +77,9 @@ core::Status keep_to_process(uintptr_t start, size_t size, CoreDump dump) {
   if (const int error = os::advise(start, size, out ? MADV_DONTDUMP : MADV_DODUMP); error != 0)
     return core::system_error(error, "cannot keep %zu bytes at 0x%zx %s core dumps", size, start,
                               out ? "out of" : "in");
-  // A page that the kernel merges with an equal one loses its write protection (6.18, seen): stores would pass unseen.
-  // A process can be merged as a whole: PR_SET_MEMORY_MERGE. EINVAL: a kernel that merges nothing.
+  // A page that the kernel merges with an equal one loses its write protection (seen on 6.18), so
+  // stores would go unseen. PR_SET_MEMORY_MERGE merges a whole process. EINVAL: a kernel that
+  // merges nothing.
   if (const int error = os::advise(start, size, MADV_UNMERGEABLE); error != 0 && error != -EINVAL)
     return core::system_error(error, "cannot keep %zu bytes at 0x%zx from being merged", size, start);
   return {};
@@ -89,22 +90,22 @@ core::Status keep_to_process(uintptr_t start, size_t size, CoreDump dump) {
 core::Status arm(int fd, uintptr_t start, size_t size, uint64_t mode, HugePages huge, CoreDump dump) {
   if (core::Status s = keep_to_process(start, size, dump); !s.ok()) return s;
   const int error_huge = os::advise(start, size, huge == HugePages::yes ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
-  // EINVAL: a kernel without transparent huge pages; small pages serve.
+  // EINVAL: a kernel without transparent huge pages; small pages will do.
   if (error_huge != 0 && error_huge != -EINVAL)
     return core::system_error(error_huge, "cannot set the page size of %zu bytes at 0x%zx", size, start);
   if (mode != 0) {
     if (const int error = os::enroll(fd, start, size, mode); error != 0)
       return core::system_error(error, "cannot register %zu bytes at 0x%zx with userfaultfd", size, start);
   }
-  // Under mlockall(MCL_FUTURE) this is locked, and would be populated to its last page.
+  // mlockall(MCL_FUTURE) locks the range: it would be populated to its last page.
   if (munlock(reinterpret_cast<void*>(start), size) != 0) return no_space(errno, size);
   if (mprotect(reinterpret_cast<void*>(start), size, PROT_READ | PROT_WRITE) != 0) return no_space(errno, size);
   return {};
 }
 
 core::Status replace_with_sigbus(int empty_file, uintptr_t start, size_t size) {
-  // Mapping over it frees what was there while faults of the whole process wait: 25 ms for 16 GiB, a page in each 2
-  // MiB. So most goes before, beside them. Not mapped in pieces: a process may have as many mappings as are allowed.
+  // Mapping over the range frees its pages while faults of the whole process wait. So drop most
+  // pages before, while faults are served. Do not map in pieces: the number of mappings is limited.
   constexpr size_t kPiece = size_t{64} << 20;
   for (size_t at = 0; size > kPiece && at < size; at += kPiece)
     os::advise(start + at, std::min(kPiece, size - at), MADV_DONTNEED);
@@ -127,7 +128,7 @@ void RangeMap::cut(uintptr_t start, size_t size) {
   if (it != entries_.begin() && std::prev(it)->first + std::prev(it)->second.size > start) --it;
   while (it != entries_.end() && it->first < end) {
     const uintptr_t from = it->first, to = from + it->second.size;
-    Entry rest = it->second;  // where to > end
+    Entry rest = it->second;  // used if to > end
     rest.size = to - end;
     if (from < start) {
       if (to > end) entries_.emplace(end, rest);
@@ -150,7 +151,7 @@ void RangeMap::set(uintptr_t start, size_t size, Transfer transfer, bool owned, 
     const auto& [from, known] = *std::prev(after);
     if (from + known.size >= start + size && known.transfer == transfer && !known.owned && known.dump == dump) return;
   }
-  // Neighbours stay apart, so that to forget one of them needs no memory.
+  // Neighbours are not merged, so that erasing one needs no memory.
   std::map<uintptr_t, Entry> alone;
   alone.emplace(start, Entry{size, transfer, owned, dump});
   cut(start, size);

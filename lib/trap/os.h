@@ -1,7 +1,7 @@
-// Every call that userfaultfd needs from the kernel, one function each: arguments in, 0 or a negative errno out.
-// Constants that are newer than the oldest headers we build with are spelled out here (values:
-// include/uapi/linux/userfaultfd.h and include/uapi/asm-generic/mman-common.h of Linux 6.14). mmap, madvise and
-// mprotect go through libc, so that sanitizers see them.
+// The system calls for userfaultfd, one function each: arguments in, 0 or a negative errno out.
+// Constants newer than the oldest headers we build with are defined here (values of
+// include/uapi/linux/userfaultfd.h and include/uapi/asm-generic/mman-common.h of Linux 6.14). mmap,
+// madvise and mprotect go through libc, so that sanitizers see them.
 #pragma once
 
 #include <fcntl.h>
@@ -53,8 +53,9 @@ inline constexpr unsigned long kIoctlMove = _IOWR(UFFDIO, 0x05, MoveArgs);
 inline constexpr unsigned long kIoctlPoison = _IOWR(UFFDIO, 0x08, PoisonArgs);
 inline constexpr unsigned long kIoctlNew = _IO(UFFDIO, 0x00);  // USERFAULTFD_IOC_NEW, on /dev/userfaultfd, 6.1
 
-// Transfers wake nobody, which whoever made them does when all is in place: bit 0 of the mode of each. 0 once the
-// kernel has refused UFFDIO_WAKE, as where the program has forbidden it by a filter of system calls.
+// The DONTWAKE bit (bit 0) of every transfer's mode. With it a transfer wakes no thread, and its
+// caller wakes the range when all is in place. It is 0 once the kernel has refused UFFDIO_WAKE, for
+// example by the program's filter of system calls.
 inline constinit std::atomic<uint64_t> dont_wake{1};
 inline uint64_t quietly() {
   return dont_wake.load(std::memory_order_relaxed);
@@ -64,7 +65,7 @@ inline int result(long rc) {
   return rc < 0 ? -errno : 0;
 }
 
-// A new userfaultfd, close-on-exec and non-blocking; flags: 0 or kUserModeOnly.
+// Opens a userfaultfd, close-on-exec and non-blocking. flags: 0 or kUserModeOnly.
 inline int open_by_syscall(unsigned flags) {
   const long fd = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | flags);
   return fd < 0 ? -errno : static_cast<int>(fd);
@@ -79,7 +80,7 @@ inline int open_by_device() {
   return fd < 0 ? -error : fd;
 }
 
-// The handshake; once per descriptor. offered: all features of this kernel.
+// The API handshake, once for each descriptor. *offered: all features of this kernel.
 inline int handshake(int fd, uint64_t features, uint64_t* offered) {
   uffdio_api args{};
   args.api = UFFD_API;
@@ -96,7 +97,7 @@ inline int enroll(int fd, uintptr_t start, size_t size, uint64_t mode) {
   return result(ioctl(fd, UFFDIO_REGISTER, &args));
 }
 
-// Wakes who waits for pages of the range, and takes write protection from those that are there. What is absent is zeros
+// Unregisters the range: wakes its waiters and removes write protection. Absent pages read as zeros
 // from now on.
 inline int dismiss(int fd, uintptr_t start, size_t size) {
   uffdio_range args{start, size};
@@ -109,11 +110,11 @@ inline int wake(int fd, uintptr_t start, size_t size) {
   return result(ioctl(fd, UFFDIO_WAKE, &args));
 }
 
-// The next four do as much as they can and stop at the first trouble: `done` (bytes) counts what was done even when an
-// error is returned. None wakes anybody, but see quietly().
+// The next four calls do as much as they can and stop at the first error. `done` counts the bytes
+// done, even if an error is returned. They wake no thread while quietly() is set.
 inline int progress(long rc, int64_t counted, size_t* done) {
   const int error = result(rc);
-  // The kernel puts a negative errno in the same field when nothing was done.
+  // If nothing was done, the kernel puts a negative errno in the same field.
   *done = counted > 0 ? static_cast<size_t>(counted) : 0;
   return error;
 }
@@ -121,7 +122,7 @@ inline int progress(long rc, int64_t counted, size_t* done) {
 inline int move(int fd, uintptr_t dst, uintptr_t src, size_t size, uint64_t mode, size_t* done) {
   MoveArgs args{dst, src, size, mode | quietly(), 0};
   long rc = ioctl(fd, kIoctlMove, &args);
-  // The kernel moves nothing between memory that mlockall() has locked and memory that is not.
+  // The kernel moves nothing between memory that mlockall() has locked and other memory.
   if (rc < 0 && errno == EINVAL && args.moved <= 0 && munlock(reinterpret_cast<void*>(dst), size) == 0 &&
       munlock(reinterpret_cast<void*>(src), size) == 0) {
     args = {dst, src, size, mode | quietly(), 0};
@@ -154,7 +155,7 @@ inline int poison(int fd, uintptr_t dst, size_t size, size_t* done) {
   return progress(rc, args.updated, done);
 }
 
-// on: stores park from its return. off: wakes the range too.
+// on: stores park once this returns. off: also wakes the range.
 inline int write_protect(int fd, uintptr_t start, size_t size, bool on) {
   uffdio_writeprotect args{};
   args.range = {start, size};
@@ -162,14 +163,15 @@ inline int write_protect(int fd, uintptr_t start, size_t size, bool on) {
   return result(ioctl(fd, UFFDIO_WRITEPROTECT, &args));
 }
 
-// One word a page, in the format of /proc/self/pagemap. False when they cannot be read.
+// Reads one word for each page, in the format of /proc/self/pagemap. Returns false if they cannot
+// be read.
 inline bool page_states(int pagemap, uintptr_t start, size_t pages, uint64_t* out) {
   const size_t bytes = pages * sizeof(uint64_t);
   return pread(pagemap, out, bytes, static_cast<off_t>(start / 4096 * sizeof(uint64_t))) == static_cast<ssize_t>(bytes);
 }
 
-// pagemap: /proc/self/pagemap. 1 when a page of the range is in one of the categories and not in the one of `except`, 0
-// when none is, or a negative errno. first: where the first such page is.
+// pagemap: /proc/self/pagemap. Returns 1 if a page of the range is in one of `categories` and not
+// in `except`, 0 if none is, or a negative errno. *first: the first such page.
 inline int any_page(int pagemap, uintptr_t start, size_t size, uint64_t categories, uint64_t except = 0,
                     uintptr_t* first = nullptr) {
   core::ScannedRange found{};
@@ -188,7 +190,8 @@ inline int any_page(int pagemap, uintptr_t start, size_t size, uint64_t categori
   return rc < 0 ? -errno : rc > 0;
 }
 
-// Bytes of the range before its first guard page: all of it where there is none, and where the kernel does not tell.
+// Returns the bytes of the range before its first guard page: all, if there is none or the kernel
+// does not tell.
 inline size_t before_guard(int pagemap, uintptr_t start, size_t size) {
   uintptr_t first = 0;
   return any_page(pagemap, start, size, kScanGuard, 0, &first) > 0 ? first - start : size;
@@ -198,29 +201,32 @@ inline int advise(uintptr_t start, size_t size, int advice) {
   return result(madvise(reinterpret_cast<void*>(start), size, advice));
 }
 
-// The kernel drops no page of a mapping that is sealed (mseal, Linux 6.10) and may not be stored to, and nobody can
-// change one. It refuses this, too, which a mapping that is no child's has already.
+// Returns true if the page's mapping is sealed (mseal, Linux 6.10) and not writable. The kernel
+// drops no page of such a mapping, and no thread can change one. It also refuses MADV_DONTFORK
+// there; elsewhere the call changes nothing, since our mappings have it already.
 inline bool keeps_its_pages(uintptr_t page) {
   return advise(page, 4096, MADV_DONTFORK) == -EPERM;
 }
 
-// A page of such a mapping has stayed where the rest of its block was dropped: what is put there finds it in its way.
+// Set once a page of such a mapping has stayed while the rest of its block was dropped. The next
+// fill of the block finds it present.
 inline constinit std::atomic<bool> some_pages_stayed{false};
 
 inline constexpr int kDropLocked = 24;  // MADV_DONTNEED_LOCKED, Linux 5.18
 
-// Drops pages, also those that mlockall() has locked, for which MADV_DONTNEED is -EINVAL. Before 5.18 they are
-// unlocked.
+// Drops pages, even those locked by mlockall(), for which MADV_DONTNEED returns -EINVAL. Before
+// 5.18 they are unlocked.
 inline int drop(uintptr_t start, size_t size) {
   const int error = advise(start, size, MADV_DONTNEED);
-  if (error == -ENOMEM) return 0;  // where nothing is mapped any more, and of the rest all has gone
+  if (error == -ENOMEM) return 0;  // a part is unmapped; the pages of the rest are gone
   if (error != -EINVAL || advise(start, size, kDropLocked) == 0) return error == -EINVAL ? 0 : error;
   if (munlock(reinterpret_cast<void*>(start), size) != 0) return error;
   return advise(start, size, MADV_DONTNEED);
 }
 
-// One piece of advice for several ranges of this process; returns bytes advised or a negative errno. The kernel accepts
-// MADV_DONTNEED here since 6.13, and only for the caller's own memory.
+// Gives one piece of advice for several ranges of this process. Returns the bytes advised or a
+// negative errno. The kernel accepts MADV_DONTNEED here since 6.13, and only for the caller's own
+// memory.
 inline long advise_many(int pidfd, const iovec* ranges, size_t count, int advice) {
   const long rc = syscall(SYS_process_madvise, pidfd, ranges, count, advice, 0);
   return rc < 0 ? -errno : rc;
@@ -231,15 +237,15 @@ inline int open_self() {
   return fd < 0 ? -errno : static_cast<int>(fd);
 }
 
-// Pages of [from, from + size) appear at `to` (whatever was mapped there goes); `from` stays mapped, registered and
-// empty.
+// Moves the pages of [from, from + size) to `to`, replacing the mapping there. `from` stays mapped,
+// registered and empty.
 inline int remap(uintptr_t from, size_t size, uintptr_t to) {
   void* at = mremap(reinterpret_cast<void*>(from), size, size, MREMAP_MAYMOVE | MREMAP_FIXED | kMremapDontUnmap,
                     reinterpret_cast<void*>(to));
   return at == MAP_FAILED ? -errno : 0;
 }
 
-// The same to where the kernel finds room. On error nothing has changed.
+// Same, to free address space that the kernel picks. On error nothing has changed.
 inline int remap_elsewhere(uintptr_t from, size_t size, uintptr_t* to) {
   void* at = mremap(reinterpret_cast<void*>(from), size, size, MREMAP_MAYMOVE | kMremapDontUnmap, nullptr);
   if (at == MAP_FAILED) return -errno;
@@ -247,14 +253,16 @@ inline int remap_elsewhere(uintptr_t from, size_t size, uintptr_t* to) {
   return 0;
 }
 
-// A remap() that failed may have unmapped what was at its destination: nobody else may find room there.
+// Reserves the destination of a failed remap(), which may have been unmapped, before another
+// mapping takes it.
 inline void keep_room(uintptr_t start, size_t size) {
   constexpr int kFlags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE;
   void* const at = mmap(reinterpret_cast<void*>(start), size, PROT_NONE, kFlags, -1, 0);
-  static_cast<void>(at);  // what is mapped there was not unmapped
+  static_cast<void>(at);  // on failure, it is still mapped
 }
 
-// Memory of ours that has what a mapping of the program's had: its rights, its protection key.
+// Makes our memory accessible: remapped pages keep the rights and the protection key of the
+// program's mapping.
 inline int open_up(uintptr_t start, size_t size) {
   auto* const at = reinterpret_cast<void*>(start);
   if (pkey_mprotect(at, size, PROT_READ | PROT_WRITE, 0) == 0) return 0;

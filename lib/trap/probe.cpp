@@ -61,7 +61,8 @@ core::Status open_best(const UserfaultOptions& options, Opened* out) {
     }
   }
   int limited = os::open_by_syscall(os::kUserModeOnly);
-  // Before 5.11 the flag is unknown; there any user may open the full one unless the sysctl forbids it.
+  // Before 5.11 the flag is unknown; there any user may open the full one unless the sysctl forbids
+  // it.
   if (limited == -EINVAL) limited = os::open_by_syscall(0);
   if (limited >= 0) {
     *out = {limited, true};
@@ -70,7 +71,7 @@ core::Status open_best(const UserfaultOptions& options, Opened* out) {
   return not_permitted(device, full, limited);
 }
 
-// Scratch memory: a trapped range, a frame range, 2 MiB of each.
+// Scratch memory: a trapped range and a frame range, 2 MiB each.
 class Scratch {
  public:
   Scratch() = default;
@@ -95,7 +96,7 @@ volatile uint64_t* words_at(uintptr_t address) {
   return reinterpret_cast<volatile uint64_t*>(address);
 }
 
-// In and out again; the bytes must have travelled and the emptied side must read as zeros.
+// Moves pages in and out. The bytes must have moved, and the emptied side must read as zeros.
 bool try_move(int fd, int pagemap, const Scratch& scratch, size_t size) {
   volatile uint64_t* frame = words_at(scratch.frame());
   const size_t last = size / sizeof(uint64_t) - 1;
@@ -114,7 +115,7 @@ bool try_move(int fd, int pagemap, const Scratch& scratch, size_t size) {
 }
 
 bool probe_move(int fd, int pagemap) {
-  Scratch small, huge;  // two, because small pages leave page tables behind that would split the huge one
+  Scratch small, huge;  // two, because small pages leave page tables that would split the huge one
   return small.make(fd, os::kRegisterMissing, os::kRegisterWp).ok() && try_move(fd, pagemap, small, kPage) &&
          huge.make(fd, os::kRegisterMissing, os::kRegisterWp).ok() && try_move(fd, pagemap, huge, kHugePage);
 }
@@ -129,7 +130,7 @@ bool probe_write_protect(int fd) {
   const uint64_t mode = os::kRegisterMissing | os::kRegisterWp;
   if (!scratch.make(fd, mode, 0).ok() || !fill_page(fd, scratch, scratch.region(), true)) return false;
   if (write_protect_pages(fd, scratch.region(), kPage, false) != 0) return false;
-  *words_at(scratch.region()) = 1;  // would park for ever were it still protected: nobody reads the faults yet
+  *words_at(scratch.region()) = 1;  // would park forever if still protected: no thread reads faults yet
   return write_protect_pages(fd, scratch.region(), kPage, true) == 0;
 }
 
@@ -146,19 +147,19 @@ bool probe_remap(int fd) {
   Scratch scratch;
   if (!scratch.make(fd, os::kRegisterMissing, 0).ok() || !fill_page(fd, scratch, scratch.region(), false)) return false;
   if (os::remap(scratch.region(), kPage, scratch.frame()) != 0) return false;
-  // The emptied page can be filled again only when it is empty and watched still.
+  // The fill succeeds only if the page is empty and still watched.
   return *words_at(scratch.frame()) == 0xf111 && fill_page(fd, scratch, scratch.region(), false);
 }
 
-// A page table that a small page left in a range would split the huge page that is moved there next. True when dropping
-// the range takes the table away as well.
+// A page table that a small page left in a range would split a huge page moved there next. Returns
+// true if dropping the range also frees the table.
 bool probe_table_reclaim(int fd, int pagemap) {
   Scratch scratch;
   if (!scratch.make(fd, os::kRegisterMissing | os::kRegisterWp, os::kRegisterWp).ok()) return false;
   if (zero_pages(fd, -1, scratch.region(), kPage).error != 0) return false;
   if (os::advise(scratch.region(), kHugePage, MADV_DONTNEED) != 0) return false;
   *words_at(scratch.frame()) = 1;
-  // No huge page to be had just now: nothing is learnt, and the cautious answer is no.
+  // If no huge page is available now, the test shows nothing; the cautious result is false.
   if (os::any_page(pagemap, scratch.frame(), kHugePage, os::kScanHuge) != 1) return false;
   if (os::any_page(pagemap, scratch.region(), kHugePage, os::kScanPresent | os::kScanSwapped) != 0) return false;
   return move_pages(fd, pagemap, scratch.region(), scratch.frame(), kHugePage, Holes::populate, kTakeBusyNs).error ==
@@ -176,13 +177,14 @@ bool probe_batch_drop(int fd, int self) {
     ranges[i] = {reinterpret_cast<void*>(at), kPage};
   }
   if (os::advise_many(self, ranges.data(), ranges.size(), MADV_DONTNEED) != 2 * static_cast<long>(kPage)) return false;
-  for (const iovec& r : ranges) {  // a page still there would refuse
+  for (const iovec& r : ranges) {  // a page that is still there would refuse
     if (!fill_page(fd, scratch, reinterpret_cast<uintptr_t>(r.iov_base), false)) return false;
   }
   return true;
 }
 
-// A thread reads from a pipe into an absent page; true when that fault is reported and, once filled, the call succeeds.
+// A thread reads from a pipe into an absent page. Returns true if that fault is reported and, once
+// filled, the call succeeds.
 bool probe_system_calls(int fd) {
   Scratch scratch;
   if (!scratch.make(fd, os::kRegisterMissing, 0).ok()) return false;
@@ -199,7 +201,7 @@ bool probe_system_calls(int fd) {
       const uint64_t one = 1;
       if (write(finished, &one, sizeof one) < 0) got = -1;
     };
-    // No thread to be had: claim nothing.
+    // Without a thread, claim nothing.
     if (core::start_thread("vmem-probe", read_into_page, &reader).ok()) {
       std::array<pollfd, 2> wait{{{fd, POLLIN, 0}, {finished, POLLIN, 0}}};
       poll(wait.data(), wait.size(), 1000);
@@ -220,7 +222,7 @@ bool probe_system_calls(int fd) {
 }  // namespace
 
 core::Status probe(const UserfaultOptions& options, Probed* out) {
-  // The handshake that asks what there is uses the descriptor up: one to ask, one to keep.
+  // A handshake that asks for features uses up its descriptor: one to ask, one to keep.
   Opened asked;
   if (core::Status s = open_best(options, &asked); !s.ok()) return s;
   uint64_t offered = 0;
@@ -243,9 +245,11 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   Probed probed;
   probed.fd = fd;
   probed.caps.name = "userfaultfd";
-  // Frames are registered for write protection, which never fires, because the kernel moves pages only into a
-  // registered mapping, and a frame must not trap.
-  // The page map tells what really happened where the kernel miscounts (see move_pages), and where guard pages are.
+  // Frames are registered for write protection, which never triggers: the kernel moves pages only
+  // into a registered mapping, and a frame must not trap.
+  //
+  // The page map shows what really moved if the kernel miscounts (see move_pages), and which pages
+  // are guard pages.
   probed.pagemap = core::keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
   probed.caps.move = options.allow_move && wp && (wanted & os::kFeatureMove) != 0 && probed.pagemap >= 0 &&
                      probe_move(fd, probed.pagemap);

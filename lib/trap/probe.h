@@ -1,4 +1,4 @@
-// What this kernel lets this process do with userfaultfd, found out by doing it once.
+// Finds out what this process can do with userfaultfd on this kernel, by trying it.
 #pragma once
 
 #include "core/status.h"
@@ -7,16 +7,16 @@
 namespace vmem::trap {
 
 struct Probed {
-  int fd = -1;                 // the descriptor; the caller closes it
-  int self = -1;               // pidfd of this process when caps.batch_drop; the caller closes it
-  int pagemap = -1;            // /proc/self/pagemap when caps.move; the caller closes it
+  int fd = -1;                 // the userfaultfd; the caller closes it
+  int self = -1;               // pidfd of this process if caps.batch_drop; the caller closes it
+  int pagemap = -1;            // /proc/self/pagemap if caps.move; the caller closes it
   bool take_by_remap = false;  // MREMAP_DONTUNMAP works
-  bool frees_tables = false;   // dropping a range takes its empty page tables away
+  bool frees_tables = false;   // dropping a range frees its empty page tables
   Caps caps;
 };
 
-// Opens a userfaultfd and tries each feature in scratch memory. -EPERM or -ENOSYS, with the way to enable it, when none
-// can be opened. Takes a few ms and starts one thread for a moment.
+// Opens a userfaultfd and tries each feature in scratch memory. Returns -EPERM or -ENOSYS, with the
+// way to enable it, if none can be opened. Takes a few ms and briefly runs one thread.
 core::Status probe(const UserfaultOptions& options, Probed* out);
 
 }  // namespace vmem::trap

@@ -20,7 +20,8 @@ using core::Status;
 
 namespace {
 
-// Beside the first, which huge pages go through, as many bytes for small ones: those leave tables behind.
+// Bytes of each half of aside_: one for huge pages, and one for small pages, which leave page
+// tables behind.
 constexpr size_t kAside = size_t{64} << 20;
 
 void say_forbidden() {
@@ -35,8 +36,8 @@ Taking::~Taking() {
   if (aside_ != 0) munmap(reinterpret_cast<void*>(aside_), 2 * kAside);
 }
 
-// What is left of the range. A frame that is to be taken into holds nothing, but mlockall() fills what is empty. It may
-// show behind guard pages.
+// Moves the rest of the range. The frame to take into is empty, but mlockall() populates empty
+// memory. That may show only behind guard pages.
 void Taking::move_rest(uintptr_t start, size_t size, uintptr_t frame, PinWait wait, Outcome* out) {
   const uint64_t busy_ns = wait == PinWait::brief ? kTakeBusyNs : 0;
   for (bool emptied = false;; emptied = true) {
@@ -47,9 +48,9 @@ void Taking::move_rest(uintptr_t start, size_t size, uintptr_t frame, PinWait wa
   }
 }
 
-// What comes next in the range is a mapping that has other rights, by the program's doing, and the kernel moves no
-// pages to where others are. They leave for space of nobody's, as they are, and are copied from there: a pin of theirs
-// is not noticed, so no page goes this way that need not.
+// The rest begins with a mapping whose rights the program has changed, and the kernel moves no
+// pages between mappings with different rights. The pages are remapped to free address space and
+// copied from there. That does not notice pins, so only pages that need it go this way.
 void Taking::carry_some(uintptr_t start, size_t size, uintptr_t frame, Outcome* out, bool* sealed) {
   const uintptr_t from = start + out->done, to = frame + out->done;
   const size_t rest = size - out->done;
@@ -74,7 +75,7 @@ void Taking::carry_some(uintptr_t start, size_t size, uintptr_t frame, Outcome* 
 
 Status Taking::by_remap(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump) const {
   const int error = by_remap_ ? remap_pages(frame, start, size).error : -EOPNOTSUPP;
-  // The frame has what the range's mapping had, and serves other regions next.
+  // The frame inherited the range's dump setting, and will serve other regions.
   if (error == 0 && dump == CoreDump::yes) os::advise(frame, size, MADV_DONTDUMP);
   if (error == 0) return {};
   return core::system_error(error, "take: cannot remap %zu bytes at 0x%zx to 0x%zx", size, start, frame);
@@ -95,7 +96,7 @@ Status Taking::take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame,
     if (out.error != 0 || out.done == size) break;
     move_rest(start, size, frame, wait, &out);
   }
-  if (out.error == -EINVAL) out.error = -EBUSY;  // its rights are the program's, and may change
+  if (out.error == -EINVAL) out.error = -EBUSY;  // the program set these rights, and may change them
   if (out.error == 0 && write_protect_) out.error = let_store(fd_, pagemap_, frame, size);
   if (out.error == 0) return {};
   if (out.error == -ENOTRECOVERABLE)
@@ -104,8 +105,9 @@ Status Taking::take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame,
   if (out.done != 0) {
     const Outcome back = move_pages(fd_, pagemap_, start, frame, out.done, Holes::keep, kFillBusyNs);
     const size_t left = out.done - back.done;
-    if (back.error == 0 && back.passed) os::drop(frame, out.done);  // a guard page kept out what would be stale now
-    // Copying them back needs memory and nothing else that moving needs.
+    // A guard page kept bytes out, which are stale now.
+    if (back.error == 0 && back.passed) os::drop(frame, out.done);
+    // Copying back needs memory, but nothing else that moving needs.
     if (back.error != 0 && copy_pages(fd_, pagemap_, start + back.done, frame + back.done, left, false).error == 0) {
       os::drop(frame + back.done, left);
     } else if (back.error != 0) {
@@ -164,7 +166,7 @@ Status Taking::drop(uintptr_t start, size_t size) {
       say_forbidden();
       break;
     }
-    // What could not be read, or not go back, is gone with the rest of it.
+    // Drop a part that could not be read or put back with the rest.
     if (s.code() == -ENOTRECOVERABLE) os::drop(start + done, bytes);
     if (s.ok() || s.code() == -ENOTRECOVERABLE) {
       os::drop(to, bytes);

@@ -1,5 +1,5 @@
-// Taking pages out of a range, so that nobody finds them any more: as a block leaves, or to be dropped. UFFDIO_MOVE
-// refuses a page that somebody pins; MADV_DONTNEED does not look.
+// Takes pages out of a range so that no access finds them: for a block that leaves, or to drop
+// them. UFFDIO_MOVE refuses pinned pages; MADV_DONTNEED does not check.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 
 namespace vmem::trap {
 
-// Any thread; ranges that are named at once do not overlap. Addresses and sizes are multiples of 4 KiB.
+// Any thread; concurrent calls name disjoint ranges. Addresses and sizes are multiples of 4 KiB.
 class Taking {
  public:
   Taking(int fd, int pagemap, const Caps& caps, bool by_remap, Waking& waking)
@@ -26,19 +26,20 @@ class Taking {
   Taking(const Taking&) = delete;
   Taking& operator=(const Taking&) = delete;
 
-  // Takes bytes that are all in place, into a frame that is empty. On error everything is back in the range, and its
-  // threads were woken; -ENOTRECOVERABLE: it could not go back. dump: of the range.
+  // Takes bytes that are all in place into an empty frame. On error everything is back in the
+  // range, and its threads were woken; -ENOTRECOVERABLE: it could not go back. dump: the range's
+  // setting.
   core::Status take(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, PinWait wait);
-  // The same where UFFDIO_MOVE may have been forbidden since the start: pins are not seen any more then.
+  // Same, even if UFFDIO_MOVE has been forbidden since the start; then pins are no longer seen.
   core::Status take_anyhow(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, PinWait wait);
-  // Has what drop() needs, if it is to be had: later there may be no more mappings (vm.max_map_count).
+  // Reserves what drop() needs, if possible: later there may be no mapping left (vm.max_map_count).
   void prepare();
-  // Drops the pages of a range. -EBUSY: one is pinned, or there is no memory to look; of each 64 MiB from the start on
-  // all has gone, or none.
+  // Drops the pages of a range. Returns -EBUSY if one is pinned, or without memory to check. Each
+  // 64 MiB from the start is then dropped as a whole or not at all.
   core::Status drop(uintptr_t start, size_t size);
 
  private:
-  // *sealed: the kernel lets nobody take a part of it, which is sealed (mseal).
+  // *sealed: the kernel does not let a part go, because it is sealed (mseal).
   core::Status take_unless_sealed(uintptr_t start, size_t size, uintptr_t frame, CoreDump dump, PinWait wait,
                                   bool* sealed);
   void move_rest(uintptr_t start, size_t size, uintptr_t frame, PinWait wait, Outcome* out);
@@ -49,8 +50,8 @@ class Taking {
   const int fd_, pagemap_;
   const bool move_, write_protect_, by_remap_;
   Waking& waking_;
-  core::Mutex dropping_;                            // whoever has it uses `aside_`
-  uintptr_t aside_ VMEM_GUARDED_BY(dropping_) = 0;  // address space in which nothing is; 0: not yet
+  core::Mutex dropping_;                            // protects the use of `aside_`
+  uintptr_t aside_ VMEM_GUARDED_BY(dropping_) = 0;  // empty address space; 0: not yet reserved
 };
 
 }  // namespace vmem::trap

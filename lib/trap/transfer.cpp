@@ -21,14 +21,15 @@ uint64_t now_ns() {
   return static_cast<uint64_t>(t.tv_sec) * 1'000'000'000u + static_cast<uint64_t>(t.tv_nsec);
 }
 
-// Decides whether one more try is worth it. The clock is read only when there is trouble.
+// Decides if another try is worthwhile. Reads the clock only after an error.
 class Patience {
  public:
   explicit Patience(uint64_t busy_ns) : busy_ns_(busy_ns) {}
 
   void progress() { tries_ = 0; }
 
-  // Waits a little; false when the time for this error is up or the error does not go away by itself.
+  // Waits a little. Returns false if the time for this error is up, or if the error does not pass
+  // with time.
   bool again(int error) {
     uint64_t limit;
     if (error == -EAGAIN || error == -EINTR) {
@@ -57,13 +58,13 @@ class Patience {
   unsigned tries_ = 0;
 };
 
-// The range reaches from one mapping into the next: the program has called madvise(), mbind(), mlock() or mprotect()
-// for a part of it, and the kernel takes only what lies in one.
+// The range may reach from one mapping into the next: the program has called madvise(), mbind(),
+// mlock() or mprotect() for a part of it. The kernel accepts only ranges within one mapping.
 bool in_two_mappings(int error) {
   return error == -ENOENT || error == -EINVAL;
 }
 
-// step(offset, bytes, &done) -> error
+// step(offset, bytes, &done) returns an error or 0.
 template <typename Step>
 Outcome run(size_t size, uint64_t busy_ns, Step step) {
   Outcome out;
@@ -75,7 +76,7 @@ Outcome run(size_t size, uint64_t busy_ns, Step step) {
     const int error = step(out.done, bytes, &done);
     out.done += done;
     if (done != 0) {
-      // Whatever stopped it after some progress shows again when it lasts.
+      // If the error persists, the next step meets it again.
       patience.progress();
       most = size;
       continue;
@@ -85,7 +86,7 @@ Outcome run(size_t size, uint64_t busy_ns, Step step) {
       continue;
     }
     if (error == 0) {
-      out.error = -EIO;  // the kernel says it did everything, and nothing
+      out.error = -EIO;  // the kernel reports success without progress
       return out;
     }
     if (!patience.again(error)) {
@@ -118,8 +119,8 @@ bool is_guard(int pagemap, uintptr_t page) {
 }
 
 Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t size, Holes holes, uint64_t busy_ns) {
-  // Holes are not allowed from the start: over a hole the kernel would put page tables on both sides, and a huge page
-  // that comes later would be split.
+  // Do not allow holes at first: over a hole the kernel would make page tables on both sides, and
+  // they would split a huge page that comes later.
   uint64_t mode = 0;
   bool populated = false, passed = false;
   Outcome out = run(size, busy_ns, [&](size_t offset, size_t bytes, size_t* done) {
@@ -127,9 +128,9 @@ Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t siz
       const int error = os::move(fd, dst + offset, src + offset, bytes, mode, done);
       if (*done != 0) return error;
       if (error == -EEXIST) {
-        // Linux 6.18 moves several small pages in one step, and when the step before had to be repeated it forgets to
-        // count them, tries them again and finds them in its way (mm/userfaultfd.c, move_pages(): `err` keeps its
-        // -EAGAIN).
+        // Linux 6.18 moves several small pages in one step. If it had to repeat the step before, it
+        // forgets to count them, tries them again and finds them present (mm/userfaultfd.c,
+        // move_pages(): `err` keeps its -EAGAIN).
         *done = moved_already(pagemap, dst + offset, src + offset, bytes);
       }
       if (*done == 0 && (error == -EEXIST || error == -EFAULT) &&
@@ -154,9 +155,8 @@ Outcome move_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t siz
 
 namespace {
 
-// The kernel puts nothing where the program has made a guard page, or a page has stayed that nobody can change: it goes
-// on behind that.
-// put(offset, bytes, &done) -> error
+// The kernel puts nothing over a guard page of the program, or over a page that has stayed and
+// cannot change. This continues behind it. put(offset, bytes, &done) returns an error or 0.
 template <typename Put>
 Outcome put_around_guards(int pagemap, uintptr_t dst, size_t size, Put put) {
   bool passed = false;
@@ -176,7 +176,7 @@ Outcome put_around_guards(int pagemap, uintptr_t dst, size_t size, Put put) {
 }  // namespace
 
 Outcome copy_pages(int fd, int pagemap, uintptr_t dst, uintptr_t src, size_t size, bool protect) {
-  // UFFDIO_COPY alone puts pages over guard pages, which are none then.
+  // UFFDIO_COPY alone puts pages over guard pages, which ends the guard.
   return put_around_guards(pagemap, dst, size, [&](size_t offset, size_t bytes, size_t* done) {
     bytes = os::before_guard(pagemap, dst + offset, bytes);
     return bytes == 0 ? -EEXIST : os::copy(fd, dst + offset, src + offset, bytes, protect, done);
@@ -222,7 +222,7 @@ int drop_what_goes(uintptr_t start, size_t size) {
   return run(size, 0,
              [&](size_t offset, size_t bytes, size_t* done) {
                const int error = os::drop(start + offset, bytes);
-               if (error == -EPERM && bytes > core::kPage) return -EINVAL;  // half of it
+               if (error == -EPERM && bytes > core::kPage) return -EINVAL;  // try half of it
                if (error == 0 || error == -EPERM) *done = bytes;
                return error;
              })

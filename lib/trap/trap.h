@@ -1,10 +1,12 @@
-// Who stands where a block is absent. The only door to userfaultfd and to the module. A backend of this interface knows
-// addresses and bytes, nothing of regions or tiers; the pager decides what goes where.
+// Catches accesses of absent blocks. The only interface to userfaultfd and to the module. A backend
+// knows addresses and bytes, not regions or tiers; the pager decides which bytes go where.
 //
-// Thread safety: every call may come from any thread at any time, except that two calls never name overlapping ranges
-// at once (the pager owns a block's transition) and wait() has one caller at a time. Locks: no call takes a lock that a
-// faulting thread may hold; none touches the bytes of a trapped range from user space. Under the pager's lock: wake,
-// unprotect, fail, unfail, fill_zero of a page, and what maps and releases memory of frames; no other.
+// - Any thread may make any call at any time. But concurrent calls never name overlapping ranges
+//   (the pager owns a block's transition), and wait() has one caller at a time.
+// - No call takes a lock that a faulting thread may hold, or touches bytes of a trapped range from
+//   user space.
+// - Allowed under the pager's lock: wake, unprotect, fill_zero of a page, fail, unfail, and calls
+//   that map and release frame memory. No others.
 #pragma once
 
 #include <cerrno>
@@ -26,43 +28,43 @@ enum class FaultKind : uint8_t {
 };
 
 struct Fault {
-  uintptr_t address;  // the touched byte, rounded down to 4 KiB
+  uintptr_t address;  // of the access, rounded down to 4 KiB
   FaultKind kind;
-  uint32_t thread;  // kernel thread id, 0 when the backend cannot tell
+  uint32_t thread;  // kernel thread id; 0 if the backend cannot tell
 };
 
-// What wait() returns.
+// An event of wait().
 struct Event {
   enum class Kind : uint8_t {
-    fault,     // `fault` says where
-    pressure,  // the machine is short of memory: it asks for `bytes` of frames back
-    tunables,  // the answer of knobs() changed
+    fault,     // see `fault`
+    pressure,  // the machine is short of memory: give `bytes` of frames back
+    tunables,  // the result of knobs() changed
   };
   Kind kind = Kind::fault;
   Fault fault{};
   uint64_t bytes = 0;
 };
 
-// How bytes get into place and out again. Fixed for a range when it is attached.
+// How bytes are put in place and taken out. Fixed for a range when it is attached.
 enum class Transfer : uint8_t {
-  move,     // whole frames travel: fill() empties the frame, take() fills one; multiples of 2 MiB only
-  copy,     // fill() copies from a frame that stays the caller's; take() brings the range's own pages out
-  install,  // frames stay where they are and are mapped into the range (module)
+  move,     // whole frames move: fill() empties the frame, take() fills one; multiples of 2 MiB only
+  copy,     // fill() copies from the caller's frame; take() takes out the range's own pages
+  install,  // frames stay in their memory and are mapped into the range (module)
 };
 
 enum class CoreDump : bool { no, yes };
 
-// For how long take() waits for a page that somebody pins: most pins last as long as one transfer.
+// How long take() waits for a pinned page. Most pins last as long as one transfer.
 enum class PinWait : uint8_t { brief, none };
 
 enum class Protect : bool { no, yes };
 
-// Which calls notice that somebody pins a page of a range that copies (O_DIRECT, io_uring's buffers, RDMA), and leave
-// it.
+// Which calls notice a pinned page (O_DIRECT, io_uring's buffers, RDMA) in a range that copies, and
+// leave it.
 enum class Pins : uint8_t {
-  unseen,      // none: only what is not taken away from under a lease is safe
-  taken_away,  // take() and drop(): what they took nobody can change any more. protect() keeps no pin from storing
-  protected_,  // protect() as well: what it protected nobody can change any more
+  unseen,      // none: only pages under a lease, which are never taken, are safe
+  taken_away,  // take() and drop(): no pin can change pages they took; protect() does not stop a pin
+  protected_,  // protect() too: no pin can change pages that it protected
 };
 
 struct Caps {
@@ -70,16 +72,16 @@ struct Caps {
   bool move = false;           // Transfer::move works (UFFDIO_MOVE, Linux 6.8)
   bool install = false;        // Transfer::install works (module)
   bool write_protect = false;  // Protect::yes and protect() work (anonymous memory, Linux 5.7)
-  bool poison = false;         // fail() costs no mapping (UFFDIO_POISON, Linux 6.6)
-  bool system_calls = false;   // a fault raised inside a system call is served too (privileged); else EFAULT
+  bool poison = false;         // fail() needs no mapping (UFFDIO_POISON, Linux 6.6)
+  bool system_calls = false;   // a fault inside a system call is served too (privileged); otherwise EFAULT
   bool batch_drop = false;     // drop() of many ranges is one system call
   Pins pins = Pins::unseen;
-  core::Absent absent = core::Absent::zeros;  // pages of a block that stands in its place, and that are not mapped
+  core::Absent absent = core::Absent::zeros;  // what an unmapped page of a present block means
   bool one_report = false;                    // a block is reported once, however many threads wait for it
   const char* name = "";                      // "userfaultfd", "kmod", ..
 };
 
-// Where caps.system_calls is false: what it means.
+// The meaning of caps.system_calls == false for the program.
 inline constexpr char kSystemCallsNeedLeases[] =
     "system calls need leases: read(2), write(2) and the like answer EFAULT where a block is not in host memory, "
     "unless a VMEM_HOST lease holds the range";
@@ -89,7 +91,7 @@ struct Range {
   size_t size;
 };
 
-// The module's knobs, docs/kernel-module.md. Bytes; 0 of a limit: none.
+// The module's knobs (docs/kernel-module.md), in bytes. A limit of 0 means none.
 struct Knobs {
   uint64_t frame_limit = 0, context_limit = 0;
   uint64_t readahead_bytes = 0;
@@ -102,20 +104,22 @@ class Trap {
   virtual ~Trap() = default;
   virtual const Caps& caps() const = 0;
 
-  // Reserves `size` bytes of address space aligned to `align` (a power of two, at least 4 KiB) with the trap over all
-  // of it. Nothing is resident. Not inherited by fork, not dumped, no reservation of swap. Huge pages are asked for
-  // when transfer is move, refused when it is copy.
+  // Reserves `size` bytes of address space aligned to `align` (a power of two, at least 4 KiB), all
+  // of it trapped and absent. Not inherited by fork, not dumped, no swap reservation. Asks for huge
+  // pages if transfer is move, refuses them if it is copy.
   virtual core::Status attach(size_t size, size_t align, Transfer transfer, void** address) = 0;
-  // The same over address space the caller already owns at `address` (a hole in a managed range): an access by another
-  // thread during the call raises SIGSEGV (park it) or parks in the trap; it never sees an accessible empty page.
+  // Same over address space that the caller owns at `address` (a hole in a managed range). During
+  // the call, an access by another thread raises SIGSEGV (the caller must park it) or parks in the
+  // trap. It never sees an accessible empty page.
   virtual core::Status attach_at(void* address, size_t size, Transfer transfer) = 0;
-  // Ends the trap. Threads parked in the range, and accesses from now on, get SIGBUS; the address space stays reserved
-  // until unmap(). Never blocks on a fault. Two calls so that the caller can order them around its own bookkeeping.
+  // detach() ends the trap: parked threads, and accesses from now on, get SIGBUS. The address space
+  // stays reserved until unmap(). Never blocks on a fault. Two calls, so that the caller can order
+  // its own bookkeeping between them.
   virtual core::Status detach(void* address, size_t size) = 0;
   virtual core::Status unmap(void* address, size_t size) = 0;
 
-  // Whether what is resident in a range, as it was attached, goes into core dumps from now on: whatever the backend was
-  // told for ranges of which nothing is said. -EOPNOTSUPP: with this backend it never does.
+  // Sets if the resident bytes of a range, as it was attached, go into core dumps from now on. The
+  // default is the backend's setting. Returns -EOPNOTSUPP if this backend never dumps.
   virtual core::Status dump(void* address, size_t size, CoreDump dump) {
     (void)address, (void)size;
     if (dump == CoreDump::no) return {};
@@ -123,53 +127,63 @@ class Trap {
                        "mappings of the module are in no core dump; leave core_dump alone, or set trap to uffd");
   }
 
-  // Waits until there are events and fills at most out.size() of them; a fault may be reported again, and may be
-  // reported after it was resolved. timeout_ms < 0 waits for ever. Returns 0 events on timeout and after interrupt().
+  // Waits for events and returns at most out.size() of them. A fault may be reported more than
+  // once, and after it was resolved. timeout_ms < 0 waits forever. Returns 0 events on timeout and
+  // after interrupt().
   virtual core::Status wait(std::span<Event> out, int timeout_ms, size_t* count) = 0;
-  // A descriptor that polls readable while wait() would find events; -1: there is none.
+  // Returns a descriptor that polls readable while wait() has events, or -1.
   virtual int event_descriptor() const { return -1; }
   // Makes the current or next wait() return; async-signal-safe.
   virtual void interrupt() = 0;
 
-  // Puts the bytes of `frame` (same size as the range; 2 MiB-aligned for move) at `address` in one atomic step: an
-  // access sees all of them or parks. Then wakes the range. The range must be absent. move: the pages leave the frame,
-  // which reads as zeros afterwards. copy: the frame is unchanged. EAGAIN, EBUSY and ENOENT races inside the kernel are
-  // retried here. On error the range is absent still and the frame is as it was.
+  // Puts the bytes of `frame` (same size as the range; 2 MiB-aligned for move) at `address` in one
+  // atomic step: an access sees all of them or parks. Then wakes the range. The range must be
+  // absent. move: the pages leave the frame, which then reads as zeros. copy: the frame is
+  // unchanged. EAGAIN, EBUSY and ENOENT races inside the kernel are retried. On error the range is
+  // still absent and the frame unchanged.
   virtual core::Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) = 0;
-  // The same with zeros, without a frame (4 KiB pages of the kernel's zero page; a store allocates behind our back).
+  // Same with zeros, without a frame. Uses 4 KiB zero pages of the kernel; a store allocates memory
+  // without our knowledge.
   virtual core::Status fill_zero(void* address, size_t size) = 0;
-  // Takes the range's bytes out, atomically page by page: a later access parks. `frame` is empty address space of the
-  // same size from reserve_frames(); afterwards its pages are the range's (4 KiB pages absent from the range read as
-  // zeros). A page that somebody pins (O_DIRECT, RDMA): -EBUSY after `wait`, and everything is back where it was.
+  // Takes the range's bytes out, atomically for each page; a later access parks. `frame` is empty
+  // address space of the same size from reserve_frames(), and then has the range's pages (absent 4
+  // KiB pages read as zeros). If a page stays pinned (O_DIRECT, RDMA) for `wait`, returns -EBUSY
+  // and everything is back in place.
   virtual core::Status take(void* address, size_t size, void* frame, Transfer transfer, PinWait wait) = 0;
   core::Status take(void* address, size_t size, void* frame, Transfer transfer) {
     return take(address, size, frame, transfer, PinWait::brief);
   }
-  // Undoes take() of a range that copies: the pages go back from `frame`, which is empty then. As fill() otherwise.
+  // Undoes take() of a range that copies: the pages go back and `frame` is empty. Otherwise as
+  // fill().
   virtual core::Status put_back(void* address, size_t size, void* frame) {
     return fill(address, size, frame, Transfer::copy, Protect::no);
   }
-  // Drops the pages of ranges whose bytes the caller knows to be safe elsewhere and protected against stores or of no
-  // interest. A later access parks. -EBUSY: somebody pins a page; of each range of up to 64 MiB all has gone, or none.
+  // Drops pages whose bytes are safe elsewhere and protected against stores, or no longer needed. A
+  // later access parks. Returns -EBUSY if a page is pinned; of each range of up to 64 MiB, all or
+  // nothing is dropped.
   virtual core::Status drop(std::span<const Range> ranges) = 0;
-  // Puts write protection on (copy only, caps().write_protect): once it returns, a store parks and is reported.
+  // Write-protects (copy only, caps().write_protect): once it returns, a store parks and is
+  // reported.
   virtual core::Status protect(void* address, size_t size) = 0;
-  // Takes it off and wakes the range. -EPERM: this is forbidden, and nothing has changed.
+  // Removes write protection and wakes the range. Returns -EPERM if that is forbidden; nothing has
+  // changed then.
   virtual core::Status unprotect(void* address, size_t size) = 0;
-  // Touches of the (absent) range get SIGBUS from now on, parked threads at once.
+  // Accesses of the absent range get SIGBUS from now on; parked threads get it at once.
   virtual core::Status fail(void* address, size_t size) = 0;
-  // Undoes fail(): the range is absent and trapped again. On error accesses get SIGBUS still.
+  // Undoes fail(): the range is absent and trapped again. On error accesses still get SIGBUS.
   virtual core::Status unfail(void* address, size_t size) = 0;
-  // Puts the file itself over the (absent) range, from `offset` on: from now on, parked threads at once, an access
-  // meets what it meets in a mapping by mmap, with SIGBUS beyond the file's end as it is then. shared: stores go to the
-  // file (fd is open for writing); else they are this mapping's own. On error the range is absent and trapped still,
-  // or, if the trap is refused as well, accesses get SIGBUS. -EOPNOTSUPP: this backend cannot.
+  // Maps the file itself over the absent range, from `offset` on. From now on accesses behave as in
+  // any mapping by mmap, with SIGBUS beyond the current end of the file; parked threads continue at
+  // once. shared: stores go to the file (fd is open for writing); otherwise they are private. On
+  // error the range is still absent and trapped, or, if the trap is refused too, accesses get
+  // SIGBUS. Returns -EOPNOTSUPP if this backend cannot do it.
   virtual core::Status map_file(void* address, size_t size, int fd, uint64_t offset, bool shared) {
     (void)address, (void)size, (void)fd, (void)offset, (void)shared;
     return core::Status(EOPNOTSUPP, "");
   }
-  // Undoes map_file(), and fail() beside it: the range is absent and trapped again. An access meanwhile gets SIGSEGV
-  // (park it). On error accesses get SIGBUS, and it can be tried again.
+  // Undoes map_file(), and fail() with it: the range is absent and trapped again. An access during
+  // the call gets SIGSEGV (the caller must park it). On error accesses get SIGBUS; it can be tried
+  // again.
   virtual core::Status unmap_file(void* address, size_t size) {
     (void)address, (void)size;
     return core::Status(EOPNOTSUPP, "");
@@ -177,40 +191,48 @@ class Trap {
   // Lets parked threads of the range try again.
   virtual core::Status wake(void* address, size_t size) = 0;
 
-  // Address space whose pages may travel by fill(move) and take(): private, anonymous, readable and writable, aligned
-  // to 2 MiB, not inherited by fork, nothing resident. release with munmap().
+  // Reserves address space whose pages can move by fill(move) and take(): private, anonymous,
+  // readable and writable, aligned to 2 MiB, not inherited by fork, absent. Release it with
+  // munmap().
   virtual core::Status reserve_frames(size_t size, bool huge, void** address) = 0;
 
-  // With Transfer::install a range is made of blocks, and an arena of frames, of one size each, fixed when it is made;
-  // fill() and take() name whole blocks, `frame` is where the frame is mapped, and take() brings the frame back that is
-  // in place (-EINVAL when `frame` is another). attach() and attach_at() take the whole range for one block where its
-  // size may be one, else 2 MiB or 4 KiB; attach_at() over a hole in a range of this trap keeps that range's blocks.
-  // The other backends do not care. near: where, if it is a multiple of `align` and nothing is there; else, and for 0,
-  // anywhere. Nothing that is mapped is replaced.
+  // With Transfer::install a range consists of blocks, and an arena of frames, each of one size
+  // that is fixed when it is made. fill() and take() name whole blocks; `frame` is where the frame
+  // is mapped. take() returns the frame that is in place (-EINVAL if `frame` is another).
+  //
+  // attach() and attach_at() make the range one block if its size allows it, otherwise blocks of 2
+  // MiB or 4 KiB. attach_at() over a hole in a range of this trap keeps that range's blocks. Other
+  // backends ignore block sizes.
+  //
+  // near: used if it is a multiple of `align` and free; otherwise, and for 0, the kernel picks an
+  // address. Never replaces a mapping.
   virtual core::Status attach_blocks(size_t size, size_t align, size_t block_size, Transfer transfer, uintptr_t near,
                                      void** address) {
     (void)block_size, (void)near;
     return attach(size, align, transfer, address);
   }
-  // Address space for frames of `frame_size` bytes each, nothing resident. Give back with release_arena().
+  // Reserves address space for frames of `frame_size` bytes each, absent. Give it back with
+  // release_arena().
   virtual core::Status reserve_arena(size_t size, size_t frame_size, void** address) {
     return reserve_frames(size, frame_size >= core::kHugePage, address);
   }
-  // Makes frames resident and zero; without it the first access does, where the backend has no say in memory. -ENOMEM,
-  // or -EDQUOT when a limit of the machine is reached: nothing is resident then. node: memory node to take it from, -1
-  // for the caller's.
+  // Makes frames resident and zero; without it the first access does so, if the backend does not
+  // manage memory. Returns -ENOMEM, or -EDQUOT at a limit of the machine; nothing is resident then.
+  // node: memory node, or -1 for the caller's.
   virtual core::Status populate_frames(void* address, size_t size, int node) {
     (void)address;
     (void)size;
     (void)node;
     return {};
   }
-  // Gives the memory of frames back; the address space stays. -EBUSY: somebody pins one, it stays resident.
+  // Frees the memory of frames; the address space stays. Returns -EBUSY if one is pinned, which
+  // stays resident.
   virtual core::Status release_frames(void* address, size_t size);
-  // The same of many ranges. All are tried; the status is the first failure.
+  // Same for many ranges. Tries all and returns the first failure.
   virtual core::Status release_many(std::span<const Range> ranges);
   virtual core::Status release_arena(void* address, size_t size);
-  // What the administrator of the machine asks of every process now. -EOPNOTSUPP: nobody does.
+  // Gets what the machine's administrator asks of every process. Returns -EOPNOTSUPP if there is no
+  // such setting.
   virtual core::Status knobs(Knobs* out) {
     (void)out;
     return core::Status(EOPNOTSUPP, "");
@@ -221,23 +243,24 @@ struct UserfaultOptions {
   bool allow_move = true;
   bool allow_write_protect = true;
   bool allow_poison = true;
-  bool allow_privileged = true;  // false: behave as an ordinary user would
+  bool allow_privileged = true;  // false: behave as for an ordinary user
   bool allow_device = true;      // /dev/userfaultfd
   bool allow_process_madvise = true;
   bool allow_table_reclaim = true;  // rely on MADV_DONTNEED freeing page tables (Linux 6.14)
-  bool core_dump = false;           // what is resident in ranges goes into core dumps
+  bool core_dump = false;           // resident bytes of ranges go into core dumps
 };
 
-// userfaultfd: /dev/userfaultfd, the system call, or the system call limited to user-mode faults, whichever is allowed.
-// Probes each feature by using it once. -EPERM or -ENOSYS with the way to enable it when none is allowed.
+// Uses /dev/userfaultfd, the system call, or the system call limited to user-mode faults, whichever
+// is allowed. Tests each feature by using it once. Returns -EPERM or -ENOSYS, with the way to
+// enable it, if none is allowed.
 core::Status make_userfault_trap(const UserfaultOptions& options, std::unique_ptr<Trap>* out);
 
 struct KmodOptions {
   const char* device = "/dev/vmem";
 };
 
-// The module vmem.ko. -ENOENT: not loaded; -EACCES: the user is not in the group; -EPROTONOSUPPORT or -EOPNOTSUPP: it
-// is too old; each with what to do.
+// Uses the module vmem.ko. Returns -ENOENT if it is not loaded, -EACCES if the user is not in the
+// group, -EPROTONOSUPPORT or -EOPNOTSUPP if it is too old. Each error says what to do.
 core::Status make_kmod_trap(const KmodOptions& options, std::unique_ptr<Trap>* out);
 
 }  // namespace vmem::trap

@@ -1,25 +1,29 @@
 // The trap without a module: one userfaultfd for all ranges of the process.
 //
-// State of a page of an attached range, and who changes it:
+// States of a page of an attached range, and the calls that change them:
 //
 //   absent --fill, fill_zero--> present <--protect / unprotect--> protected
 //     ^  ^------take, drop--------'  '-----------take, drop-----------'
 //     '--unfail-- failed <--fail-- absent
 //
-// An access of an absent page, and a store to a protected one, parks its thread in the kernel and queues a message for
-// wait(). Everything else here is a system call that changes page tables; none of them waits for a parked thread.
+// An access of an absent page, and a store to a protected one, parks its thread in the kernel and
+// queues a message for wait(). All other calls change page tables; none waits for a parked thread.
 //
-// Frames live in mappings of their own, registered for write protection alone: the kernel moves pages only into a
-// registered mapping, and this kind never traps.
+// Frames live in mappings of their own, registered for write protection alone: the kernel moves
+// pages only into a registered mapping, and this kind never traps.
 //
-// Huge pages: a huge page moved to where a page table is gets split, which costs 0.4 ms and lasts. Small pages leave
-// tables behind, and so do faults unless the range asks for huge pages; a store to an absent page of such a range,
-// however, has the kernel allocate and clear a huge page (80 us, out of nobody's budget) before it notices the trap. So
-// where MADV_DONTNEED takes empty tables away, ranges ask for small pages and fill() drops the absent range first;
-// elsewhere they ask for huge ones.
+// Huge pages:
+// - A huge page that moves to a place with a page table is split, which is slow, and it stays
+//   split.
+// - Small pages leave page tables behind. So do faults, unless the range asks for huge pages.
+// - But a store to an absent page of a range that asks for huge pages is costly: the kernel
+//   allocates and clears a huge page, outside any budget, before it notices the trap.
+// - So where MADV_DONTNEED frees empty tables, ranges ask for small pages, and fill() drops the
+//   absent range first. Elsewhere they ask for huge pages.
 //
-// Lifetime: closing the descriptor would turn absent pages into zeros. The destructor therefore puts SIGBUS over ranges
-// that attach() made and nobody ended; ranges of attach_at() are the caller's to end first.
+// Closing the descriptor would turn absent pages into zeros. So the destructor puts SIGBUS over
+// ranges that attach() made and that are still attached. The caller must end ranges of attach_at()
+// first.
 #include <poll.h>
 #include <sys/eventfd.h>
 
@@ -119,7 +123,7 @@ class UserfaultTrap final : public Trap {
 
   const int fd_, self_, pagemap_, event_, empty_file_;
   const bool frees_tables_;
-  const CoreDump dump_;  // of ranges of which nothing is said
+  const CoreDump dump_;  // default for ranges without a setting
   const Caps caps_;
   RangeMap ranges_;
   Waking waking_;
@@ -132,7 +136,8 @@ UserfaultTrap::~UserfaultTrap() {
     core::log(core::Level::error, "trap: %s at 0x%zx still attached at the end; accesses of it get SIGBUS from now on",
               core::human_bytes(left.size).c_str(), left.address);
     if (!detach(reinterpret_cast<void*>(left.address), left.size).ok()) {
-      // Leaking the descriptor hangs whoever touches the range; closing it would hand out zeros for data.
+      // If the descriptor leaks, accesses of the range hang; if it is closed, they read zeros in
+      // place of data.
       core::log(core::Level::error, "trap: cannot end it; accesses of it will wait for ever");
       return;
     }
@@ -191,7 +196,7 @@ Status UserfaultTrap::attach_at(void* address, size_t size, Transfer transfer) {
   const CoreDump dump = dump_of(address);
   if (Status s = replace_with_space(at(address), size); !s.ok()) return s;
   core::step("trap.attach_at.shut");
-  // On failure the range stays inaccessible: loud, and nothing is there to be read.
+  // On failure the range stays inaccessible: accesses fail visibly and read nothing.
   if (Status s = place(at(address), size, transfer, dump); !s.ok()) return s;
   taking_.prepare();
   try {
@@ -208,7 +213,8 @@ Status UserfaultTrap::detach(void* address, size_t size) {
   if (Status s = check_range("detach", at(address), size); !s.ok()) return s;
   Status s = replace_with_sigbus(empty_file_, at(address), size);
   core::step("trap.detach.mapped");
-  // Parked threads are queued at the descriptor, not at the mapping that is gone: they must be told to look again.
+  // Parked threads are queued at the descriptor, not at the mapping that is gone: wake them to look
+  // again.
   s.ok() ? waking_.wake_where_nothing_is(at(address), size) : waking_.wake(at(address), size);
   if (s.ok()) ranges_.erase(at(address), size);
   return s;
@@ -243,7 +249,7 @@ size_t UserfaultTrap::read_faults(std::span<Event> out, int* error) {
     const size_t read_now = static_cast<size_t>(got) / sizeof messages[0];
     for (size_t i = 0; i < read_now; ++i) {
       const uffd_msg& m = messages[i];
-      if (m.event != UFFD_EVENT_PAGEFAULT) continue;  // no other kind was asked for
+      if (m.event != UFFD_EVENT_PAGEFAULT) continue;  // the only kind that is enabled
       const uint64_t flags = m.arg.pagefault.flags;
       out[count++] = {Event::Kind::fault,
                       {core::round_down(m.arg.pagefault.address, core::kPage),
@@ -262,13 +268,13 @@ Status UserfaultTrap::wait(std::span<Event> out, int timeout_ms, size_t* count) 
   *count = 0;
   if (out.empty()) return core::error(EINVAL, "wait: no room for an event");
   int error = 0;
-  // Under load there is always one waiting: no poll then.
+  // Under load an event is always waiting: skip the poll.
   *count = read_faults(out, &error);
   if (*count != 0) return {};
   if (error == 0) {
     std::array<pollfd, 2> wanted{{{fd_, POLLIN, 0}, {event_, POLLIN, 0}}};
     const int ready = poll(wanted.data(), wanted.size(), timeout_ms);
-    // -EINVAL: RLIMIT_NOFILE is below two. Faults are looked for every millisecond then.
+    // -EINVAL: RLIMIT_NOFILE is below two. Look for faults every millisecond then.
     if (ready < 0 && errno == EINVAL) usleep(1000);
     if (ready < 0 && errno != EINTR && errno != EINVAL) return core::system_error(errno, "wait: poll");
     if (ready <= 0) return {};
@@ -313,16 +319,16 @@ Status UserfaultTrap::check_transfer(const char* call, Transfer transfer, uintpt
   return core::error(EOPNOTSUPP, "%s: userfaultfd cannot map frames in place; that needs the module", call);
 }
 
-// After a fill that stopped half way: `done` bytes are visible, and a store may have changed them already. They go back
-// into the frame, so that the frame holds the block's bytes whatever happened. Ok: they could not, and the rest
-// followed.
+// Cleans up after a fill that stopped half way. `done` bytes are visible, and stores may have
+// changed them. They go back into the frame, so that the frame has the block's bytes, and `why` is
+// returned. If they cannot go back, the rest is filled; returns ok if that works.
 Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintptr_t frame, Transfer transfer,
                                 Protect protect, Status why) {
   if (done == 0) return why;
   core::step("trap.fill.undo");
   Status back;
   if (transfer == Transfer::copy && protect == Protect::yes) {
-    back = taking_.drop(start, done);  // nobody could store: the frame has the same bytes
+    back = taking_.drop(start, done);  // no store was possible: the frame has the same bytes
   } else if (transfer == Transfer::copy) {
     void* scratch = nullptr;
     back = reserve_frames(core::round_up(done, core::kHugePage), false, &scratch);
@@ -336,7 +342,8 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
     back = take_pages(start, done, frame);
   }
   if (back.ok()) return why;
-  // It cannot go back; perhaps it can go on. The rest is copied, since it may be moving pages that is refused.
+  // It cannot go back, but perhaps forward. Copy the rest, since moving pages may be what is
+  // refused.
   if (back.code() != -ENOTRECOVERABLE && waking_.copy_in(start + done, frame + done, size - done, protect).error == 0) {
     if (transfer == Transfer::move) os::drop(frame, size);
     waking_.wake(start, size);
@@ -349,24 +356,26 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
       why.text().data());
 }
 
-// Takes away the page tables of a range that is absent. Looks first: dropping what a mistaken caller has there would
-// lose it.
+// Frees the page tables of an absent range. Checks first: dropping pages that a mistaken caller has
+// there would lose them.
 Status UserfaultTrap::clear_tables(uintptr_t start, size_t size) {
   constexpr uint64_t kAny = os::kScanPresent | os::kScanSwapped;
   const int any = os::any_page(pagemap_, start, size, kAny);
   if (any > 0 && os::any_page(pagemap_, start, size, kAny, os::kScanGuard) != 0)
     return core::system_error(EEXIST, "fill: %zu bytes at 0x%zx are not absent: a page is there already", size, start);
-  // Where looking or dropping fails, the tables stay, and the fill is slow instead of wrong.
+  // If the check or the drop fails, the tables stay, and the fill is slow but correct.
   if (any >= 0) os::drop(start, size);
   return {};
 }
 
-// The program has locked a part of the range, or changed its protection: there pages are not moved, but copied. Nobody
-// stores to them until all are in place, so that the frame has the same bytes.
+// Copies the rest of a range, part of which the program has locked or given other rights: the
+// kernel moves no pages there. Copied pages stay protected until all are in place, so that the
+// frame has the same bytes.
 Outcome UserfaultTrap::copy_rest(uintptr_t start, size_t size, uintptr_t frame, size_t moved) {
   const Outcome rest = waking_.copy_in(start + moved, frame + moved, size - moved, Protect::yes);
   if (rest.error == 0) {
-    write_protect_pages(fd_, start + moved, size - moved, false);  // refused: the next store asks again
+    // If refused, the next store reports it again.
+    write_protect_pages(fd_, start + moved, size - moved, false);
     os::drop(frame, size);
     return {0, size};
   }
@@ -374,8 +383,8 @@ Outcome UserfaultTrap::copy_rest(uintptr_t start, size_t size, uintptr_t frame, 
   return {rest.error, undone ? moved : moved + rest.done};
 }
 
-// Pages that are in place, and may be stored to, leave and are put there by a transfer that wakes who waits for them.
-// -ENOTRECOVERABLE: some of them are lost. On another error all are in place.
+// Takes present, unprotected pages out and puts them back by a transfer that wakes their waiters.
+// Returns -ENOTRECOVERABLE if some are lost. On another error all are in place.
 Status UserfaultTrap::put_again(uintptr_t start, size_t size) {
   void* aside = nullptr;
   const size_t room = core::round_up(size, core::kHugePage);
@@ -394,8 +403,9 @@ Status UserfaultTrap::put_again(uintptr_t start, size_t size) {
   return s;
 }
 
-// UFFDIO_WAKE has been refused for the first time, and who waits for protected pages, which nothing else wakes, was not
-// woken by the transfer either: it is made again. Nobody has stored to them, and the frame has the same bytes.
+// Called when UFFDIO_WAKE is refused for the first time. The transfer before was quiet, so it has
+// not woken the waiters, and for protected pages nothing else wakes them. Makes the transfer again,
+// now with a wake. No store has changed protected pages, so the frame has the same bytes.
 Status UserfaultTrap::fill_loudly(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect) {
   if (protect == Protect::no) {
     if (waking_.let_go_on(start, size) == 0) return {};
@@ -421,7 +431,8 @@ Status UserfaultTrap::fill(void* address, size_t size, void* frame, Transfer tra
   return place_pages(start, size, at(frame), transfer, protect);
 }
 
-// A frame that is left without tables of small pages can become one huge page next time; so can the range.
+// Puts the pages in place and wakes the range. Frees the page tables of small pages where it can,
+// so that the frame and the range can each be one huge page next time.
 Status UserfaultTrap::place_pages(uintptr_t start, size_t size, uintptr_t frame, Transfer transfer, Protect protect) {
   const bool huge = (start | size | frame) % core::kHugePage == 0;
   const bool clears = transfer == Transfer::move && frees_tables_ && huge;
@@ -448,7 +459,7 @@ Status UserfaultTrap::place_pages(uintptr_t start, size_t size, uintptr_t frame,
   if (quiet && os::quietly() == 0 && (!woken || protect == Protect::yes)) {
     if (Status s = fill_loudly(start, size, frame, transfer, protect); !s.ok()) return s;
   }
-  // The frame is empty but for what guard pages kept out.
+  // The frame is empty except for bytes that guard pages kept out.
   if (clears || (out.passed && transfer == Transfer::move)) os::drop(frame, size);
   return {};
 }
@@ -474,8 +485,8 @@ Status UserfaultTrap::fill_zero(void* address, size_t size) {
   Status why = core::system_error(out.error, "fill_zero: %zu of %zu bytes at %p%s", out.done, size, address,
                                   out.error == -EEXIST ? " (a page is there already: the range was not absent)" : "");
   if (out.done == 0) return why;
-  // Page tables are allocated with the first page, so this takes a range of more than 2 MiB and no memory at all. The
-  // part in place cannot go away again: somebody may have stored into it.
+  // The first page allocates the page table, so this takes a range of more than 2 MiB and no memory
+  // at all. The part in place cannot be removed: a thread may have stored to it.
   return core::error(ENOTRECOVERABLE, "%.*s; the range is torn", static_cast<int>(why.text().size()),
                      why.text().data());
 }
@@ -503,7 +514,7 @@ void UserfaultTrap::drop_batch(std::span<const Range> ranges, size_t* dropped) {
     while (whole < n && bytes >= static_cast<long>(batch[whole].iov_len))
       bytes -= static_cast<long>(batch[whole++].iov_len);
     *dropped += whole;
-    if (whole < n) return;  // the one-by-one loop finds out what is wrong with the next
+    if (whole < n) return;  // the loop over single ranges finds the error of the next
   }
 }
 
@@ -519,7 +530,8 @@ Status UserfaultTrap::drop(std::span<const Range> ranges) {
   return {};
 }
 
-// Whoever holds the pages is not looked for: nobody can, or they were taken away from where others find them.
+// Drops without a check for pins: this kernel cannot see them, or the pages were already taken out
+// of their range.
 Status UserfaultTrap::drop_unseen(std::span<const Range> ranges) {
   size_t dropped = 0;
   if (caps_.batch_drop) drop_batch(ranges, &dropped);
@@ -571,12 +583,12 @@ Status UserfaultTrap::fail(void* address, size_t size) {
   if (caps_.poison) out = poison_pages(fd_, pagemap_, at(address), size);
   if (caps_.poison && !forbidden(out.error)) {
     if (out.error != 0) {
-      // Only marks went in, nobody was woken: dropping them loses nothing.
+      // Only marks were placed and no thread was woken: dropping them loses nothing.
       if (out.done != 0) os::drop(at(address), out.done);
       return core::system_error(out.error, "fail: %zu bytes at %p%s", size, address,
                                 out.error == -EEXIST ? " (the range is not absent)" : "");
     }
-    // Refused for the first time: the marks are made again, which wakes.
+    // If the wake is refused for the first time, set the marks again, which now wakes.
     if (quiet && waking_.wake(at(address), size) != 0 && os::drop(at(address), size) == 0)
       out = poison_pages(fd_, pagemap_, at(address), size);
     if (out.error == 0) return {};
@@ -592,8 +604,9 @@ Status UserfaultTrap::unfail(void* address, size_t size) {
   if (caps_.poison) {
     if (const int error = os::drop(at(address), size); error != 0)
       return core::system_error(error, "unfail: %zu bytes at %p", size, address);
-    // Where make_anew() was refused there is no trap under the marks, but a mapping of the empty file.
-    // All of the range is marked for that: dropping one page leaves its page table, in the way of a huge page.
+    // If make_anew() failed before, the empty file is mapped here and not the trap; marking shows
+    // which. Mark the whole range: dropping a single page would leave its page table, in the way of
+    // a huge page.
     const Outcome out = poison_pages(fd_, pagemap_, at(address), size);
     if (out.done != 0) os::drop(at(address), out.done);
     if (out.error != -ENOENT && !forbidden(out.error)) return {};
@@ -606,7 +619,7 @@ Status UserfaultTrap::map_file(void* address, size_t size, int fd, uint64_t offs
   if (Status s = check_range("map_file", at(address), size); !s.ok()) return s;
   bool replaced = false;
   Status s = replace_with_file(fd, offset, shared, at(address), size, dump_of(address), &replaced);
-  // The file is there, or nothing: the kernel may take away what was there and fail then.
+  // The range now has the file, or no mapping: the kernel may unmap the old one and then fail.
   if (!s.ok() && (replaced || msync(address, size, MS_ASYNC) != 0)) make_anew(address, size).ignore();
   waking_.wake(at(address), size);
   return s;
@@ -618,7 +631,7 @@ Status UserfaultTrap::unmap_file(void* address, size_t size) {
 }
 
 Status UserfaultTrap::make_anew(void* address, size_t size) {
-  // The trap is made anew, as in attach_at(): an access in this moment gets SIGSEGV where it got SIGBUS before.
+  // Attach again as attach_at() does: an access during this gets SIGSEGV instead of SIGBUS.
   RangeMap::Entry entry;
   if (!ranges_.find(at(address), &entry)) return core::error(EINVAL, "unfail: nothing is attached at %p", address);
   Status s = replace_with_space(at(address), size);
@@ -627,7 +640,7 @@ Status UserfaultTrap::make_anew(void* address, size_t size) {
     s = place(at(address), size, entry.transfer, entry.dump);
   }
   if (s.ok()) return {};
-  // Half made it would be nobody's: no trap, no access, and perhaps not even our address space.
+  // A half-made range would have no trap and no access, and might not even be our address space.
   if (Status back = replace_with_sigbus(empty_file_, at(address), size); !back.ok())
     VMEM_LOG_OFTEN(core::Level::error, "trap: accesses of %zu bytes at %p get SIGSEGV: %.*s", size, address,
                    static_cast<int>(back.text().size()), back.text().data());
@@ -653,7 +666,7 @@ Status UserfaultTrap::reserve_frames(size_t size, bool huge, void** address) {
   return {};
 }
 
-// The kernel clears the memory of frames that have none; to clear it once more would take as long again.
+// Populating clears frames without memory; clearing them again would double the time.
 Status UserfaultTrap::populate_frames(void* address, size_t size, int) {
   const bool empty = os::any_page(pagemap_, at(address), size, os::kScanPresent | os::kScanSwapped) == 0;
   if (!empty || os::advise(at(address), size, os::kMadvPopulateWrite) != 0) memset(address, 0, size);

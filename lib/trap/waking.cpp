@@ -25,7 +25,7 @@ Waking::~Waking() {
 
 int Waking::wake(uintptr_t start, size_t size) {
   const int error = os::wake(fd_, start, size);
-  if (error == 0 || error == -EINVAL) return error;  // EINVAL: no addresses of a program
+  if (error == 0 || error == -EINVAL) return error;  // EINVAL: not addresses of a program
   if (os::dont_wake.exchange(0) != 0) {
     core::log(core::Level::error,
               "UFFDIO_WAKE is refused: %s (errno %d). Was ioctl forbidden after libvmem had started? Transfers wake "
@@ -37,7 +37,7 @@ int Waking::wake(uintptr_t start, size_t size) {
   return forbidden(error) ? -EPERM : error;
 }
 
-// Where the first page of the range is that is protected, or its end.
+// Finds the first protected page of the range, or its end.
 int Waking::first_protected(uintptr_t start, size_t size, uintptr_t* first) const {
   *first = start + size;
   const int any = os::any_page(pagemap_, start, size, os::kScanPresent | os::kScanSwapped, os::kScanWritten, first);
@@ -55,7 +55,8 @@ int Waking::first_protected(uintptr_t start, size_t size, uintptr_t* first) cons
   return 0;
 }
 
-// To take the write protection from pages wakes who waits for them. It is taken from those that have none.
+// Removing write protection wakes the threads that wait for the pages. Only pages without
+// protection are used, so nothing changes.
 int Waking::wake_without_a_call(uintptr_t start, size_t size) {
   if (!write_protect_) return -EOPNOTSUPP;
   const core::MutexLock lock(waking_);
@@ -84,9 +85,10 @@ int Waking::have_nothing() {
   return 0;
 }
 
-// To move a page that is absent to where one is absent changes nothing, and wakes. -EEXIST: some pages are there.
+// Moving an absent page to an absent place changes nothing, and wakes. Returns -EEXIST if some
+// pages are present.
 int Waking::wake_by_moving_nothing(uintptr_t start, size_t size) {
-  constexpr size_t kMost = size_t{64} << 20;  // it makes page tables
+  constexpr size_t kMost = size_t{64} << 20;  // more would create too many page tables
   if (!move_ || size > kMost) return -EOPNOTSUPP;
   const core::MutexLock lock(waking_);
   if (const int error = have_nothing(); error != 0) return error;
@@ -111,7 +113,7 @@ int Waking::wake_by_moving_nothing(uintptr_t start, size_t size) {
   return there;
 }
 
-// The kernel wakes who waits in a mapping when that is unregistered, and an empty file has nothing to show meanwhile.
+// Unregistering a mapping wakes its waiters. The empty file has no pages that could show before.
 int Waking::wake_where_nothing_is(uintptr_t start, size_t size) {
   const int error = os::wake(fd_, start, size);
   if (error == 0 || error == -EINVAL) return error;
@@ -123,7 +125,7 @@ int Waking::let_go_on(uintptr_t start, size_t size) {
   constexpr unsigned kTries = 1000;
   const uint64_t mode = os::kRegisterMissing | (write_protect_ ? os::kRegisterWp : 0);
   {
-    // What is forbidden is not begun.
+    // Try both calls elsewhere first: if they are forbidden, do not begin.
     const core::MutexLock lock(waking_);
     if (have_nothing() != 0 || os::enroll(fd_, nothing_, core::kPage, mode) != 0 ||
         os::dismiss(fd_, nothing_, core::kPage) != 0)
@@ -145,7 +147,7 @@ int Waking::let_go_on(uintptr_t start, size_t size) {
   return dismissed == 0 ? 0 : -EPERM;
 }
 
-// put() leaves pages protected.
+// Runs put(), which leaves pages protected, while no thread is woken by wake_without_a_call().
 template <typename Put>
 auto Waking::while_nobody_is_woken(Put put) {
   ++protecting_;

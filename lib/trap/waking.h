@@ -1,5 +1,5 @@
-// Waking the threads that wait for a page, also where the program has forbidden UFFDIO_WAKE after the start; and
-// putting write protection on pages, which that must not undo.
+// Wakes threads that wait for a page, even if the program forbids UFFDIO_WAKE later. Also
+// write-protects pages, which such a wake must not undo.
 #pragma once
 
 #include <atomic>
@@ -21,15 +21,16 @@ class Waking {
   Waking(const Waking&) = delete;
   Waking& operator=(const Waking&) = delete;
 
-  // Whoever waits for a page of the range looks again. An error: perhaps not all of them do.
+  // Makes all threads that wait for a page of the range look again. On error some may still wait.
   int wake(uintptr_t start, size_t size);
-  // .. of a range over which an empty file has been mapped (replace_with_sigbus).
+  // Same for a range over which an empty file has been mapped (replace_with_sigbus).
   int wake_where_nothing_is(uintptr_t start, size_t size);
-  // The same where all pages are there, and stores to them need not be heard of: takes write protection from them, too,
-  // without a call for that. A page that is absent may be seen as zeros. -EPERM: nothing has changed.
+  // Same for a range whose pages are all present and whose stores need no report. Also removes
+  // write protection, without UFFDIO_WRITEPROTECT. An access of an absent page may see zeros.
+  // Returns -EPERM if nothing has changed.
   int let_go_on(uintptr_t start, size_t size);
   int protect(uintptr_t start, size_t size);
-  // copy_pages()
+  // As copy_pages().
   Outcome copy_in(uintptr_t start, uintptr_t frame, size_t size, Protect protect);
 
  private:
@@ -42,11 +43,13 @@ class Waking {
 
   const int fd_, pagemap_;
   const bool write_protect_, move_;
-  // Nobody protects pages, nor puts protected ones in place, while threads are woken by taking protection from pages
-  // that have none.
+  // Held while threads are woken by unprotecting pages that are not protected. No thread may
+  // protect pages, or put protected pages in place, during that.
   core::Mutex waking_;
-  std::atomic<unsigned> protecting_{0};  // threads that do, without the lock: as long as nobody is woken so
-  // Address space of one huge page in which nothing ever is, for calls that put nothing in place; 0: not yet.
+  // Threads that do so without the lock, before the first such wake.
+  std::atomic<unsigned> protecting_{0};
+  // One huge page of address space that stays empty, for calls that put nothing in place. 0: not
+  // yet reserved.
   uintptr_t nothing_ VMEM_GUARDED_BY(waking_) = 0;
 };
 
