@@ -64,7 +64,7 @@ constinit thread_local bool call_logged = false;
 constinit std::atomic<int> max_level{static_cast<int>(Level::warning)};
 constinit std::atomic<bool> debugging{false};
 
-// Locks the lines. Signals stay blocked meanwhile: a handler that calls exit() would log again.
+// Locks the lines, with signals blocked: a handler that calls exit() would log again.
 class VMEM_LOCKS(scoped_lockable) Held {
  public:
   Held() VMEM_ACQUIRE(lines.mutex) { lines.mutex.lock(); }
