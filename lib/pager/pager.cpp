@@ -1,4 +1,4 @@
-// Life of the pager, and how its classes are connected.
+// Construction, start and end of the pager, and the upward calls that it implements.
 #include "pager/pager.h"
 
 #include <algorithm>
@@ -122,12 +122,12 @@ Pager::~Pager() {
   workers_.stop();
   faults_.stop();
   reclaim_.join();
-  space_.reset();   // its files are known to the engine
+  space_.reset();   // before the engine, which knows its files
   engine_.reset();  // waits for its threads; nothing is in flight
   if (drains != 0) static_cast<void>(devices_.release());
 }
 
-// The blocks of a pool have so much at most, as it is now.
+// Returns how many pages the blocks of a pool may occupy now.
 uint64_t Pager::pages(uint8_t pool) const {
   if (pool == kHostPool) return frames_.room() / core::kPage;
   if (pool >= kDevicePools)
@@ -147,16 +147,15 @@ void Pager::host_is_short() {
   if (cpu_mappings_.any()) device_set_.work().notify_one();
 }
 
-// Whoever waits for it, most urgent first.
 void Pager::memory_freed(DeferredWork& after) {
   pressure_.watch_idle();
   while (!waits_.queue().empty()) {
     const MemoryWaiter s = waits_.queue().front();
     Block& block = s.region->table[s.block];
-    if (block.state == State::unpopulated && !tables_.may_grow(*s.region, s.block)) {  // it has been used up meanwhile
+    if (block.state == State::unpopulated && !tables_.may_grow(*s.region, s.block)) {  // no memory for its table
       block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
       if (s.urgency == Urgency::fault) failed_.refuse_growth(*s.region, s.block);
-      map_.notify();  // an acquire says why
+      map_.notify();  // an acquire that waits returns the reason
     } else if (block.state == State::unpopulated || block.state == State::stored) {
       if (!page_in_.start_fill(*s.region, s.block, s.urgency, after, &s)) return;
     } else if (block.state == State::staged && (block.flags & core::kFaultPending) != 0) {
@@ -164,7 +163,8 @@ void Pager::memory_freed(DeferredWork& after) {
     }
     waits_.queue().pop();
   }
-  // Memory came free another way than by a write that works again: a region was freed, a lease released.
+  // Memory may also come free without a write that succeeds: a region was freed, or a lease
+  // released.
   tables_.try_again();
   if (failed_.any_dropped() && budget_.available() >= reserve_.largest_block()) failed_.revive_dropped();
   read_ahead_.pump_speculative(after);
@@ -249,7 +249,7 @@ std::string Pager::check() {
   for (const StagingPool& p : staging_) {
     if (std::string s = p.growth.check(now_ns()); !s.empty()) return s;
     staging_bytes += p.frames.bytes();
-    // Nothing is in flight: every staging frame is free, a block's, or a copy's.
+    // Nothing is in flight, so each staging frame is free, or has a block or a host copy.
     const size_t blocks = staged[device::unit_class(p.frames.frame())];
     const size_t copied = map_.copies().count(p.frames);
     if (blocks + copied + p.frames.free() != p.frames.total()) {

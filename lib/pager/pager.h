@@ -1,10 +1,11 @@
-// What the API calls. Regions, leases, sync, hints and all that moves blocks are classes of their own, which Pager
-// makes and connects: it is all that they ask of those above them, and serves whoever waits when memory comes free.
+// The pager: makes and connects the classes below it, and is the interface that lib/api calls.
+// Pager implements the interfaces through which lower classes call up, and serves waiters when
+// memory comes free.
 //
-// The lock is BlockMap's. It protects every field here and in Region; what must be done without it is collected as
-// DeferredWork, and done when it has been dropped. Each transition of a block (core::State) has one owner, which works
-// without the lock; everybody else leaves a mark in the block's flags, and PageIn::settle() grants it when the owner is
-// done.
+// - BlockMap's lock protects every field here and in Region. Work that must run without the lock is
+//   collected as DeferredWork and runs after the lock is dropped.
+// - Each transition of a block (core::State) has one owner, which works without the lock. Other
+//   threads set flags in the block. PageIn::settle() serves them when the owner is done.
 #pragma once
 
 #include <memory>
@@ -63,7 +64,7 @@ namespace vmem::pager {
 class Pager final : private BlockMap::Above, private Reclaim::Above, private FaultHandler::Above, private MemoryFreed {
  public:
   Pager(Parts parts, Config config);
-  ~Pager();  // stops the threads; regions must have been freed (shutdown())
+  ~Pager();  // stops the threads; all regions must be freed (shutdown())
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
   core::Status start();
@@ -71,14 +72,16 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   core::Status destroy(void* ptr, bool force) { return teardown_.destroy(ptr, force); }
   core::Status discard(void* ptr) { return teardown_.discard(ptr); }
   core::Status set_name(const void* ptr, const char* name);
-  core::Status prefetch(const void* ptr, size_t size, int location, void* stream = nullptr) {  // null: now
+  core::Status prefetch(const void* ptr, size_t size, int location, void* stream = nullptr) {  // stream null: at once
     return prefetch_.prefetch(ptr, size, location, stream);
   }
   core::Status advise(const void* ptr, size_t size, int advice, int location) {
     return advise_.advise(ptr, size, advice, location);
   }
-  // ask: of ask() with the same arguments. Released when `end` gets there; knows_access: the ranges have what is ended.
+  // ask: the request that AcquireRequests::ask() filled in for the same arguments, or null.
   Status acquire(std::span<const vmem_range> ranges, int location, void* stream, AcquireRequest* ask = nullptr);
+  // Leases at devices end when the stream `end` reaches the release. knows_access: each range has
+  // the access of the acquire that it ends.
   Status release(std::span<const vmem_range> ranges, void* stream) { return release(ranges, stream, stream); }
   Status release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access = false) {
     return releases_.release(ranges, stream, end, knows_access);
@@ -91,27 +94,30 @@ class Pager final : private BlockMap::Above, private Reclaim::Above, private Fau
   }
   AcquireRequests& acquire_requests() { return acquire_requests_; }
   KernelRanges& kernel_ranges() { return kernel_ranges_; }
-  StagingLoans& staging_loans() { return staging_loans_; }  // of blocks of open ranges to their kernels
+  StagingLoans& staging_loans() { return staging_loans_; }  // staging frames lent to kernels of open ranges
   Query& queries() { return queries_; }
   Tunables& tunables() { return tunables_; }
-  // Setting debug, at exit: asks each device in use whether it is lost, and says so.
+  // For setting debug, at exit: asks each device in use whether it is lost, and logs those that
+  // are.
   void look_for_loss() { device_set_.look_for_loss(); }
-  // For exit(): changed blocks of shared files; host: what needs no device.
+  // For exit(): write dirty blocks of shared files. flush_host() writes those that need no device.
   core::Status flush_shared() { return exit_flush_.flush_shared(); }
   core::Status flush_host() { return exit_flush_.flush_host(); }
-  // Frees every region, whatever holds it. Shared files first get what can be written for all of them together.
+  // Frees every region, whatever uses or leases it. First writes the dirty blocks of all shared
+  // files that need no device.
   void shutdown() {
-    exit_flush_.flush_host().ignore();  // what fails is tried again
+    exit_flush_.flush_host().ignore();  // the frees retry what fails
     teardown_.destroy_all();
   }
   bool has_regions();
 
-  std::string check();  // tests: recounts tables, budget and leases; empty: all is right, and nothing is in flight
+  // For tests, while nothing is in flight: recounts tables, budget and leases. Returns the first
+  // error, or an empty string.
+  std::string check();
   core::Counters& counters() { return counters_; }
   trap::Trap& trap() { return *trap_; }
 
  private:
-  // pager.cpp
   uint64_t pages(uint8_t pool) const VMEM_LOCKED override;
   void reserve_queues(size_t transitions) VMEM_LOCKED override;
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { reclaim_.leaves(r, b); }

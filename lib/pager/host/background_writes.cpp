@@ -13,8 +13,8 @@ namespace {
 
 constexpr uint64_t kBatch = uint64_t{8} << 20;  // bytes written together
 constexpr size_t kLooks = 256;                  // blocks looked at under one hold of the lock
-constexpr uint64_t kLookAgain = 100000000;      // ns
-constexpr uint64_t kLift = 1000000000;          // ns for which faults go on where nothing can be written
+constexpr uint64_t kLookAgain = 100000000;      // ns from a look that found nothing to the next
+constexpr uint64_t kLift = 1000000000;          // ns for which faults do not wait if nothing can be written
 
 }  // namespace
 
@@ -22,12 +22,13 @@ uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
   const DirtyBlocks& dirty = map_.dirty();
   const uint64_t look = dirty.any_slowed() ? now_ns + kLookAgain : UINT64_MAX;
   if (dirty.interval_ns() == 0 || dirty.first() == kNoFrame) return look;
-  if (dirty.writes_enough()) return look;  // the end of a write rings
+  if (dirty.writes_enough()) return look;  // the end of a write wakes a reclaim thread
   const uint64_t due = dirty.many() ? now_ns : dirty.since(dirty.first()) + dirty.interval_ns();
   return std::min(look, std::max({due, again_changes_ == dirty.changes() ? again_ns_ : 0, now_ns}));
 }
 
-// Kernels that load from its frame do not matter to a call that waits; here the block waits for them.
+// A call that waits may write a block while kernels load from its frame; a background write does
+// not.
 bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const {
   const State state = r.table[b].state;
   return !r.dying && !r.lost && !file_refuses(r, now_ns) && (state == State::resident || state == State::staged) &&
@@ -74,7 +75,8 @@ void BackgroundWrites::write_overdue(Lock& lock, const BlockSpan& span) {
   }
 }
 
-// The block, and those behind it that are dirty and not much younger. Returns their bytes; 0: it cannot be written.
+// Takes the block, and those behind it that are dirty and not much younger. Returns their bytes, or
+// 0 if the block cannot be written.
 uint64_t BackgroundWrites::take_run(Region& r, BlockIndex first, uint64_t now_ns, Batch* batch) {
   const DirtyBlocks& dirty = map_.dirty();
   const uint64_t youngest = now_ns - std::min(now_ns, dirty.interval_ns() / 2);
@@ -88,7 +90,7 @@ uint64_t BackgroundWrites::take_run(Region& r, BlockIndex first, uint64_t now_ns
   return bytes;
 }
 
-// False: nothing more is due.
+// Fills the batch with blocks that are due. Returns false if nothing more is due.
 bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
   DirtyBlocks& dirty = map_.dirty();
   uint64_t bytes = 0;
@@ -112,7 +114,8 @@ bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   Batch batch;
   const bool more = pick(now_ns, &batch);
   if (batch.empty()) {
-    // Others may be behind a large lease: all of the list is looked at, a part at a time, before there is a pause.
+    // Other blocks may be behind a large lease: look at all of the list, a part at a time, before a
+    // pause.
     if (more && in_vain_ < dirty.bytes()) {
       lock.give_way();
       return true;
@@ -120,7 +123,7 @@ bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
     in_vain_ = 0;
     again_ns_ = now_ns + kLookAgain;
     again_changes_ = dirty.changes();
-    // The look may have found that leases hold the rest, which counts for no limit.
+    // The look may have found that leases hold the rest, which does not count towards the limit.
     wake_slowed(now_ns);
     if (dirty.any_slowed() && dirty.writing() == 0) give_up(now_ns);
     return false;
@@ -131,7 +134,7 @@ bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   return true;
 }
 
-// Waiting would help nobody: the writers go on, and the files have less than they should if the process is killed.
+// Waiting would not help: the writers go on, and the files lack more if the process is killed.
 void BackgroundWrites::give_up(uint64_t now_ns) {
   DirtyBlocks& dirty = map_.dirty();
   dirty.lift(now_ns + kLift);

@@ -8,7 +8,7 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr size_t kReadTogether = 256 << 10;  // bytes that a transfer has at least, as a rule
+constexpr size_t kReadTogether = 256 << 10;  // usual least size of a transfer, in bytes
 
 }  // namespace
 

@@ -1,4 +1,4 @@
-// How many bytes of I/O buffers a region has, and how much of them reads that nobody waits for may take.
+// Limits of a region's I/O buffers, in bytes, and of reads that no thread waits for.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +8,14 @@
 
 namespace vmem::pager {
 
-// A compressed block that is copied needs two at once, to read into and to decode into: with fewer, its fault could
-// never be served.
+// The least that a region needs. A compressed block that is copied needs two buffers at once, to
+// read into and to decode into. With fewer, its fault could never be served.
 uint64_t least_bounce(const Region& r);
-// Small blocks are read many at a time: as much as is read ahead at once, and as much again for what faults ask for and
-// what is staged.
+// The most that a region may have. Small blocks are read many at a time: there is room for one
+// round of read-ahead, and as much again for faults and staged blocks.
 uint64_t bounce_limit(const Region& r, const Config& config, const HostBudget& budget);
-// Bytes of read-ahead, prefetch and neighbours that are read at a time where the next are of this region: they have
-// half of the buffers at most.
+// The most that read-ahead, prefetch and fault-around may read at a time if the next block is of
+// this region: half of its buffers.
 uint64_t speculative_limit(const Region& r, const Config& config, const HostBudget& budget);
 
 }  // namespace vmem::pager

@@ -1,8 +1,10 @@
-// Memory for the copy from which a block is written that cannot be written from its place, because the program has
-// taken the right to read a page of it: where no frame is free. One such block at a time, beyond host_budget; others
-// wait for their turn. Else a budget full of such blocks would stay full.
+// Memory to write a block from a copy when no frame is free. A block cannot be written from its
+// place if the program has revoked the right to read a page of it. Without this buffer a budget
+// full of such blocks would stay full. It serves one block at a time, beyond host_budget. Others
+// wait.
 //
-//   a transition has it from take() or pass() until it calls pass(); it is in no list meanwhile
+// - A transition has the buffer from take() or pass() until it calls pass(). In that time it is in
+//   no list.
 #pragma once
 
 #include <sys/mman.h>
@@ -21,7 +23,7 @@ class EmergencyBuffer {
   EmergencyBuffer(const EmergencyBuffer&) = delete;
   EmergencyBuffer& operator=(const EmergencyBuffer&) = delete;
 
-  // Locked. False: another move has it, and this one waits.
+  // Returns false if another transition has the buffer; then `m` waits for it.
   bool take(Transition* m) VMEM_LOCKED {
     if (std::exchange(taken_, true)) {
       waiting_.push_back(m);
@@ -29,20 +31,20 @@ class EmergencyBuffer {
     }
     return true;
   }
-  // Unlocked; for whoever has it. nullptr: the kernel has no memory.
+  // For the transition that has the buffer. Returns null if the kernel has no memory.
   std::byte* memory(size_t size) {
     if (size == size_) return at_;
     drop();
     void* const at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (at == MAP_FAILED) return nullptr;
-    // As frames: neither in core dumps nor in children.
+    // Like frames: neither in core dumps nor in children.
     madvise(at, size, MADV_DONTDUMP);
     madvise(at, size, MADV_DONTFORK);
     at_ = static_cast<std::byte*>(at);
     size_ = size;
     return at_;
   }
-  // Locked. Those that wait for it, and that `which` says need not: they are out of the list.
+  // Removes and returns the waiting transitions for which `which` returns true.
   template <typename Which>
   TransitionList give_up(const Which& which) VMEM_LOCKED {
     TransitionList all, out;
@@ -53,7 +55,8 @@ class EmergencyBuffer {
     }
     return out;
   }
-  // Unlocked; whoever has it needs it no more. Who has it now; nullptr: nobody waits, and its memory is given back.
+  // The transition that has the buffer no longer needs it. Returns the one that has it now. Returns
+  // null if none waits; then the memory is given back.
   Transition* pass(core::BigMutex& mutex) VMEM_UNLOCKED {
     for (;;) {
       {
@@ -78,7 +81,7 @@ class EmergencyBuffer {
 
   bool taken_ VMEM_GUARDED_BY(core::big_lock) = false;
   TransitionList waiting_ VMEM_GUARDED_BY(core::big_lock);
-  // Of who has it.
+  // For the transition that has the buffer.
   std::byte* at_ = nullptr;
   size_t size_ = 0;
 };

@@ -17,8 +17,9 @@ namespace vmem::pager {
 
 using core::Level;
 
-// Locked. A write of the block failed, and may have left a part of its bytes where the old ones were: no digest taken
-// before proves anything now, not even when the program restores what was there. Until a write of all of it succeeds.
+// The write may have left a part of its bytes where the old ones were. No digest taken before
+// proves anything, even if the program restores the old bytes, until a write of the whole block
+// succeeds.
 void FailedBlocks::mark_unknown(Region& r, BlockIndex b) {
   core::Block& block = r.table[b];
   if ((block.flags & core::kUnknown) == 0) ++unknown_blocks_;
@@ -27,15 +28,13 @@ void FailedBlocks::mark_unknown(Region& r, BlockIndex b) {
   block.flags &= static_cast<uint16_t>(~(core::kDigest | core::kProtected));
 }
 
-// Locked. The block was written, or its contents are of no interest any more.
 void FailedBlocks::clear_unknown(core::Block& block) {
   if ((block.flags & core::kUnknown) == 0) return;
   --unknown_blocks_;
   block.flags &= static_cast<uint16_t>(~core::kUnknown);
 }
 
-// Locked. The only copy of the block's changes is gone, and so is whatever the block held in memory or on a device.
-// What the store has is older, and must not be taken for it.
+// The store's copy is older than the lost changes, and must not be taken for them.
 void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& why) {
   forget_store_copy(r, b);
   core::Block& block = r.table[b];
@@ -48,9 +47,9 @@ void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& 
   fail_accesses(r, b);
 }
 
-// Locked; state poisoned. Its accesses get SIGBUS for so long that the threads that wait for it have got theirs. A
-// program whose handler returns makes the access again at once: so ten reads of it are made a second, and no more.
-// Without memory to know one more by, the oldest has had its time.
+// Accesses get SIGBUS long enough for all waiting threads to get theirs. A program whose handler
+// returns repeats the access at once, so the block is read no more than ten times a second. Without
+// memory for one more entry, the time of the oldest is over.
 void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   if ((block.flags & core::kUnread) == 0) ++r.unread;
@@ -73,7 +72,8 @@ void FailedBlocks::clear_unread(Region& r, BlockIndex b) {
   r.reasons.erase(b);
 }
 
-// Locked; there is one. It is absent from here on. If the trap does not take it back, that is tried again.
+// Makes the first unread block absent, if it still waits. If the trap refuses, this is tried again.
+// The list must not be empty.
 void FailedBlocks::read_again() {
   auto& [r, b, until_ns] = unread_.front();
   const Block& block = r->table[b];
@@ -85,7 +85,6 @@ void FailedBlocks::read_again() {
   unread_.move_front(unread_.end());
 }
 
-// Locked; state poisoned. Where the trap refuses (no memory, no mappings), whoever touches the block asks it again.
 void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
   if (r.lost) return;
   core::Block& block = r.table[b];
@@ -98,8 +97,6 @@ void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
   answer_later(r, b, s);
 }
 
-// Locked; the block is not in place, and the trap refused what would answer its accesses. They are made again after a
-// while.
 void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
   if (!ask_later(r, b)) return;
   VMEM_LOG_OFTEN(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
@@ -118,8 +115,6 @@ bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
   return !known;
 }
 
-// Locked; the block is absent, and the kernel had no memory to read it. Who wants it waits: an access is made again
-// after a while, an acquire looks.
 void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
   core::Block& block = r.table[b];
   const bool accessed = (block.flags & core::kFaultPending) != 0;
@@ -145,8 +140,6 @@ Status FailedBlocks::not_read(const Region& r, BlockIndex b) const {
                      config_.fault_timeout_ms, map_.where(r, b).c_str());
 }
 
-// Locked on entry and on return. Accesses whose pause has ended are made again; those that were refused for the whole
-// time-out get SIGBUS, and the next ones begin anew. False: there is none.
 bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
   if (!unread_.empty() && unread_.front().until_ns <= now) {
     read_again();
@@ -166,7 +159,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     retry->due_ns = now + FaultRetryQueue::kSlice;
     return true;
   }
-  if (retry->bus || !retry->asleep) {  // threads have got their signals, or have not been refused again
+  if (retry->bus || !retry->asleep) {  // threads have got their signals, or were not refused again
     if (retry->asleep) trap_.wake(r.address(b), r.block_size).ignore();
     retries_.erase(r, b);
     return true;
@@ -185,7 +178,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     retry->mark = deadline_.look(now);
     ++r.in_flight;
     lock.unlock();
-    core::settle_log();  // said before the signal
+    core::settle_log();  // log before the signal
     core::step("retry.said");
     lock.lock();
     --r.in_flight;
@@ -201,12 +194,13 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
   const Status woken = trap_.wake(r.address(b), r.block_size);
   if (woken.code() != -EPERM || retry == nullptr) return true;
   if (late) end_process(r, b, woken);
-  retries_.add(r, b, now);  // nobody has made the access again
+  retries_.add(r, b, now);  // no thread has repeated the access
   return true;
 }
 
-// Locked. Threads that wait can neither go on nor get SIGBUS: the program has forbidden all of what would tell them. It
-// does not hang. What can be written of shared files is; what is protected against stores for that is not.
+// Ends the process, which would hang: the program has forbidden the ioctls by which waiting threads
+// go on or get SIGBUS. Writes what it can of shared files first, but no blocks that would have to
+// be write-protected for that.
 void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why) {
   if (std::exchange(ending_, true)) return;
   core::log(core::Level::error,
@@ -223,8 +217,6 @@ void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why)
   thread.detach();
 }
 
-// Locked. -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has
-// said so before.
 Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again) {
   if (!r.writable() || (r.table.count(State::poisoned) == 0 && r.unread == 0)) return {};
   uint64_t lost = 0;
@@ -246,7 +238,8 @@ Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, boo
                      static_cast<int>(why.text().size()), why.text().data());
 }
 
-// Its accesses get SIGBUS no more: were it known here for as long as before, the next failure would last no longer.
+// The block's accesses get SIGBUS no more. An entry that stayed would cut short the time of its
+// next failure.
 void FailedBlocks::forget_unread(const Region& r, BlockIndex b) {
   const auto known =
       std::find_if(unread_.begin(), unread_.end(), [&](const ReadError& u) { return u.region == &r && u.block == b; });
@@ -262,8 +255,7 @@ void FailedBlocks::forget_store_copy(Region& r, BlockIndex b) {
   clear_unread(r, b);
 }
 
-// Writes succeed again: blocks whose accesses were answered with SIGBUS for want of memory can be touched again. One
-// that the trap does not take back stays in the queue, until the next call.
+// A block that the trap does not take back stays queued until the next call.
 void FailedBlocks::revive_dropped() {
   for (size_t left = dropped_.size(); left != 0; --left) {
     const auto [r, b] = dropped_.front();
@@ -276,18 +268,17 @@ void FailedBlocks::revive_dropped() {
   }
 }
 
-// Locked. On error it is poisoned as it was: no access would reach the trap.
 Status FailedBlocks::revive(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   Status s = core::broken("revive") ? Status() : trap_.unfail(r.address(b), r.block_size);
   if (!s.ok()) {
     if ((block.flags & core::kUnanswered) == 0)
       VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-    block.flags |= core::kUnanswered;  // a part of it may trap
+    block.flags |= core::kUnanswered;  // a part of it may be trapped
     return s;
   }
   if ((block.flags & core::kUnread) != 0) forget_unread(r, b);
-  if (!block.extent) clear_unread(r, b);  // nothing that was stored to it could be lost
+  if (!block.extent) clear_unread(r, b);  // no stored bytes can be lost
   if ((block.flags & (core::kUnread | core::kDropped)) != core::kUnread) r.reasons.erase(b);
   block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));
   r.table.change(b, State::poisoned, block.extent ? State::stored : State::unpopulated);
@@ -309,7 +300,7 @@ Status FailedBlocks::no_table(const Region& r, BlockIndex b) const {
       core::human_bytes(std::max(reserve_.bytes(), 4 * reserve_.largest_block())).c_str(), map_.where(r, b).c_str());
 }
 
-// Locked; state unpopulated. Its accesses get SIGBUS until there is room: known by place, for its table has none.
+// Remembered by address, since the table has no entry for the block.
 void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
   const Status why = no_table(r, b);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()),
@@ -317,8 +308,6 @@ void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
   if (const Status failed = tables_.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
 }
 
-// A fault waited for it for too long: its accesses get SIGBUS, until there may be memory again. False: there is none to
-// know it by, and nothing has changed.
 bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
   if (!dropped_.push_back({&r, b})) return false;
   core::Block& block = r.table[b];
@@ -353,7 +342,8 @@ std::string FailedBlocks::check() const {
       if ((block.flags & core::kDropped) == 0 || r->dying) continue;
       if (block.state != State::poisoned)
         return "a block that is not failed was dropped for want of memory: " + std::string(map_.where(*r, b));
-      // What was revived by another way may be in there still, and once more for each time that it was dropped.
+      // A block that was revived another way may still be queued, once for each time that it was
+      // dropped.
       const auto waits = [&, region = r.get()](const auto& d) { return d.first == region && d.second == b; };
       if (std::none_of(dropped_.begin(), dropped_.end(), waits))
         return "a block that was dropped for want of memory waits for none: " + std::string(map_.where(*r, b));

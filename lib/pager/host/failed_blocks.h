@@ -1,15 +1,18 @@
-// Blocks whose bytes nobody can have: lost, unreadable, or refused for want of memory; what is said of them, to the
-// threads that access them, to calls and to the log; and what makes them good again. And blocks of which it is not
-// known any more what the SSD has of them.
+// Blocks whose contents are unavailable: lost, unreadable, or refused for want of memory. Reports
+// them to accessing threads, to calls and to the log, and revives them. Also counts the blocks of
+// which it is unknown what the SSD has.
 //
-//   a block that is failed has a reason, if there was memory for it; one that was refused for want of memory (kDropped)
-//   waits here for some, and its contents are intact; unknown_blocks() = the blocks with kUnknown
-//   a block that the disk refused to read (kUnread) and that is poisoned waits here for the time at which it is absent
-//   again, and the next access reads it anew, where the trap takes that without a moment of SIGSEGV (caps().poison)
-//   accesses that the trap refused to have answered, or whose block the kernel had no memory to read, are made again
-//   after a while, and are known by their block
+// - A failed block has a reason, if there was memory for it.
+// - A block that was refused for want of memory (kDropped) waits here for some. Its contents are
+//   intact.
+// - unknown_blocks() = the blocks with kUnknown.
+// - A poisoned block that the disk refused to read (kUnread) waits here until it is absent again.
+//   Then the next access reads it anew. This needs a trap that undoes a poison without a moment of
+//   SIGSEGV (caps().poison).
+// - If the trap refuses to answer accesses of a block, or the kernel has no memory to read it, its
+//   accesses are repeated after a while. They are known by their block.
 //
-// The pager's lock protects it.
+// The pager's lock protects this class.
 #pragma once
 
 #include <algorithm>
@@ -29,64 +32,79 @@ class FailedBlocks : private Shared {
  public:
   FailedBlocks(const Shared& shared, MemoryPressure& pressure) : Shared(shared), pressure_(pressure) {}
 
-  // A write of the block failed; it was written, or its contents are of no interest any more.
+  // mark_unknown(): a write of the block failed. clear_unknown(): the block was written, or its
+  // contents are of no interest.
   void mark_unknown(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void clear_unknown(core::Block& block) VMEM_LOCKED;
   uint64_t unknown_blocks() const VMEM_LOCKED { return unknown_blocks_; }
-  // What the SSD has of it is out of date.
+  // Forgets the store's copy of the block, which is out of date.
   void forget_store_copy(Region& r, core::BlockIndex b) VMEM_LOCKED;
 
-  // Its only copy is gone, and the block was in state `from`.
+  // Poisons a block whose only copy is gone, and whose memory is given back already. `from` is its
+  // state.
   void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why) VMEM_LOCKED;
-  // The disk refused to read it: accesses get SIGBUS, and after a while the next one reads again. Until a read
-  // succeeds, or its contents are of no interest, it has kUnread.
+  // The disk refused to read the block. Accesses get SIGBUS, and after a while the next one reads
+  // the block again. The block has kUnread until a read succeeds, or its contents are of no
+  // interest.
   void mark_unread(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void clear_unread(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // -EIO when blocks of the range are lost, or their bytes could not be read back; `again`: also when a call has said
-  // so before.
+  // Returns -EIO if blocks of the range are lost and no call has said so. again: also if a call
+  // has, or if bytes in the store could not be read back.
   core::Status tell_lost(Region& r, core::BlockIndex first, core::BlockIndex last, bool again) VMEM_LOCKED;
 
-  // State poisoned: accesses get SIGBUS from here on.
+  // State poisoned: accesses get SIGBUS from here on. If the trap refuses that (no memory, no
+  // mappings), later accesses ask it again.
   void fail_accesses(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // The trap refused what would answer accesses of the block.
+  // The block is not in place, and the trap refused to answer its accesses: they are repeated after
+  // a while.
   void answer_later(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
-  // .. an access of it: it is made again later. False: it has been refused before, lately.
+  // Has accesses of the block repeated after a while. Returns false if it was refused lately
+  // already.
   bool ask_later(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // The kernel had no memory to read it: an access of it is made again later, too.
+  // The block is absent, and the kernel had no memory to read it: accesses are repeated after a
+  // while, and acquires look again.
   void read_later(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
-  // .. and this is what an acquire says that has waited for it for too long.
+  // Returns the error of an acquire that has waited too long for such a block.
   core::Status not_read(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
-  // Those that are due are made again, and accesses read again that got SIGBUS for as long as is meant. Locked on entry
-  // and on return. False: there are none.
+  // Handles one block that is due. Repeats its accesses, or gives them SIGBUS if they were refused
+  // for the whole time-out; later ones begin anew. Or makes an unread block absent. Drops and
+  // retakes the lock. Returns false if no block is due.
   bool ask_again(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   FaultRetryQueue& retries() VMEM_LOCKED { return retries_; }
-  // When that is to be done next; UINT64_MAX: never.
+  // Returns when ask_again() has work next; UINT64_MAX: never.
   uint64_t next_ns() const VMEM_LOCKED {
     return std::min(retries_.next_ns(), unread_.empty() ? UINT64_MAX : unread_.front().until_ns);
   }
-  // The block is about to go in place: accesses that got SIGBUS because the trap refused it do not any more.
+  // The block is about to go in place: ends the SIGBUS of accesses that the trap had refused to
+  // answer.
   void goes_in_place(const Region& r, core::BlockIndex b) VMEM_LOCKED;
 
-  // A fault has waited for memory for too long. reserve_dropped(): to know one more by. False: no memory for that.
+  // A fault has waited for memory too long. reserve_dropped() makes room for one more block, and
+  // returns false if there is no memory. drop(): accesses of the block get SIGBUS until there may
+  // be memory again; returns false, with nothing changed, if there is no room.
   bool reserve_dropped() VMEM_LOCKED { return dropped_.reserve(dropped_.size() + 1); }
   bool drop(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
   bool any_dropped() const VMEM_LOCKED { return !dropped_.empty(); }
-  // There may be room for all that were dropped.
+  // There may be memory again: makes the dropped blocks absent.
   void revive_dropped() VMEM_LOCKED;
-  // State poisoned. On error it is poisoned as it was: no access would reach the trap.
+  // Makes a poisoned block absent again. On error it stays poisoned, since accesses would not reach
+  // the trap.
   core::Status revive(Region& r, core::BlockIndex b) VMEM_LOCKED;
 
-  // State unpopulated, and there is no room for it in its region's table: accesses get SIGBUS until there is.
+  // State unpopulated, and the region's table has no room for the block: accesses get SIGBUS until
+  // it has. no_table() returns the error.
   void refuse_growth(Region& r, core::BlockIndex b) VMEM_LOCKED;
   core::Status no_table(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
 
-  // Room for a region's blocks; false: no memory. It goes.
+  // Makes room for a region's blocks. Returns false if there is no memory. forget(): the region is
+  // being freed.
   bool reserve(size_t blocks) VMEM_LOCKED {
     return dropped_.reserve(blocks) && retries_.reserve(blocks) && unread_.reserve(blocks);
   }
   void forget(const Region& r) VMEM_LOCKED;
 
-  // Tests: recounts what is unknown or unread, and what was dropped waits. What is wrong; empty: nothing.
+  // For tests: recounts unknown and unread blocks, and looks whether dropped ones wait. Returns the
+  // first error, or an empty string.
   std::string check() const VMEM_LOCKED;
 
  private:
@@ -100,10 +118,10 @@ class FailedBlocks : private Shared {
   void end_process(const Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
 
   MemoryPressure& pressure_;
-  PooledList<std::pair<Region*, core::BlockIndex>> dropped_
-      VMEM_GUARDED_BY(core::big_lock);                            // failed for want of memory; bytes intact
+  // Failed for want of memory; contents intact.
+  PooledList<std::pair<Region*, core::BlockIndex>> dropped_ VMEM_GUARDED_BY(core::big_lock);
   FaultRetryQueue retries_ VMEM_GUARDED_BY(core::big_lock);       // blocks whose accesses could not be answered
-  PooledList<ReadError> unread_ VMEM_GUARDED_BY(core::big_lock);  // in the order of their times; a poisoned block once
+  PooledList<ReadError> unread_ VMEM_GUARDED_BY(core::big_lock);  // by until_ns; each poisoned block once
   uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
   bool ending_ VMEM_GUARDED_BY(core::big_lock) = false;
 };

@@ -49,7 +49,8 @@ void FaultHandler::set_deadline(unsigned ms) {
   deadline_changed_.notify_all();
 }
 
-// One round of the trap's events; true when there may be more. One thread at a time.
+// Serves one round of the trap's events, on one thread at a time. Returns true if there may be
+// more.
 bool FaultHandler::serve_events(int timeout_ms) {
   std::array<trap::Event, 64> room;
   size_t count = 0;
@@ -88,7 +89,7 @@ void FaultHandler::loop() {
   }
 }
 
-// On an I/O thread: the reads that faults cause are issued without waking another thread.
+// Runs on an I/O thread: reads that faults cause are submitted without waking another thread.
 void FaultHandler::events_ready(void* self) {
   while (static_cast<FaultHandler*>(self)->serve_events(0)) {
   }
@@ -96,14 +97,15 @@ void FaultHandler::events_ready(void* self) {
 
 void FaultHandler::renew(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
-  // A block on its way to a device must not be met half made: see on_fault().
+  // A block on its way to a device must not be accessed half made: see on_fault().
   if (r.dying || (block.flags & core::kFaultPending) == 0 || block.state == State::promoting) return;
   trap_.wake(r.address(b), r.block_size).ignore();
 }
 
-// A trap may give an access up that is not answered in time (the module: fault_timeout_ms of its sysfs), so that nobody
-// waits for a runtime that is gone. This one is there, and its disk is slow or its queue for memory long: the threads
-// that wait are sent to report their accesses again, which begins their time anew.
+// A trap may give up an access that is not answered in time (the module: fault_timeout_ms in its
+// sysfs), so that no thread waits for a runtime that is gone. This runtime is alive; its disk is
+// slow, or its queue for memory is long. Wakes the threads that wait: they report their accesses
+// again, which restarts their time.
 void FaultHandler::renew_loop() {
   Lock lock(map_.mutex());
   while (!stop_renewing_) {
@@ -118,11 +120,12 @@ void FaultHandler::renew_loop() {
   }
 }
 
-// An access of a region that is being freed gets SIGBUS. From here, where that can be, and not from detach() alone:
-// detach() waits for what is under way, and that may wait for a signal handler which makes this access. What is not
-// answered here is when the transition of its block has ended, or by detach(). Begins no transition, of no block.
+// Answers an access of a region that is being freed, with SIGBUS if the block is absent. detach()
+// would answer it, too, but detach() waits for work in flight, and that work may wait for a signal
+// handler that makes this access. Accesses that are not answered here are answered at the end of
+// the block's transition, or by detach(). Begins no transition.
 void FaultHandler::access_of_dying(Region& r, BlockIndex b, const trap::Fault& fault) {
-  if (r.lost || r.quiet) return;  // nothing of ours may be put there; the frames are taken out
+  if (r.lost || r.quiet) return;  // no page may be put there: frames are being removed, or the device is lost
   Block& block = r.table[b];
   void* const page = reinterpret_cast<void*>(fault.address);
   switch (block.state) {
@@ -132,17 +135,18 @@ void FaultHandler::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
         trap_.unprotect(r.address(b), r.block_size).ignore();
         return;
       }
-      if (met_before(fault.address)) trap_.fill_zero(page, core::kPage).ignore();  // as on_fault() does
+      if (met_before(fault.address)) trap_.fill_zero(page, core::kPage).ignore();  // as in met_resident()
       trap_.wake(page, core::kPage).ignore();
       return;
     case State::isolating:
-    case State::writing_back:  // a hole that the program made, perhaps met by a thread of ours
+    case State::writing_back:
+      // The program dropped this page. One of our threads may have met the hole.
       if (const Frame& frame = map_.frame_table()[block.aux]; frame.in_place && !frame.dropping &&
                                                               fault.kind != trap::FaultKind::write_protect &&
                                                               !trap_.fill_zero(page, core::kPage).ok())
         trap_.wake(page, core::kPage).ignore();
       return;
-    case State::on_device:  // page tables of the device's own: the trap stands there, or the CPU is shown a copy
+    case State::on_device:  // split page tables: the trap is in place, or a copy is mapped
       if (map_.frame_table()[block.aux].cpu_mapped) {
         trap_.unprotect(r.address(b), r.block_size).ignore();
         return;
@@ -152,7 +156,7 @@ void FaultHandler::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
     case State::stored:
     case State::staged:
     case State::poisoned:
-      // Refused: it is poisoned already, all of it or a part, or will be asked for again.
+      // If both are refused, the page is poisoned already, or its access will be reported again.
       if (!trap_.fail(r.address(b), r.block_size).ok() && !trap_.fail(page, core::kPage).ok())
         trap_.wake(r.address(b), r.block_size).ignore();
       return;
@@ -161,7 +165,7 @@ void FaultHandler::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
   }
 }
 
-// What a fault tells of how the region is used.
+// Notes what a fault tells about the use of the region.
 void FaultHandler::note_access(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now) {
   const Block& block = r.table[b];
   const bool protection = block.state == State::resident && fault.kind == trap::FaultKind::write_protect;
@@ -174,8 +178,9 @@ void FaultHandler::note_access(Region& r, BlockIndex b, const trap::Fault& fault
   }
 }
 
-// The fault would make one more block dirty, and there are too many: it waits until some have been written. Of a block
-// that is moved into place, as of one that the module has, later stores are not seen: a load makes it dirty as well.
+// Delays a fault that would make one more block dirty while there are too many: it waits until some
+// have been written. Returns true if it waits. With Transfer::move and Transfer::install later
+// stores to a block are not seen, so a load makes the block dirty as well.
 bool FaultHandler::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now) {
   DirtyBlocks& dirty = map_.dirty();
   if (r.backing != Backing::file_shared || !dirty.slows(now)) return false;
@@ -200,10 +205,10 @@ bool FaultHandler::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, 
   return dirty.slow(r, b, now);
 }
 
-// Unpopulated, or stored: its bytes have to be had.
+// State unpopulated or stored: the block has to be read.
 void FaultHandler::met_absent(Region& r, BlockIndex b, const trap::Fault& fault, uint16_t wanted, DeferredWork& after) {
   Block& block = r.table[b];
-  if ((block.flags & core::kFaultPending) != 0) return;  // queued for memory already
+  if ((block.flags & core::kFaultPending) != 0) return;  // it waits for memory already
   core::add(counters_.faults);
   if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.refuse_growth(r, b);
   block.flags |= wanted;
@@ -221,7 +226,7 @@ void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
   read_ahead_.used(r, b);
   if (fault.kind == trap::FaultKind::write_protect) {
     core::add(counters_.write_protect_faults);
-    // Under the lock: a reclaim thread that protects this block next must come after.
+    // Under the lock: if a reclaim thread protects the block next, that must come after this.
     const Status s = trap_.unprotect(r.address(b), r.block_size);
     if (s.code() == -EPERM) return met_shut(r, b, s);
     block.flags &= static_cast<uint16_t>(~core::kProtected);
@@ -230,9 +235,9 @@ void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
   }
   core::add(counters_.spurious_faults);
   void* const page = reinterpret_cast<void*>(fault.address);
-  // Twice on one page of a block that is in place: the program dropped the page itself (madvise). As for any memory it
-  // then reads zeros; a page that is there after all makes this fail and changes nothing. Stores to it are not trapped,
-  // so that the block counts as clean no more.
+  // A second report of one page of a resident block: the program has dropped the page (madvise). As
+  // in any memory, the page then reads as zeros. If the page is present, fill_zero() fails and
+  // changes nothing. Stores to the new page are not trapped, so the block is no longer clean.
   if (met_before(fault.address) && trap_.fill_zero(page, core::kPage).ok() && (block.flags & core::kProtected) != 0) {
     block.flags &= static_cast<uint16_t>(~core::kProtected);
     trap_.unprotect(r.address(b), r.block_size).ignore();
@@ -241,8 +246,9 @@ void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
   trap_.wake(page, core::kPage).ignore();
 }
 
-// A store to a block that may not be let through: the program has forbidden the call since. What is protected the store
-// has, so that the block leaves, and comes back without protection when the access is made again.
+// The program has forbidden the call that lifts write protection, so the store cannot be let
+// through. The SSD has the bytes of a protected block: evict it, and it comes back without
+// protection when the access is repeated.
 void FaultHandler::met_shut(Region& r, BlockIndex b, const Status& why) {
   VMEM_LOG_ONCE(core::Level::error,
                 "%.*s. Was ioctl forbidden after libvmem had started? Stores to blocks that are protected wait until "
@@ -257,38 +263,39 @@ void FaultHandler::met_failed(Region& r, BlockIndex b, const trap::Fault& fault)
   const Block& block = r.table[b];
   void* const page = reinterpret_cast<void*>(fault.address);
   if ((block.flags & core::kUnanswered) != 0) failed_.fail_accesses(r, b);
-  // Other pages of it get SIGBUS already, perhaps, after an unfail() that was refused half way: this one, too.
+  // An unfail() that stopped half way may have left other pages with SIGBUS: this page gets it,
+  // too.
   if ((block.flags & core::kUnanswered) != 0 && !trap_.fail(page, core::kPage).ok() && failed_.retries().asleep(r, b))
     return;
-  if (met_before(fault.address)) trap_.fail(page, core::kPage).ignore();  // the program dropped the mark (madvise)
+  if (met_before(fault.address)) trap_.fail(page, core::kPage).ignore();  // the program dropped the poison (madvise)
   trap_.wake(page, core::kPage).ignore();
 }
 
-// Whether the page has been reported before, though nothing was to be done. Threads that meet several in turn do not
-// keep each other from being answered, but for those few that share a place.
+// Returns true if the page was reported before although nothing had to be done. Threads that meet
+// several pages in turn are kept apart by a hash, except where pages share a slot.
 bool FaultHandler::met_before(uintptr_t address) {
   uintptr_t& last = spurious_[address / core::kPage * 0x9e3779b97f4a7c15u >> 58];
   return std::exchange(last, address) == address;
 }
 
-// The block is owned by one of our threads. Where its pages are in place, the program dropped this one itself
-// (madvise), and it may be that thread which met the hole, while hashing: it must not wait for itself. A page that is
-// there makes this fail; so may, by the same answer, a page table that the kernel frees at this moment, since the
-// program drops all that is in it (Linux 6.14).
+// One of our threads owns the block. If the pages are in place, the program has dropped this page
+// (madvise), and the owner itself may have met the hole while hashing. It must not wait for itself,
+// so the hole is filled with zeros. That fails if the page is present. It also fails, with the same
+// error, while the kernel frees a page table all of whose pages the program drops (Linux 6.14).
 void FaultHandler::fill_hole(Frame& frame, const trap::Fault& fault) {
   if (!frame.in_place || fault.kind == trap::FaultKind::write_protect) return;
   void* const page = reinterpret_cast<void*>(fault.address);
   const Status s = trap_.fill_zero(page, core::kPage);
   frame.holed |= s.ok();
-  // The access is made again. The end of what goes on with the block may wait for it.
+  // Have the access repeated: the end of the transition may depend on it.
   if (!s.ok()) trap_.wake(page, core::kPage).ignore();
 }
 
-// Longer than others: the states side by side, which is how they are read.
+// Longer than other functions, to have all states side by side.
 void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork& after) {
   Region* r = map_.find(fault.address);
   if (r == nullptr) {
-    // Its region was freed between the access and this report: let the thread meet what is there now.
+    // The region was freed before this report: let the thread access what is there now.
     trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
     return;
   }
@@ -320,7 +327,7 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       counters_.fault_took(now_ns() - now);
       break;
     case State::mapping:
-      // Most are woken when all is in place. The program may have dropped this one since.
+      // fill() wakes the thread, unless the program has dropped the page since: then `holed` does.
       if (fault.kind != trap::FaultKind::write_protect) map_.frame_table()[block.aux].holed = true;
       block.flags |= wanted;
       read_ahead_.used(*r, b);
@@ -339,14 +346,14 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       break;
     case State::demoting:
       fill_hole(map_.frame_table()[block.aux], fault);
-      // The trap stands there already, the books do not say so yet: settle() grants it.
+      // The trap is in place already, but the state does not say so yet: settle() serves the fault.
       core::add(counters_.faults);
       block.flags |= wanted;
       break;
     case State::promoting:
-      // Where the CPU sees what the device sees: woken when the block has been made: it goes on then, and parks at the
-      // device's door. Sooner it would come back at once, again and again, and one of its tries would fall between the
-      // mapping of the block and its shutting.
+      // With unified page tables the thread is woken when the block is made, and then parks at its
+      // gate. Woken earlier it would come back again and again, and one of its tries could fall
+      // between the mapping of the block and the shutting of the gate.
       if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
       block.flags |= wanted;
       break;

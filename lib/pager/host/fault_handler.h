@@ -1,11 +1,14 @@
-// Serves faults: takes the trap's events, says what each means in the state that its block is in, and answers at once
-// what can be answered; the rest PageIn and the Installer do. Events are read on an I/O thread where the engine watches
-// the trap's descriptor, else on a thread of this class.
+// Serves faults: reads the trap's events, decides what a fault means in the state of its block, and
+// answers at once what it can. PageIn and Installer do the rest. An I/O thread reads the events if
+// the engine watches the trap's descriptor, else a thread of this class does.
 //
-//   none is forgotten: a fault is answered here; or its block is marked kFaultPending, and somebody owns its transition
-//   or waits for memory for it; or it is among CpuMappings' accesses, or FailedBlocks' retries
+// No fault is forgotten. Each of them
+// - is answered here,
+// - marks its block kFaultPending, while a transition of the block has an owner or the block waits
+//   for memory, or
+// - is in CpuMappings or in FailedBlocks' retries.
 //
-// The pager's lock protects it.
+// The pager's lock protects this class.
 #pragma once
 
 #include <array>
@@ -25,16 +28,16 @@ namespace vmem::pager {
 
 class FaultHandler : private Shared {
  public:
-  // What is asked of those above, unlocked.
+  // Upward calls.
   class Above {
    public:
-    virtual void tunables_changed() VMEM_UNLOCKED = 0;  // of the module
+    virtual void tunables_changed() VMEM_UNLOCKED = 0;  // the module's tunables
 
    protected:
     ~Above() = default;
   };
 
-  // devices: wait for accesses of blocks that are there.
+  // devices: wakes the device workers, which serve accesses of blocks on devices.
   FaultHandler(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
                Installer& installer, PageIn& page_in, Readahead& read_ahead, ReclaimRequests& reclaim_requests,
                CpuMappings& cpu_mappings, core::EventCount& devices, Above& above)
@@ -50,13 +53,14 @@ class FaultHandler : private Shared {
         devices_(devices),
         above_(above) {}
 
-  // Unlocked. From here on faults are served. stop_renewing() locked: the thread that renews ends soon; stop(): no
-  // fault is served any more.
+  // start() begins to serve faults. stop_renewing() tells the renewing thread to end. stop()
+  // returns when faults are no longer served.
   core::Status start() VMEM_UNLOCKED;
   void stop_renewing() VMEM_LOCKED;
   void stop() VMEM_UNLOCKED;
 
-  // Locked. A trap gives up accesses that are not answered for so long, unless their time begins anew; 0: it does not.
+  // Sets the time after which the trap gives up an access that is not answered, unless renew()
+  // restarts the time. 0: it never gives up.
   void set_deadline(unsigned ms) VMEM_LOCKED;
 
  private:
@@ -94,7 +98,7 @@ class FaultHandler : private Shared {
   bool stop_renewing_ VMEM_GUARDED_BY(core::big_lock) = false;
   std::atomic<bool> stop_{false};
   bool watching_ = false;  // the engine's threads serve faults, and there is no thread for them
-  // Pages that were reported though nothing was to be done, by a hash of their addresses.
+  // Pages that were reported although nothing had to be done, by a hash of their addresses.
   std::array<uintptr_t, 64> spurious_ VMEM_GUARDED_BY(core::big_lock){};
 };
 

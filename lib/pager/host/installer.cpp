@@ -10,7 +10,6 @@
 
 namespace vmem::pager {
 
-// Locked. From here install() owns the block; the policy must not name it.
 void Installer::start_installing(Transition* m, State from, TransitionList& install) {
   Region& r = *m->region;
   r.table.change(m->block, from, State::mapping);
@@ -22,21 +21,18 @@ void Installer::start_installing(Transition* m, State from, TransitionList& inst
   install.push_back(m);
 }
 
-// The block is staged: it goes in place, or waits for memory. The transition finishes in install(). False: not even
-// that can be remembered, as starve_fault() has it.
 bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
-  if (r.lost) return true;  // there is no place any more
+  if (r.lost) return true;  // the region's device is lost
   if (start_install(r, b, after)) return true;
   r.table[b].flags |= core::kFaultPending;
   return waits_.starve_fault(r, b);
 }
 
-// False, and nothing changed, when there is no memory.
 bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, const MemoryWaiter* waited) {
   if (!map_.reserve_transition()) return false;
   Block& block = r.table[b];
   const bool staged = in_staging(map_.frame_table()[block.aux].pool);
-  // The bytes will be in two places for a moment.
+  // The bytes are in two places for a moment.
   if (staged && !budget_.charge(r.block_size, 0)) return false;
   Transition* m = map_.new_transition(r, b);
   m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
@@ -61,7 +57,6 @@ void Installer::give_frame(Region& r, std::byte* image) {
   }
 }
 
-// Unlocked; owns the transitions (mapping) of the first, and of others that the same call can put in place.
 void Installer::install(TransitionList& transitions, DeferredWork& after) {
   const Batch run = take_run(transitions);
   const auto fill = [&](const Transition& first, size_t blocks) {
@@ -74,17 +69,18 @@ void Installer::install(TransitionList& transitions, DeferredWork& after) {
     return s;
   };
   const Status all = fill(*run[0], run.size());
-  // One block's trouble is not the others'. Where all are left half way there is no telling which are whole.
+  // Retry blocks one by one, so that one failure does not affect the others. After a call that
+  // stopped half way it is not known which are whole.
   const bool alone = run.size() > 1 && !all.ok() && all.code() != -ENOTRECOVERABLE;
   for (Transition* m : run) installed(m, alone ? fill(*m, 1) : all, after);
 }
 
-// Locked; state mapping. The trap would not have it: the block is staged again.
+// State mapping; the trap refused the block, which is staged again.
 void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   if (m->in_staging && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
-    // The trap's own copy of it was refused memory: as for any frame, others leave for it.
+    // The trap had no memory for its own copy: other blocks leave, as for any frame.
     r.table.change(m->block, State::mapping, State::staged);
     budget_.credit(r.block_size);
     map_.admit(r, m->block, 0);
@@ -95,7 +91,7 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
     freed_.memory_freed(after);
     return;
   }
-  // The bytes are still in the frame, and the frame is still ours: nothing is lost, the access waits for the next try.
+  // The frame still has the bytes: nothing is lost, and the access waits for the next try.
   r.table.change(m->block, State::mapping, State::staged);
   if (m->in_staging) budget_.credit(r.block_size);
   map_.admit(r, m->block, 0);
@@ -105,7 +101,7 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
   map_.free_transition(m);
 }
 
-// Unlocked; the trap has said of the block, or of all that were put in place with it, how that went.
+// Goes on after fill(). s: the result for the block, or for all that were put in place with it.
 void Installer::installed(Transition* m, const Status& s, DeferredWork& after) {
   const Region& r = *m->region;
   if (s.ok()) {
@@ -124,7 +120,6 @@ void Installer::installed(Transition* m, const Status& s, DeferredWork& after) {
   settle_installed(m, s, after);
 }
 
-// Locked on entry and on return.
 void Installer::retry_pinned(Lock& lock, DeferredWork& after) {
   TransitionList now, still;
   now.append(pinned_);
@@ -142,13 +137,13 @@ void Installer::retry_pinned(Lock& lock, DeferredWork& after) {
   pinned_.append(still);
 }
 
-// Unlocked; the owner of the block's transition. Where it failed nothing of the block is in place any more.
+// Ends the transition. After a failure no page of the block is in place any more.
 void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& after) {
   Region& r = *m->region;
   std::byte* const at = r.address(m->block);
   const bool torn = m->torn;
-  // Where pages were in place for a moment, others than the parked threads may have stored to them; the trap has taken
-  // that back into the frame.
+  // If pages were in place for a moment, threads that were not parked may have stored to them. The
+  // trap has taken these stores back into the frame.
   const bool changed = !s.ok() && !torn && !m->protect && r.writable() && r.transfer == Transfer::copy &&
                        !(store::digest(m->image, r.block_size) == r.table[m->block].digest);
   Lock lock(map_.mutex());
@@ -171,7 +166,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   if (r.transfer == Transfer::move) {
     frames_.put_slot(m->image, r.block_size);
     frame.bytes = nullptr;
-  } else if (m->in_staging) {  // from now on it is a block like any other in host memory
+  } else if (m->in_staging) {  // from now on a block like any other in host memory
     staging_.of(r).frames.put(m->image);
     frame.bytes = nullptr;
     map_.withdraw(block.aux);
@@ -185,8 +180,8 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   block.flags &= static_cast<uint16_t>(~core::kProtected);
   frame.proven = m->protect;
   if (m->protect) {
-    // A store met the protection between fill() and this lock: it was reported as a request, nobody else will answer
-    // it.
+    // A store may have met the protection between fill() and this lock. It was noted as a request,
+    // and no other code answers it.
     const bool stores = (block.flags & core::kStorePending) != 0;
     const bool stays = !stores || trap_.unprotect(at, r.block_size).code() == -EPERM;
     if (stays) block.flags |= core::kProtected;
@@ -201,16 +196,17 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   freed_.memory_freed(after);
 }
 
-// Unlocked; the owner of the block's transition, whose fill() stopped half way, or found a page in its way. False: the
-// frame has all of its bytes still. True: nobody has them.
+// After a fill() that stopped half way, or found a page in its way. Returns true if the block's
+// bytes are lost, false if the frame still has all of them.
 bool Installer::torn_by_fill(const Transition* m, const Status& why) {
   const Region& r = *m->region;
   const core::Block& block = r.table[m->block];
-  // Copied, and nothing that was stored meanwhile is to be kept: the frame has all of it still.
+  // If the block was copied and no store has to be kept, the frame still has all bytes.
   const bool whole = r.transfer == trap::Transfer::copy && (m->protect || !r.writable());
   bool torn = half_way(why) && !whole;
   if (!torn && r.transfer == trap::Transfer::move) {
-    // A page was in the way: one of the frame's own, already moved, or a stranger. The digest tells.
+    // A page was in the way: one of the frame's own that was moved already, or a foreign one. The
+    // digest tells.
     torn = (block.flags & core::kDigest) == 0 || !(store::digest(m->image, r.block_size) == block.digest);
   }
   if (torn) {
@@ -221,7 +217,7 @@ bool Installer::torn_by_fill(const Transition* m, const Status& why) {
   return torn;
 }
 
-// Locked; state mapping, after torn_by_fill().
+// State mapping, after torn_by_fill() has returned true.
 void Installer::lose_filled(Transition* m, const Status& why) {
   Region& r = *m->region;
   map_.free_entry(m->block, r);

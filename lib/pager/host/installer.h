@@ -1,9 +1,9 @@
-// Puts blocks in place: from a frame that has their bytes to where threads access them.
+// Puts blocks in place: from a frame that has their bytes to the addresses that threads access.
 //
-//   state mapping: the Installer owns the block, and its transition is in a TransitionList until install() takes it
-//   a fill that failed has left the block in its frame, or nowhere: then it is lost, and is said to be
-//
-// Called under the pager's lock, but for install().
+// - In state mapping the Installer owns the block. The transition is in a TransitionList until
+//   install() takes it.
+// - After a fill that failed, the block is still in its frame, or its bytes are gone; then it is
+//   marked lost.
 #pragma once
 
 #include "pager/account/shared.h"
@@ -19,22 +19,27 @@ class Installer : private Shared {
             MemoryFreed& freed)
       : Shared(shared), pressure_(pressure), failed_(failed), waits_(waits), freed_(freed) {}
 
-  // The block is staged: it goes in place, or waits for memory. False: not even that can be remembered.
+  // Puts a staged block in place, or has it wait for memory. Returns false if it cannot be queued,
+  // as MemoryWaits::starve_fault() does.
   bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
-  // .. False, and nothing changed, when there is no memory. waited: the wait that this ends; null: it begins now.
+  // Begins to put a staged block in place. Returns false, with nothing changed, if there is no
+  // memory. waited: the wait that this ends; null: it begins now.
   bool start_install(Region& r, core::BlockIndex b, DeferredWork& after,
                      const MemoryWaiter* waited = nullptr) VMEM_LOCKED;
-  // A transition whose bytes are in its frame. From here on the policy does not name the block.
+  // Adds a transition whose bytes are in its frame to `install`. From here on the policy does not
+  // name the block.
   void start_installing(Transition* m, core::State from, TransitionList& install) VMEM_LOCKED;
-  // Unlocked; owns the transitions of the first, and of others that the same call can put in place.
+  // Puts the first transition in place, and others that the same call can. Takes them from the
+  // list.
   void install(TransitionList& transitions, DeferredWork& after) VMEM_UNLOCKED;
 
-  // Blocks of which something was put in place, and is to go, and that somebody has pinned: they wait, and nobody else.
+  // Returns true if a fill failed and left pages in place that are pinned, and so cannot be
+  // dropped. Only the blocks of these pages wait.
   bool any_pinned() const VMEM_LOCKED { return !pinned_.empty(); }
-  // Looks whether the pins have ended. Locked on entry and on return.
+  // Looks whether the pins have ended. Drops and retakes the lock.
   void retry_pinned(Lock& lock, DeferredWork& after) VMEM_LOCKED;
 
-  // A frame that no block needs, of whatever kind.
+  // Gives back a frame of any kind.
   void give_frame(Region& r, std::byte* image) VMEM_LOCKED;
 
  private:

@@ -8,7 +8,6 @@
 
 namespace vmem::pager {
 
-// Locked. It was only to be isolated: its frame is kept, and put in place again when somebody wants it.
 void IsolatedBlocks::keep_frame(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
@@ -36,7 +35,6 @@ void IsolatedBlocks::give_buffers(Transition* m) {
   m->coded = m->aside = nullptr;
 }
 
-// Locked. Ends an eviction: memory back, block absent.
 void IsolatedBlocks::let_go(Transition* m, State from, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -69,8 +67,8 @@ void IsolatedBlocks::let_go(Transition* m, State from, DeferredWork& after) {
   page_in_.settle(r, b, after);
 }
 
-// Locked. Its pages never left. After a failure the kernel's protection may be stronger than the flag: the next store
-// undoes it.
+// The block's pages never left. After a failure the kernel's protection may be stronger than the
+// flag; the next store lifts it.
 void IsolatedBlocks::stay_in_place(Transition* m, State from) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -84,8 +82,9 @@ void IsolatedBlocks::stay_in_place(Transition* m, State from) {
   bool stays = same && (block.flags & core::kStorePending) == 0;
   if (!stays && m->in_place) stays = trap_.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
   block.flags &= static_cast<uint16_t>(~core::kProtected);
-  // A pin from before the protection stores unseen. Where nobody can see pins, only writes in the background, which
-  // come at any time, are not relied on.
+  // A device that pinned pages before they were protected stores unseen. If the trap cannot see
+  // pins, the block counts as proven all the same, except after a background write, which comes at
+  // any time.
   const bool seen = trap_.caps().pins == trap::Pins::unseen && (!m->background || core::broken("compare_again"));
   frame.proven = stays && (proven || seen);
   if (stays) {
@@ -101,7 +100,6 @@ void IsolatedBlocks::stay_in_place(Transition* m, State from) {
   map_.look_for_overdue(r, b);
 }
 
-// Locked. The block stays in memory: wanted, synced, pinned by somebody, or its write failed.
 void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -134,13 +132,12 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
     return;
   }
   frame.shadow = map_.nonresident_age().shadow();
-  // Where the trap keeps frames, the block goes back protected, so that its next store is seen.
+  // If the trap keeps frames, the block goes back protected, so that its next store is seen.
   m->protect = m->background && same_in_store && r.transfer == Transfer::install && trap_.caps().write_protect &&
                (block.flags & (core::kDigest | core::kStorePending)) == core::kDigest && !lent_for_writing(r, m->block);
   installer_.start_installing(m, from, after.install);
 }
 
-// Locked; state isolating, torn.
 void IsolatedBlocks::lose_taken(Transition* m) {
   Region& r = *m->region;
   const FrameId id = r.table[m->block].aux;

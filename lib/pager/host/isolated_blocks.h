@@ -1,10 +1,9 @@
-// How the way out of host memory ends for a block that was isolated, once it is known how: its memory is let go, it is
-// put back, or it is lost; and blocks that go without a write, because nobody wants their contents.
+// The end of the way out of host memory: lets an isolated block go, puts it back, or marks it lost.
+// Also drops blocks without a write when their contents are of no interest.
 //
-//   each call ends the transition: the block is at rest, or Installer has it. Its memory is credited when
-//   it is let go or lost, and only then; and it is counted as leaving no more
-//
-// Called under the pager's lock, but for what says otherwise.
+// - Each call ends the transition: the block is at rest, or Installer has it. The block no longer
+//   counts as leaving.
+// - The block's memory is credited if it is let go or lost, and only then.
 #pragma once
 
 #include "pager/host/page_in.h"
@@ -16,20 +15,23 @@ class IsolatedBlocks : private Shared {
   IsolatedBlocks(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in)
       : Shared(shared), failed_(failed), installer_(installer), page_in_(page_in) {}
 
-  // The memory of the transition's block will come free.
+  // Counts the memory of the transition's block as about to come free.
   void leaves(Transition* m) VMEM_LOCKED { writes_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
 
-  // State isolating, or writing back. let_go(): from that state, to the store or nowhere. put_back(): it stays in
-  // memory, wanted, synced, pinned by somebody, or its write failed. keep_frame(): it was only to be isolated.
-  // lose_taken(): a part of its pages is gone.
+  // State isolating or writing_back.
+  // - let_go() frees the memory: the block is in the store, or unpopulated.
+  // - put_back() keeps the block in memory: it is wanted, synced or pinned, or its write failed.
+  // - keep_frame() ends a probe: the frame is kept, and goes in place when a fault wants it.
+  // - lose_taken() marks a block lost that has lost a part of its pages.
   void let_go(Transition* m, State from, DeferredWork& after) VMEM_LOCKED;
   void put_back(Transition* m, DeferredWork& after) VMEM_LOCKED;
   void keep_frame(Transition* m, DeferredWork& after) VMEM_LOCKED;
   void lose_taken(Transition* m) VMEM_LOCKED;
 
-  // A block that is resident or staged loses its contents, which nobody wants any more. Locked on entry and on return.
+  // Drops a resident or staged block whose contents are of no interest. Drops and retakes the lock.
+  // Returns 0, -EBUSY if a page is pinned, or -ENOMEM.
   Status drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWork& after) VMEM_LOCKED;
-  // A staged block that the store has too; after reserve_transition().
+  // Drops a staged block that the store has, too. Call after reserve_transition().
   void drop_held(Region& r, BlockIndex b, DeferredWork& after) VMEM_LOCKED;
 
  private:

@@ -16,14 +16,12 @@
 
 namespace vmem::pager {
 
-// Claims a resident or staged block for the way out, or one that is lent, which is kept. nullptr: no address space for
-// its image.
 Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
   const bool held = block.state == State::staged || frame.lent_to_kernels;
-  // What stays in place a device may store to that has pinned it before, whatever protects it. So what is to go is
-  // taken away first, where the trap sees pins then.
+  // A device that has pinned a page can store to it in place, whatever protects it. So a block that
+  // is to leave is taken out first, if the trap sees pins then.
   const bool takes = !keep && trap_.caps().pins == trap::Pins::taken_away && !core::broken("pins");
   const bool in_place = !held && ((r.transfer == Transfer::copy && !takes) ||
                                   (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
@@ -53,19 +51,19 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
   frame.dropping = frame.holed = false;
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
     m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
-    // Where the program has changed rights nothing is compressed in its place.
+    // If the program has changed rights in the region, blocks are not compressed in place.
     if (m->coded != nullptr && in_place && r.guarded && (m->aside = frames_.get_bounce(r.block_size)) == nullptr) {
       frames_.put_bounce(m->coded, r.block_size);
       m->coded = nullptr;
     }
   }
-  // Nobody waits for memory that a pin has kept before: others are reclaimed meanwhile.
+  // Memory that a pin has kept before does not count as leaving: other blocks are reclaimed
+  // instead.
   if (!keep && !probe && !frame.pinned) writes_.leaves(m->leaving, r.block_size, leaves_pool(*m));
   if ((keep || probe) && frame.admitted) map_.policy(block.aux).hold(block.aux);
   return m;
 }
 
-// A look at what it holds may be worth it: nobody has found yet that the store has something else.
 bool Isolator::may_be_clean(const Region& r, BlockIndex b) const {
   const Block& block = r.table[b];
   if (map_.frame_table()[block.aux].unwritten) return false;
@@ -75,10 +73,11 @@ bool Isolator::may_be_clean(const Region& r, BlockIndex b) const {
 
 namespace {
 
-// On its own: who calls may have little of a stack, and needs it where rights have been changed alone.
+// Not inlined: callers may have little stack, and need the buffer only in regions with changed
+// rights.
 [[gnu::noinline]] int digest_guarded(store::Digester& digester, const std::byte* from, size_t size,
                                      core::Absent absent) {
-  std::array<std::byte, size_t{16} << 10> room;  // as the processor's nearest cache has
+  std::array<std::byte, size_t{16} << 10> room;  // fits the first-level cache
   for (size_t at = 0; at < size; at += room.size()) {
     const size_t bytes = std::min(room.size(), size - at);
     if (const int error = core::read_guarded(room.data(), from + at, bytes, absent); error != 0) return error;
@@ -89,9 +88,10 @@ namespace {
 
 }  // namespace
 
-// Of a block that stays where it is. The program may take the right to read a page of it at any moment, or make it a
-// guard page. Where it has done so in the region once, no load of ours meets that; where it has not yet, it is looked
-// for again after each kLook bytes, so that the first time of all can fall into no more than 12 us.
+// Hashes a block in place. At any moment the program may take the right to read a page, or make it
+// a guard page. Once it has done so in a region (guarded), our threads load nothing there: the
+// kernel reads for them. Until then the mappings are checked again after each kLook bytes, which
+// leaves the first such change only a short window.
 Status Isolator::digest_in_place(Transition* m, Look* look) {
   constexpr size_t kLook = size_t{256} << 10;
   const Region& r = *m->region;
@@ -130,7 +130,7 @@ Status Isolator::digest_in_place(Transition* m, Look* look) {
   return {};
 }
 
-// On threads that answer for the trap, which must not meet it.
+// Runs on threads that answer for the trap, so it must not fault.
 bool Isolator::still_same(const Transition* m) const {
   const Region& r = *m->region;
   if (trap_.caps().pins != trap::Pins::taken_away || m->aside != nullptr) return true;
@@ -144,14 +144,15 @@ bool Isolator::still_same(const Transition* m) const {
   return digester.finish() == m->digest;
 }
 
-// Unlocked. Afterwards the image cannot change, and `clean` says whether the store has the same.
+// Afterwards the image cannot change, and `clean` says whether the store has the same bytes.
 void Isolator::take_one(Transition* m, Look* look) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   std::byte* const at = r.address(m->block);
   core::step("evict.taking");
   if (!m->from_staged) {
-    // What is in place is write-protected by now, or could not be; what goes to a slot is there, or could not.
+    // Blocks in place are write-protected by now, and others are in their slots, or the status says
+    // why not.
     if (!m->in_place && r.transfer != Transfer::copy) m->status = trap_.take(at, r.block_size, m->image, r.transfer);
     if (!m->status.ok()) {
       settle_torn_take(m);
@@ -173,9 +174,9 @@ void Isolator::take_one(Transition* m, Look* look) {
   }
 }
 
-// Unlocked; in the order of address_order(). Blocks of copied ranges leave for their slots, neighbours by one call.
-// Blocks that are pinned are often many, of one buffer, and registered for long: the batch waits for the first of them.
-// A call that has asked for its blocks waits for each.
+// Moves blocks of copied ranges to their slots, neighbours by one call. `batch` is in the order of
+// address_order(). Pinned blocks are often many, of one buffer that stays registered for long: the
+// batch waits only for the first of them. A call that has asked for its blocks waits for each.
 void Isolator::take_to_slots(std::span<Transition* const> batch) {
   core::InplaceVector<std::byte*, Batch::capacity()> slots;
   const auto goes = [](const Transition& m) {
@@ -200,17 +201,18 @@ void Isolator::take_to_slots(std::span<Transition* const> batch) {
     for (size_t k = 0, run = 1; k < n; k += run, run = 1) {
       while (k + run < n && goes_on(*transitions[k], *transitions[k + run], run)) ++run;
       const Status all = take(*transitions[k], run);
-      // One block's pin is not the others'. Where all are left half way there is no telling which are whole.
+      // Retry blocks one by one, so that one pin does not affect the others. After a call that
+      // stopped half way it is not known which are whole.
       const bool alone = run > 1 && !all.ok() && !half_way(all);
       for (Transition* m : transitions.subspan(k, run)) {
-        if (alone) m->clean = !r.writable();  // pages that went and came back are not protected any more
+        if (alone) m->clean = !r.writable();  // pages that went and came back are no longer protected
         m->status = alone ? take(*m, 1) : all;
       }
     }
   }
 }
 
-// Unlocked. The slots of blocks that the store has.
+// Empties the slots of blocks that the store has.
 void Isolator::empty_clean(std::span<Transition* const> batch) {
   core::InplaceVector<trap::Range, Batch::capacity()> ranges;
   for (Transition* m : batch) {
@@ -224,20 +226,21 @@ void Isolator::empty_clean(std::span<Transition* const> batch) {
       ranges.push_back({at, size});
     }
   }
-  if (!ranges.empty()) trap_.release_many(ranges.all()).ignore();  // what stays is the slot's next user's trouble
+  if (!ranges.empty()) trap_.release_many(ranges.all()).ignore();  // pages that stay are left to the slot's next user
 }
 
-// Unlocked. The pages of blocks that are in place, and that the store has.
+// Drops the pages of blocks that are in place and that the store has.
 void Isolator::drop_clean(std::span<Transition* const> batch) {
   const auto goes = [](const Transition& m) { return m.status.ok() && !m.probe && m.clean && m.in_place && !m.keep; };
   DropList drops;
   {
-    // From here an absent page of these blocks is our doing: its access must wait for the block to be read again.
+    // From here on, absent pages of these blocks are our doing: an access waits until the block is
+    // read again.
     Lock lock(map_.mutex());
     for (Transition* m : batch) {
       if (!goes(*m)) continue;
       Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
-      if (frame.holed) {  // there may have been stores since it was looked at
+      if (frame.holed) {  // the hole may have been stored to since it was looked at
         m->keep = true;
         writes_.settled(m->leaving);
         continue;
@@ -253,8 +256,7 @@ void Isolator::drop_clean(std::span<Transition* const> batch) {
   }
 }
 
-// Unlocked; the owner of the block's transition, whose take() failed. What is left of the block where that was torn
-// goes, and the slot is empty again whatever was found in it.
+// After a failed take(): drops what is left of a torn block, and empties the slot whatever it has.
 void Isolator::settle_torn_take(Transition* m) {
   Region& r = *m->region;
   if (m->in_place || r.transfer == Transfer::install || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
@@ -265,7 +267,7 @@ void Isolator::settle_torn_take(Transition* m) {
     drop_torn(trap_, r, m->block);
     m->torn = true;
   }
-  trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are the slot's next user's trouble
+  trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are left to the slot's next user
 }
 
 void Isolator::isolate(std::span<Transition*> batch, Batch* writes) {

@@ -1,12 +1,13 @@
-// Isolates blocks of host memory: takes them out of sight, or write-protects them where they are, so that their image
-// cannot change any more; and says whether the store has the same bytes.
+// Isolates blocks of host memory: takes them out of the region, or write-protects them in place, so
+// that their image cannot change. Then finds out whether the store has the same bytes.
 //
-// Whether a block must be written is never guessed from marks: the digest of the image is compared with the digest of
-// what the store holds. The exceptions are blocks of read-only files, which are never written, and blocks that stood
-// write-protected since they were equal to the store.
+// Marks alone do not decide whether a block is written: the digest of the image is compared with
+// that of the store's copy. There are two exceptions: blocks of read-only files, which are never
+// written, and blocks that stayed write-protected since they were equal to the store.
 //
-//   after isolate() a transition of the batch has a status, or an image that does not change; one that is clean, and
-//   not to stay, is not in place any more
+// - After isolate() a transition of the batch has a failed status, or an image that does not
+//   change.
+// - A clean block that is not to stay is no longer in place.
 #pragma once
 
 #include <span>
@@ -20,19 +21,23 @@ class Isolator : private Shared {
  public:
   explicit Isolator(const Shared& shared) : Shared(shared) {}
 
-  // Claims a resident or staged block, which is in state isolating from here on. keep: it stays in memory; probe: it is
-  // only isolated, and its frame is kept. nullptr: no memory, or no address space for its image.
+  // Claims a resident or staged block, which is in state isolating from here on. A block that is
+  // lent to kernels is kept, in state writing_back. keep: the block stays in memory. probe: it is
+  // only isolated, and its frame is kept. Returns null if there is no memory, or no address space
+  // for the image.
   Transition* begin_take(Region& r, core::BlockIndex b, bool keep, bool probe) VMEM_LOCKED;
-  // It might turn out that the block need not be written.
+  // Returns true if the block may turn out to need no write.
   bool may_be_clean(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
-  // Unlocked; what was written from its place has its digest still. A device may have stored to it meanwhile that had
-  // pinned a page before: then nobody knows what was written.
+  // Returns true if a block that was written from its place still has its digest. A device that had
+  // pinned a page may have stored to it during the write: then it is not known what was written.
   bool still_same(const Transition* m) const VMEM_UNLOCKED;
-  // Those that are to be written are in `writes` afterwards. No more than a Batch holds.
+  // Isolates and compares a batch. Adds the transitions that are to be written to `writes`. Takes
+  // at most a Batch.
   void isolate(std::span<Transition*> batch, Batch* writes) VMEM_UNLOCKED;
 
  private:
-  // What was found when a region was last looked at: [first, last) may be loaded from, or not, for `left` bytes more.
+  // The result of the last look at a region's mappings: whether [first, last) may be loaded from.
+  // It holds for `left` more bytes.
   struct Look {
     const std::byte *first = nullptr, *last = nullptr;
     size_t left = 0;

@@ -7,13 +7,13 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr uint64_t kAfterRefusal = 1000000000;    // ns until memory is asked for again
-constexpr uint64_t kAfterPressure = 10000000000;  // .. after the machine asked for some back
-constexpr uint64_t kReleasedAtOnce = 16 << 20;    // bytes, under the lock
+constexpr uint64_t kAfterRefusal = 1000000000;    // ns until the cap of a refusal is lifted
+constexpr uint64_t kAfterPressure = 10000000000;  // ns until the cap of pressure is lifted
+constexpr uint64_t kReleasedAtOnce = 16 << 20;    // bytes in one hold of the lock
 
 }  // namespace
 
-// No more than `bytes` of frames for `ns`; what is above it leaves.
+// Caps frames at `bytes` for `ns`. Blocks above the cap leave.
 void MemoryPressure::hold_back(uint64_t bytes, uint64_t ns, bool pressed) {
   const uint64_t until = now_ns() + ns;
   budget_.set_cap(pressed_ && !pressed ? std::min(bytes, budget_.limit()) : bytes);
@@ -45,7 +45,7 @@ void MemoryPressure::lift_cap(uint64_t now_ns) {
 
 void MemoryPressure::set_ceiling(uint64_t bytes) {
   budget_.set_ceiling(std::max(bytes != 0 ? bytes : UINT64_MAX, reserve_.least()));
-  if (!pressed_) budget_.lift_cap();  // a refusal may have been of the old limit
+  if (!pressed_) budget_.lift_cap();  // a refusal may have come from the old limit
   budget_.trim();
   map_.resize_policies();
   reclaimers_.notify_all();

@@ -1,9 +1,10 @@
-// Blocks that wait for memory: a fault or an acquire wants them, and there was none.
+// Queue of blocks that wait for memory because a fault or an acquire wants them and there was none.
 //
-//   faults are in front of acquires; a block that is in the queue is marked (kWaitsForMemory); one that is marked is in
-//   it once, or was taken out by who says that it waited too long, and that is not over
+// - Faults come before acquires.
+// - A queued block is marked (kWaitsForMemory). A marked block is in the queue once, or was removed
+//   by take() and is not unmarked yet.
 //
-// Not thread-safe: the pager's lock protects it. Needs memory for an entry more than reserve() made room for.
+// Not thread-safe: the pager's lock protects it. add() needs memory unless reserve() made room.
 #pragma once
 
 #include <cstddef>
@@ -21,46 +22,46 @@ struct MemoryWaiter {
   core::BlockIndex block;
   core::Urgency urgency;
   uint64_t since_ns;
-  uint64_t mark;        // of StallClock
-  uint32_t thread = 0;  // whose access it is, 0: nobody's, or not known
+  uint64_t mark;        // StallClock's, at the start of the wait
+  uint32_t thread = 0;  // the accessing thread; 0: none, or unknown
 };
 
 class MemoryWaitQueue {
  public:
   bool empty() const { return queue_.empty(); }
   size_t size() const { return queue_.size(); }
-  const MemoryWaiter& front() const { return queue_.front(); }  // whose turn it is
+  const MemoryWaiter& front() const { return queue_.front(); }  // the next to be served
   auto begin() const { return queue_.begin(); }
   auto end() const { return queue_.end(); }
   static bool marked(const core::Block& block) { return (block.flags & core::kWaitsForMemory) != 0; }
 
-  // Room for so many. False: no memory for that.
+  // Makes room for so many entries. Returns false if there is no memory.
   [[nodiscard]] bool reserve(size_t entries) noexcept { return queue_.reserve(entries); }
-  // Behind those that are as urgent: faults are served before acquires. A block that waits already goes on as it does,
-  // but that a fault takes the place of an acquire. False: no memory, and the block does not wait.
+  // Queues a block behind those of the same urgency. An acquire of a queued block changes nothing;
+  // a fault replaces its entry. Returns false if there is no memory; then the block does not wait.
   [[nodiscard]] bool add(const MemoryWaiter& what);
-  // It was served, or nobody wants it any more.
+  // Removes the front, which was served or is no longer wanted.
   void pop();
-  // It could not be served, and goes on waiting from now on: behind those that are as urgent.
+  // The front could not be served: its wait begins anew, behind those of the same urgency.
   void wait_again(uint64_t now_ns, uint64_t mark);
-  // The front, out of the queue and marked until unmark(): whoever wants it meanwhile waits.
+  // Removes the front, which stays marked until unmark() so that later requests for the block wait.
   void take();
   void unmark(Region& r, core::BlockIndex b);
-  // The acquire that wanted it has given up. Where a fault has taken its place, that waits on.
+  // Removes an acquire that has given up. A fault that has replaced it waits on.
   void give_up_acquire(Region& r, core::BlockIndex b);
-  // The region goes, with its marks.
+  // Removes the entries of a region that is being freed. The marks go with its table.
   void forget(const Region& r);
 
-  // Tests: what is wrong; empty: nothing.
+  // For tests. Returns the first error, or an empty string.
   std::string check() const;
-  // .. and of a block that is marked.
+  // For tests. Returns true if the mark of the block is justified.
   bool accounts_for(const Region& r, core::BlockIndex b) const;
 
  private:
   PooledList<MemoryWaiter>::iterator behind(core::Urgency urgency);
 
   PooledList<MemoryWaiter> queue_;
-  size_t taken_ = 0;  // marked, and in no queue
+  size_t taken_ = 0;  // blocks that take() removed and that are still marked
 };
 
 }  // namespace vmem::pager

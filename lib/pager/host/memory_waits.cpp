@@ -15,8 +15,6 @@
 
 namespace vmem::pager {
 
-// Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False: there is no memory to
-// remember it by, and nothing has changed.
 bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark, uint32_t thread) {
   if (urgency != Urgency::fault && MemoryWaitQueue::marked(r.table[b])) return true;
   const uint64_t now = now_ns();
@@ -25,8 +23,6 @@ bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t sinc
   return queue_.add({&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived, thread});
 }
 
-// An access waits for memory. False: there is none to remember it by. The faulting thread looks again then, and is
-// reported again.
 bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint64_t mark, uint32_t thread) {
   if (starve(r, b, Urgency::fault, since_ns, mark, thread)) return true;
   r.table[b].flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
@@ -34,15 +30,15 @@ bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint6
   return false;
 }
 
-// A block that has waited long for more memory than this one needs would wait for ever, were each bit that comes free
-// given to smaller ones.
+// Otherwise smaller blocks could take all memory that comes free, and a larger one would wait for
+// ever.
 bool MemoryWaits::overtakes(const Region& r) const {
   if (queue_.empty() || queue_.front().urgency != Urgency::fault) return false;
   const MemoryWaiter& first = queue_.front();
   return first.region->block_size > r.block_size && map_.progress().waited(first.mark) > deadline_.limit_ns() / 4;
 }
 
-// Of blocks that were to leave, and could not.
+// Returns the bytes of blocks that could not leave because a page of them is pinned.
 uint64_t MemoryWaits::pinned_bytes() const {
   uint64_t bytes = 0;
   for (core::FrameId id = 0; id < map_.frame_table().size(); ++id) {
@@ -54,7 +50,7 @@ uint64_t MemoryWaits::pinned_bytes() const {
 
 namespace {
 
-// Bytes that a thread wants of the system call that it is in: of those that read or write one buffer; else 0.
+// Returns the byte count of the read or write call that the thread is in, or 0 for other calls.
 uint64_t bytes_of_call(uint32_t thread) {
   const std::string path = "/proc/self/task/" + std::to_string(thread) + "/syscall";
   const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -68,12 +64,13 @@ uint64_t bytes_of_call(uint32_t thread) {
   return call == SYS_read || call == SYS_write || call == SYS_pread64 || call == SYS_pwrite64 ? count : 0;
 }
 
-constexpr uint64_t kPinsMayEnd = 1000000000;  // ns: what is read or written by others meanwhile is done, as a rule
+constexpr uint64_t kPinsMayEnd = 1000000000;  // ns in which reads and writes of other threads usually end
 
 }  // namespace
 
-// Locked on entry and on return, and not meanwhile. The first that waits is in a system call over more than the budget,
-// most of which is pinned: by that call, which lets go of nothing before it has the rest.
+// Returns true if the first waiter is in a system call over more bytes than the budget has, while
+// most of the budget is pinned: that call holds the pins, and ends none before it has the rest.
+// Drops and retakes the lock.
 bool MemoryWaits::waits_for_itself(Lock& lock, uint64_t now) {
   const MemoryWaiter s = queue_.front();
   if (s.thread == 0 || now < next_look_ns_ || !map_.progress().over(s.mark, kPinsMayEnd)) return false;
@@ -101,12 +98,10 @@ Status MemoryWaits::given_up(const MemoryWaiter& s) {
                      map_.where(*s.region, s.block).c_str());
 }
 
-// Faults that wait for memory while nothing goes on get SIGBUS after the time-out; the bytes stay where they are. True:
-// one did, and who waits behind it may be served.
 bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
   deadline_.look(now);
-  // While a transition is under way the disk is merely slow: what it ends with may be the memory that is wanted. The
-  // same of a write that is to be tried again.
+  // While a transition is in flight, the disk is merely slow: its end may free the memory. The same
+  // holds for a write that will be retried.
   if (map_.transitions().in_flight() || writes_.pause(now) != 0 || writes_.files_pause(now)) return false;
   while (!queue_.empty()) {
     const MemoryWaiter s = queue_.front();
@@ -115,7 +110,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
     Region& r = *s.region;
     Block& block = r.table[s.block];
     if (block.state == State::staged) {
-      // Its bytes are here and nowhere else: they stay, and so does the faulting thread.
+      // No other copy of the bytes exists: they stay, and so does the faulting thread.
       VMEM_LOG_OFTEN(core::Level::error,
                      "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
                      core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms,
@@ -128,13 +123,14 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
       queue_.pop();
       continue;
     }
-    // Without memory to know it by when there is room again, it waits on.
+    // Without memory to remember the block, nothing would revive it later: the fault waits on.
     if (!failed_.reserve_dropped()) return false;
     queue_.take();
     const Status why = given_up(s);
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS; the contents are intact",
                    static_cast<int>(why.text().size()), why.text().data());
-    // Said before the signal. The block is in no queue, but marked as if it were: who wants it meanwhile waits.
+    // Log before the signal. The block is in no queue but keeps its mark, so that later requests
+    // wait.
     ++r.in_flight;
     lock.unlock();
     core::settle_log();
@@ -155,9 +151,8 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
   return false;
 }
 
-// Locked. Somebody waits for memory, or will soon.
 bool MemoryWaits::must_evict() const {
-  uint64_t first = 0;  // what the first that waits needs
+  uint64_t first = 0;  // bytes that the first waiter needs
   if (!queue_.empty()) {
     const MemoryWaiter& waits = queue_.front();
     first = waits.region->block_size + reserve_.left_free(waits.urgency, waits.region->block_size);

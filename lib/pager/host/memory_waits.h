@@ -1,10 +1,11 @@
-// Who waits for memory: blocks that a fault or an acquire wants, in the order in which they are served, and when a wait
-// is given up. Memory that comes free is given to the first of them (MemoryFreed), not here.
+// Waits for memory: the queue of blocks that a fault or an acquire wants, and when a wait is given
+// up. MemoryFreed, and not this class, hands freed memory to the first waiter.
 //
-//   whoever waits has called the reclaim threads; a fault that waited for the whole time-out, while nothing went on and
-//   nothing can, gets SIGBUS, and the block's contents are intact; one whose block is staged waits on
+// - A block that begins to wait wakes the reclaim threads.
+// - A fault gets SIGBUS if it waited for the whole time-out while nothing made progress and nothing
+//   can. The contents of its block are intact. A fault on a staged block waits on instead.
 //
-// The pager's lock protects it.
+// The pager's lock protects this class.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +17,13 @@
 
 namespace vmem::pager {
 
-// What those who need memory ask of those above them.
+// Upward calls of the classes that need memory.
 class MemoryFreed {
  public:
-  // Memory or a buffer came free: whoever waits for it is served, the most urgent first.
+  // Memory or a buffer came free: serves the waiters, most urgent first.
   virtual void memory_freed(DeferredWork& after) VMEM_LOCKED = 0;
-  // A staging frame for a block of the region while more than `keep` are free, or one that is had without waiting.
+  // Returns a staging frame for a block of the region: a free one while more than `keep` are free,
+  // else one that can be taken without waiting, else null.
   virtual std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED = 0;
 
  protected:
@@ -33,22 +35,24 @@ class MemoryWaits : private Shared {
   MemoryWaits(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed)
       : Shared(shared), pressure_(pressure), failed_(failed) {}
 
-  // The block waits. Since since_ns, if given: a wait that was interrupted by a try that failed is one wait. False:
-  // there is no memory to remember it by, and nothing has changed.
+  // Queues the block. since_ns, mark: the start of a wait that a failed try interrupted, since both
+  // parts are one wait; 0: the wait begins now. Returns false, with nothing changed, if there is no
+  // memory for the entry.
   bool starve(Region& r, core::BlockIndex b, core::Urgency urgency, uint64_t since_ns = 0, uint64_t mark = 0,
               uint32_t thread = 0) VMEM_LOCKED;
-  // .. for a fault. False: the access is made again, and is reported again.
+  // The same for a fault. If it returns false, the fault is not queued: its thread repeats the
+  // access, which is reported again.
   bool starve_fault(Region& r, core::BlockIndex b, uint64_t since_ns = 0, uint64_t mark = 0,
                     uint32_t thread = 0) VMEM_LOCKED;
   MemoryWaitQueue& queue() VMEM_LOCKED { return queue_; }
 
-  // What is free now is for a larger block, which has waited long.
+  // Returns true if free memory is kept for a larger block, which has waited long.
   bool overtakes(const Region& r) const VMEM_LOCKED;
-  // Somebody waits for memory, or will soon: reclaim threads have work.
+  // Returns true if a block waits for memory or will soon, so that the reclaim threads have work.
   bool must_evict() const VMEM_LOCKED;
-  // Faults that wait while nothing goes on get SIGBUS after the time-out; sooner where a system call has pinned most
-  // of the budget and wants more. Locked on entry and on return. True: one did,
-  // and who waits behind it may be served.
+  // Gives up the first waiting fault with SIGBUS if it waited for the whole time-out without
+  // progress, or earlier if it is inside a system call that has pinned most of the budget and wants
+  // more. Drops and retakes the lock. Returns true if the waiters behind it may be served now.
   bool check_starved(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
 
  private:
@@ -59,7 +63,7 @@ class MemoryWaits : private Shared {
   MemoryPressure& pressure_;
   FailedBlocks& failed_;
   MemoryWaitQueue queue_ VMEM_GUARDED_BY(core::big_lock);
-  uint64_t next_look_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // at what the first that waits is in
+  uint64_t next_look_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // when to look at the first waiter's system call again
 };
 
 }  // namespace vmem::pager

@@ -13,16 +13,16 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr uint8_t kStoresInRow = 4;  // first accesses that are stores: the next will be one too
+constexpr uint8_t kStoresInRow = 4;  // after so many first accesses that are stores, the next is taken for one, too
 
-// Unlocked; the owner of a fill. What has no memory yet gets some that the kernel has cleared.
+// Clears the frame of a fill. A frame without memory gets pages that the kernel has cleared.
 void make_zeros(const Transition& m, const FramePool& frames) {
   const size_t size = m.region->block_size;
   if (m.fresh || (m.io.unpopulated && frames.populate(m.image, size).ok())) return;
   memset(m.image, 0, size);
 }
 
-// So many bytes of the block its file has now.
+// Returns how many bytes of the block its file has now.
 size_t bytes_there(const Region& r, BlockIndex b) {
   uint64_t size = 0;
   if (!store::current_size(r.file, &size).ok()) return 0;
@@ -43,7 +43,6 @@ PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& fai
       readahead_queue_(speculation),
       freed_(freed) {}
 
-// As start_fill(), into a staging frame, where the block stays staged: unpopulated blocks of files, and stored ones.
 bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after) {
   Block& block = r.table[b];
   if ((block.state == State::unpopulated && !tables_.may_grow(r, b)) || !map_.reserve_block()) return false;
@@ -72,7 +71,6 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   return true;
 }
 
-// Takes memory and begins to read block b (unpopulated or stored). False, and nothing changed, when there is no memory.
 bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after, const MemoryWaiter* waited) {
   Block& block = r.table[b];
   if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return false;
@@ -88,7 +86,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   bool fresh = false;
   if (waits_.overtakes(r)) return false;
   if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
-  bool no_buffer = false;  // one comes free with a read, and not with a block that leaves
+  bool no_buffer = false;  // a buffer comes free when a read ends, not when a block leaves
   if (r.transfer == Transfer::copy) {
     if (budget_.charge(size, keep)) {
       image = frames_.get_bounce(size);
@@ -138,7 +136,8 @@ void PageIn::io_ended(Transition* m) {
   run(after);
 }
 
-// Unlocked; state reading, and the block cannot be had. An access that the file's own pages will serve is no error.
+// Logs that a block could not be read. If the file's own pages will serve the access, that is no
+// error.
 void PageIn::say_failed(const Transition& m) {
   const int length = static_cast<int>(m.status.text().size());
   const char* const text = m.status.text().data();
@@ -153,10 +152,11 @@ void PageIn::say_failed(const Transition& m) {
   core::settle_log();
 }
 
-// Unlocked; state reading, and the file is too short for the block. Its pages are mapped there, so that an access
-// meets what it would meet in a mapping: bytes inside the file, zeros to the end of its last page, SIGBUS beyond, and
-// all of it again when the file has grown. Where the trap cannot have that, the block is zeros from the file's end on,
-// if it has any bytes: the status is cleared. True: mapped.
+// State reading; the file is too short for the block. Maps the file's pages, so that an access
+// meets what it would meet in a mapping: bytes inside the file, zeros to the end of its last page,
+// SIGBUS beyond, and all of it again when the file has grown. Returns true if they are mapped. If
+// the trap cannot do that and the file has bytes of the block, the rest of the block is zeros and
+// the status is cleared.
 bool PageIn::show_file(Transition* m) {
   Region& r = *m->region;
   std::byte* const at = r.address(m->block);
@@ -166,7 +166,8 @@ bool PageIn::show_file(Transition* m) {
   if (s.ok()) {
     s = map_file(trap_, r, m->block);
     if (s.ok()) return true;
-    // Nothing can be put there before that is taken back: the block stays poisoned, and an acquire tries anew.
+    // The poison must be undone before bytes can be put there. If that fails, the block stays
+    // poisoned until an acquire tries again.
     if (inside < r.block_size && !trap_.unfail(at + inside, r.block_size - inside).ok()) return false;
   }
   if (m->io.transferred == 0) return false;
@@ -175,7 +176,7 @@ bool PageIn::show_file(Transition* m) {
   return false;
 }
 
-// Locked; nobody asked for the block. It is absent again.
+// Ends a fill without the block, which is absent again.
 void PageIn::abandon_fill(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -187,16 +188,16 @@ void PageIn::abandon_fill(Transition* m, DeferredWork& after) {
   freed_.memory_freed(after);
 }
 
-// Locked. The kernel had no memory to read the block, and somebody wants it.
+// The kernel had no memory to read a block that is wanted: the block is read later.
 void PageIn::put_off_fill(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   failed_.read_later(r, b, m->status);
-  m->status = {};  // who waits for the block looks again
+  m->status = {};  // waiters look at the block again
   abandon_fill(m, after);
 }
 
-// Locked. The block could not be had, and somebody wants it.
+// A block that is wanted could not be read: it is poisoned.
 void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -217,7 +218,7 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   freed_.memory_freed(after);
 }
 
-// Locked; the frame has the block's bytes. It goes in place, or is staged.
+// The frame has the block's bytes: the block goes in place, or is staged.
 void PageIn::settle_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -243,23 +244,25 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
     freed_.memory_freed(after);
     return;
   }
-  // Where every block is stored to, one that was read before anybody asked for it would only trap a second time.
+  // If every block is stored to, write protection of a block that was read ahead only costs a
+  // second trap.
   const bool stored_soon = !wanted && m->speculative && (m->stored_soon || r.stores_in_row >= kStoresInRow);
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kStorePending) == 0 &&
                (block.flags & core::kDigest) != 0 && !stored_soon;
-  // The others were read by the same transfer. One that is to be stored to is not protected as they are.
+  // The others were read by the same transfer. A block that will be stored to does not wait for
+  // them: it is not protected as they are.
   const bool waits = together != nullptr && (m->protect || !r.writable());
   installer_.start_installing(m, State::reading, waits ? together->ready : after.install);
 }
 
-// Locked. The file has a hole where the block is, and behind it.
+// Notes that the file has a hole at the block and behind it.
 void PageIn::note_hole(const Transition& m) {
   Region& r = *m.region;
   r.hole_first = m.block;
   r.hole_end = std::min<uint64_t>((m.hole_end - r.file_offset) / r.block_size, r.blocks);
 }
 
-// Locked on entry and on return, and not meanwhile; still reading.
+// Clears the frame. Drops and retakes the lock; the state stays reading.
 void PageIn::clear_hole(Lock& lock, Transition* m) {
   Region& r = *m->region;
   lock.unlock();
@@ -270,7 +273,7 @@ void PageIn::clear_hole(Lock& lock, Transition* m) {
   r.table[m->block].flags |= core::kDigest;
 }
 
-// Unlocked on entry; owns the transition. Verifies, then puts the block in place or leaves it staged.
+// Verifies the bytes, then puts the block in place, leaves it staged, or ends the fill without it.
 void PageIn::finish_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
@@ -287,7 +290,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   bool fatal_for_touch = !m->status.ok() && !m->refused && !nobody_asked;
   bool shows_file = false;
   if (fatal_for_touch) {
-    lock.unlock();  // still reading, so nobody else acts on the block
+    lock.unlock();  // no other thread acts on a block in state reading
     say_failed(*m);
     if (m->cut) shows_file = show_file(m);
     fatal_for_touch = !m->status.ok();
@@ -304,7 +307,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
     }
     clear_hole(lock, m);
   }
-  if (!m->status.ok() && nobody_asked) {  // whoever touches it will read for himself
+  if (!m->status.ok() && nobody_asked) {  // a later access reads the block again
     if (!m->cut && !m->refused) {
       VMEM_LOG_OFTEN(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
                      m->status.text().data());
@@ -333,7 +336,6 @@ void PageIn::serve_waiting(Lock& lock) {
   run(lock, after);
 }
 
-// Locked on entry and on return, and not meanwhile.
 void PageIn::run(Lock& lock, DeferredWork& after) {
   lock.unlock();
   run(after);
@@ -391,8 +393,8 @@ void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
   }
 }
 
-// Unlocked; the owner of a fill. Gives its frame memory where it has none yet. False: there is none, the block is
-// absent again, whoever faulted on it waits for memory, and the transition is over.
+// Gives the frame of a fill memory if it has none yet. Returns false if there is none: then the
+// block is absent again, a fault on it waits for memory, and the transition is over.
 bool PageIn::populate(Transition* m, DeferredWork& after) {
   if (!m->fresh) return true;
   Region& r = *m->region;
@@ -410,7 +412,7 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   r.table.change(b, State::reading, block.extent ? State::stored : State::unpopulated);
   pressure_.hold_back_after_refusal(s);
   if ((block.flags & core::kFaultPending) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
-  m->status = {};  // who waits for the block looks again
+  m->status = {};  // waiters look at the block again
   map_.free_transition(m);
   freed_.memory_freed(after);
   return false;

@@ -1,10 +1,10 @@
-// The way in: memory for a block, its bytes read and verified, and on to the Installer; for a fault, an acquire, or
-// with less urgency for read-ahead and prefetch. And the sole place where deferred work is done.
+// The way in: allocates memory for a block, reads and verifies its bytes, and hands it to
+// Installer, for a fault or an acquire, or less urgently for read-ahead and prefetch. No other
+// class runs deferred work.
 //
-//   state reading: the block's transition is in DeferredWork, or at the engine, or on the thread that verifies it
-//   blocks of one ReadGroup are put in place when the last of them has been read
-//
-// Called under the pager's lock, but for what says otherwise.
+// - In state reading the block's transition is in DeferredWork, at the engine, or on the thread
+//   that verifies it.
+// - Blocks of one ReadGroup are put in place when the last of them has been read.
 #pragma once
 
 #include <array>
@@ -23,23 +23,26 @@ class PageIn final : private Shared, private IoEnd {
   PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Installer& installer,
          StoreReader& reader, ReadaheadQueue& speculation, MemoryFreed& freed);
 
-  // Takes memory and begins to read block b (unpopulated or stored). False, and nothing changed, when there is none.
-  // waited: the wait that this ends, which began with the fault; null: it begins now.
+  // Takes memory and begins to read block b (unpopulated or stored). Returns false, with nothing
+  // changed, if there is no memory. waited: the wait that this ends, which began with the fault;
+  // null: it begins now.
   bool start_fill(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after,
                   const MemoryWaiter* waited = nullptr) VMEM_LOCKED;
-  // .. into a staging frame, where the block stays staged: unpopulated blocks of files, and stored ones.
+  // Begins to read a stored block, or an unpopulated block of a file, into a staging frame. The
+  // block stays staged there. Returns false, with nothing changed, if there is no memory.
   bool start_staging(Region& r, core::BlockIndex b, core::Urgency urgency, DeferredWork& after) VMEM_LOCKED;
-  // The block has come to rest: whoever asked for it meanwhile, as its flags say, has it brought.
+  // The block has come to rest: begins to bring it if its flags say that a fault waits.
   void settle(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
 
-  // Unlocked, or with a lock that is dropped meanwhile.
+  // Runs deferred work. The overload with a lock drops and retakes it.
   void run(DeferredWork& after) VMEM_UNLOCKED;
   void run(Lock& lock, DeferredWork& after) VMEM_LOCKED;
-  // Memory came free: whoever waits for it is served, and what that defers is done; the lock is dropped meanwhile.
+  // Memory came free: serves the waiters, and runs the work that this defers. Drops and retakes the
+  // lock.
   void serve_waiting(Lock& lock) VMEM_LOCKED;
 
   std::span<ReadGroup> together() VMEM_LOCKED { return together_; }
-  // Tests: nothing is in flight. What is wrong; empty: nothing.
+  // For tests, while nothing is in flight. Returns the first error, or an empty string.
   std::string check() const VMEM_LOCKED;
 
  private:
@@ -62,8 +65,8 @@ class PageIn final : private Shared, private IoEnd {
   StoreReader& reader_;
   ReadaheadQueue& readahead_queue_;
   MemoryFreed& freed_;
-  std::array<ReadGroup, 16> together_
-      VMEM_GUARDED_BY(core::big_lock);  // neighbours without one are put in place one by one
+  // Neighbours that find no free group are put in place one by one.
+  std::array<ReadGroup, 16> together_ VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

@@ -10,16 +10,15 @@ namespace vmem::pager {
 namespace {
 
 constexpr uint64_t kRefill = 1 << 20;  // bytes; the engine's largest transfer
-constexpr uint64_t kIdleRooms = 16;    // a stream is idle when blocks left so many times their room since its last use
+constexpr uint64_t kIdleRooms = 16;    // a stream is idle if memory was filled so many times since its last use
 
-// A declared scan of more than memory holds will not come back soon.
+// Returns true for a declared scan of more than memory holds: its blocks are not used again soon.
 bool scanned(const Region& r, uint64_t room) {
   return r.access == policy::Access::sequential && r.span >= room / 2;
 }
 
 }  // namespace
 
-// A block that was read ahead is touched: it, and those of its stream up to it, were worth reading.
 void Readahead::used(Region& r, BlockIndex b) {
   Block& block = r.table[b];
   if ((block.flags & core::kReadAhead) == 0) return;
@@ -40,7 +39,6 @@ void Readahead::used(Region& r, BlockIndex b) {
   follow(r, b, marker);
 }
 
-// Tells read-ahead of a fault, and does what follows from it.
 void Readahead::follow(Region& r, BlockIndex b, bool marker) {
   const uint64_t limit = budget_.ahead_limit();
   const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, map_.nonresident_age().pages()});
@@ -54,9 +52,8 @@ void Readahead::follow(Region& r, BlockIndex b, bool marker) {
   drop_behind(r);
 }
 
-// Block b is being read for a fault, `reads` has its transition: with it what lies beside it, where that is how the
-// region is used. It stays the first, and the others follow in the order of their places, so that upwards all are one
-// read, and downwards the others are one that nobody waits for. A stream reads ahead in its own time.
+// b stays the first, and the others follow in the order of their addresses. Upwards, all are one
+// read. Downwards, the others are one read that no thread waits for. Streams read ahead separately.
 void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
   if (r.access != policy::Access::normal || r.readahead.streams() || !waits_.queue().empty()) return;
   const BlockIndex first = r.fault_around.first(b);
@@ -66,7 +63,7 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
   policy::Run run = r.fault_around.around(b, present);
   if (run.count < 2) return;
   run.count = std::min(run.count, 1 + budget_.ahead_limit() / r.block_size / 4);
-  // The run goes on as it is used: one that was stored to will be.
+  // A run goes on as it began: if the block before b was stored to, the next ones will be.
   const Block& before = r.table[static_cast<BlockIndex>(static_cast<int64_t>(b) - run.stride)];
   const bool stores = r.writable() && (before.flags & core::kProtected) == 0 &&
                       (before.state == State::resident || (before.flags & core::kStorePending) != 0);
@@ -75,7 +72,8 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
   for (uint64_t i = 1; i < run.count; ++i) {
     const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
     Block& block = r.table[n];
-    // Zeros are made faster than they are moved, and what is waited for has its turn.
+    // Stop at a block of zeros, which are made faster than they are moved, and at a block that
+    // waits.
     const bool stored = block.state == State::stored;
     const bool in_file = block.state == State::unpopulated && r.from_file() && !r.in_hole(n) && tables_.may_grow(r, n);
     DeferredWork fill;
@@ -85,7 +83,7 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
       break;
     }
     Transition* m = fill.submit.pop();
-    m->io.urgency = Urgency::fault;  // as b's: engines merge what is of one urgency
+    m->io.urgency = Urgency::fault;  // as for b: engines merge reads of one urgency
     m->stored_soon = stores;
     readahead_queue_.started(*m);
     core::add(counters_.fault_around_blocks);
@@ -96,9 +94,9 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
   r.readahead.presume(run);
 }
 
-// The reader of a stream is past these (used), or nobody comes for them. In a declared scan they leave before anything
-// else, the oldest first; what nobody used does so in any case, and keeps its marks, so that it counts as wasted if
-// that is true.
+// The reader of a stream has passed these blocks (used), or no reader comes for them. In a declared
+// scan used blocks become the first to leave, oldest first. Unused blocks always do. They keep
+// their marks, and count as wasted if they stay unused.
 void Readahead::pass(Region& r, const policy::Run& run, bool used) {
   const bool leave = !used || scanned(r, frames_.room());
   readahead_queue_.forget(r, run);
@@ -121,8 +119,8 @@ void Readahead::pass(Region& r, const policy::Run& run, bool used) {
   }
 }
 
-// There is no room to read `bytes` ahead: streams that nobody has read from while memory was filled many times over
-// make some.
+// There is no room to read `bytes` ahead. Gives up streams that were not read while memory was
+// filled many times over.
 void Readahead::give_up_idle(uint64_t bytes) {
   const uint64_t room = frames_.room() / core::kPage;
   if (map_.nonresident_age().pages() < looked_ahead_ + room / 8 || map_.nonresident_age().pages() < kIdleRooms * room)
@@ -138,8 +136,8 @@ void Readahead::give_up_idle(uint64_t bytes) {
   }
 }
 
-// What a declared scan has passed makes room at once, so that the same few frames, warm and huge, serve the whole scan,
-// and write-back keeps step with the stores.
+// Evicts at once what a declared scan has passed. So the same few frames, warm and huge, serve the
+// whole scan, and writeback keeps pace with the stores.
 void Readahead::drop_behind(Region& r) {
   if (!scanned(r, frames_.room()) || reclaim_requests_.full()) return;
   const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
@@ -156,7 +154,7 @@ void Readahead::speculate(Region& r, const policy::Window& w, Urgency urgency) {
 }
 
 void Readahead::pump_speculative(DeferredWork& after) {
-  bool more = false;  // of what this call began
+  bool more = false;  // this call has begun a read
   while (!readahead_queue_.empty()) {
     Speculative& s = readahead_queue_.front();
     Region& r = *s.region;
@@ -170,7 +168,8 @@ void Readahead::pump_speculative(DeferredWork& after) {
       continue;
     }
     const uint64_t cap = speculative_limit(r, config_, budget_);
-    // Blocks that are asked for together are read together: not one for each that has come.
+    // Wait for room for several blocks, so that blocks that are asked for together are read
+    // together.
     const uint64_t room = more ? r.block_size : std::max<uint64_t>(r.block_size, std::min(cap / 2, kRefill));
     if (!readahead_queue_.may_start(room, cap)) return;
     more = true;
@@ -179,7 +178,7 @@ void Readahead::pump_speculative(DeferredWork& after) {
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::unpopulated &&
           (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !tables_.may_grow(r, s.next)))) {
-      if (r.gpu && s.urgency == Urgency::prefetch) {  // on its way to a device, most likely
+      if (r.gpu && s.urgency == Urgency::prefetch) {  // most likely on its way to a device
         if (!page_in_.start_staging(r, s.next, Urgency::prefetch, after)) return;
       } else if (!page_in_.start_fill(r, s.next, s.urgency, after)) {
         return;
@@ -195,7 +194,8 @@ void Readahead::pump_speculative(DeferredWork& after) {
       if (s.urgency == Urgency::readahead && s.next == s.marker) block.flags |= core::kReadaheadMarker;
       map_.frame_table()[block.aux].stride = static_cast<int32_t>(s.stride);
     } else if (core::in_memory(block.state) && s.urgency == Urgency::readahead && s.next == s.marker) {
-      // The marker is in memory already: nobody would notice the stream pass it. The next miss begins a new window.
+      // The marker is in memory already: no fault will tell that the stream passes it. The next
+      // miss begins a new window.
     }
     s.advance(1);
   }

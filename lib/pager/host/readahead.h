@@ -1,10 +1,11 @@
-// What is read before anybody accesses it: the windows of streams, the neighbours of a block that is missed, and what
-// a prefetch asks for; and what faults tell of how regions are used. policy::ReadAhead and policy::FaultAround decide.
+// Reads blocks before they are accessed: the windows of streams, the neighbours of a missed block,
+// and what a prefetch asks for. Tells the policies of faults: policy::ReadAhead and
+// policy::FaultAround decide what to read.
 //
-//   what is read ahead and not used yet is no more than the budget allows (HostBudget::ahead_limit), and what nobody
-//   comes for leaves first
+// - Blocks that were read ahead and are not used yet have at most HostBudget::ahead_limit bytes.
+//   Those that no stream comes for leave first.
 //
-// The pager's lock protects it.
+// The pager's lock protects this class.
 #pragma once
 
 #include <cstdint>
@@ -27,15 +28,17 @@ class Readahead : private Shared {
         reclaim_requests_(reclaim_requests),
         pressure_(pressure) {}
 
-  // A block is accessed: if it was read ahead, that was worth it, as it was for those of its stream before it.
+  // A block is accessed. If it was read ahead, counts it as used, and the blocks of its stream
+  // before it.
   void used(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  // A block is missed, or the trigger of a window is met: what follows from that.
+  // A block is missed, or a marker is met: tells the streams, and queues the next window.
   void follow(Region& r, core::BlockIndex b, bool trigger) VMEM_LOCKED;
-  // Block b is being read for a fault, `reads` has its transition: with it what lies beside it, where that is how the
-  // region is used.
+  // Block b is being read for a fault, and `reads` has its transition. If the region is used in
+  // larger pieces, adds reads of the blocks beside b.
   void read_beside(Region& r, core::BlockIndex b, TransitionList& reads) VMEM_LOCKED;
 
-  // Blocks that are to be read; pump_speculative() begins as much of it as there is room for.
+  // speculate() queues blocks to be read. pump_speculative() begins as many reads as there is room
+  // for.
   void speculate(Region& r, const policy::Window& w, core::Urgency urgency) VMEM_LOCKED;
   void pump_speculative(DeferredWork& after) VMEM_LOCKED;
 
@@ -49,8 +52,8 @@ class Readahead : private Shared {
   ReadaheadQueue& readahead_queue_;
   ReclaimRequests& reclaim_requests_;
   MemoryPressure& pressure_;
-  uint64_t looked_ahead_ VMEM_GUARDED_BY(core::big_lock) =
-      0;  // the clock when streams that nobody reads were last looked for
+  // The clock at the last search for idle streams.
+  uint64_t looked_ahead_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };
 
 }  // namespace vmem::pager

@@ -1,9 +1,10 @@
-// What is to be read before anybody accesses it: prefetches to host memory and read-ahead windows, taken block by
-// block; and how much of it is being read.
+// Queue of blocks to be read before they are accessed: prefetches to host memory and read-ahead
+// windows, taken block by block. Also counts the bytes that are being read for it.
 //
-//   at most kMost wait; what is in flight = the blocks of the transitions that are being read for it, each counted once
+// - At most kMost entries wait.
+// - in_flight() = the blocks of the transitions that read ahead, each counted once.
 //
-// Not thread-safe: the pager's lock protects it. Needs memory for an entry more than reserve() made room for.
+// Not thread-safe: the pager's lock protects it. add() needs memory unless reserve() made room.
 #pragma once
 
 #include <cstddef>
@@ -43,24 +44,24 @@ class ReadaheadQueue {
   size_t size() const { return queue_.size(); }
   Speculative& front() { return queue_.front(); }
   void pop() { queue_.pop_front(); }
-  // Room for so many. False: no memory for that.
+  // Makes room for so many entries. Returns false if there is no memory.
   [[nodiscard]] bool reserve(size_t entries) noexcept { return queue_.reserve(entries); }
-  // False: that many wait already, or there is no memory. Nothing comes of it then.
+  // Returns false, and drops the entry, if kMost entries wait or there is no memory.
   [[nodiscard]] bool add(const Speculative& what) { return queue_.size() < kMost && queue_.push_back(what); }
-  // Nobody waits for the run any more: what waits of it is not read.
+  // Removes what is queued of a run: its reader has passed it, or will not come.
   void forget(const Region& r, const policy::Run& run);
-  // The region goes.
+  // Removes the entries of a region that is being freed.
   void forget(const Region& r);
 
-  // Whether so many bytes more may be read at once. One block may in any case.
+  // Returns true if so many more bytes may be read now. One block always may.
   bool may_start(uint64_t bytes, uint64_t most) const { return in_flight_ == 0 || in_flight_ + bytes <= most; }
-  // The transition reads a block ahead; it has been read, or there was no memory for it. Of any other transition:
-  // nothing.
+  // started(): the transition reads a block ahead. ended(): it has been read, or there was no
+  // memory for it; does nothing for other transitions.
   void started(Transition& m);
   void ended(Transition& m);
   uint64_t in_flight() const { return in_flight_; }
 
-  // Tests: recounts the pager's moves. What is wrong; empty: nothing.
+  // For tests: recounts the transitions. Returns the first error, or an empty string.
   std::string check(std::span<const std::unique_ptr<Transition>> transitions) const;
 
  private:

@@ -13,7 +13,7 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr uint64_t kPinPause = 1000000;  // ns until a pin is looked at again
+constexpr uint64_t kPinPause = 1000000;  // ns between two looks at pinned blocks
 
 }  // namespace
 
@@ -42,7 +42,7 @@ void Reclaim::join() {
 void Reclaim::loop() {
   uint8_t next_staging = kStagingPools;
   size_t passed = 0;
-  bool served = false, wrote = false;  // the other work has its turn
+  bool served = false, wrote = false;  // what the last turn did; other work is next
   Lock lock(map_.mutex());
   while (!stop_) {
     const uint64_t now = now_ns();
@@ -66,9 +66,10 @@ void Reclaim::loop() {
     if (wrote) continue;
     pressure_.lift_cap(now);
     Short what;
-    // Who starves while nothing moves needs what a staged block has: a buffer.
+    // If blocks wait for memory while nothing is in flight, the shortage is bounce buffers; evict a
+    // staged block, which owns one.
     what.stuck = !waits_.queue().empty() && !map_.transitions().in_flight();
-    // Or there is no memory to know one more block by.
+    // Blocks may also wait because the frame table is full.
     const bool too_many = !waits_.queue().empty() && map_.frame_table().free() == 0;
     what.host = waits_.must_evict() || what.stuck || too_many;
     if (what.host) above_.host_is_short();
@@ -83,7 +84,7 @@ void Reclaim::loop() {
       aside_ns_ = UINT64_MAX;
       any_aside_ = aside_since_ = true;
     }
-    if (!may_write && !writes_.failing()) {  // a pin: the others can be written in a moment
+    if (!may_write && !writes_.failing()) {  // only a pin: others can be written in a moment
       wait_for_writes(lock, now);
       continue;
     }
@@ -95,16 +96,16 @@ void Reclaim::loop() {
       wait_for_writes(lock, now);
       continue;
     }
-    if (!what.host && !what.staging) {  // starved for a buffer, or for what is leaving already
+    if (!what.host && !what.staging) {  // blocks wait for a buffer, or for memory that is leaving already
       pressure_.wait_for(lock, std::chrono::milliseconds(5));
-      page_in_.serve_waiting(lock);  // memory or a buffer came free, perhaps, without anybody's word
+      page_in_.serve_waiting(lock);  // memory or a buffer may have come free without a notification
       continue;
     }
     shrink(lock, what, &next_staging, &passed);
   }
 }
 
-// A write failed lately: the pause until the next try goes by, or a part of it.
+// A write has failed: sleeps for the pause until the next try, or for a part of it.
 void Reclaim::wait_for_writes(Lock& lock, uint64_t now_ns) {
   uint64_t most = waits_.queue().empty() ? UINT64_MAX : StallClock::kSlice / 2;
   if (!failed_.retries().empty() || writeback_.any_pinned()) most = std::min(most, failed_.retries().kShortest);
@@ -113,13 +114,15 @@ void Reclaim::wait_for_writes(Lock& lock, uint64_t now_ns) {
   pressure_.wait_for(lock, std::chrono::nanoseconds(std::min(writes_.pause(now_ns), most)));
 }
 
-// It has to be written, and nothing can be for a while: not to be named again before it can.
+// The block has to be written, and no write is possible for a while. Keeps its policy from naming
+// it again before one is.
 void Reclaim::set_aside(core::FrameId id) {
   map_.frame_table()[id].unwritten = true;
   any_aside_ = aside_since_ = true;
 }
 
-// Locked; something may be written. A few of those that were set aside may leave again. False: none was found yet.
+// Writes are possible: admits a few of the blocks that were set aside to their policies. Returns
+// false if it has found none yet.
 bool Reclaim::admit_aside(uint64_t now_ns) {
   constexpr size_t kLooks = 4096, kMost = 256;
   const FrameTable& all = map_.frame_table();
@@ -145,9 +148,10 @@ bool Reclaim::admit_aside(uint64_t now_ns) {
   return found != 0 || !any_aside_;
 }
 
-// A batch of victims. It is worth about 8 MiB, so that several reclaim threads share the work and small blocks cluster.
-// So many in a row have been passed over. While a write that failed waits to be tried again, what need not be written
-// leaves, and the rest is set aside: of all regions when a store failed, of one when its own file did.
+// Evicts a batch of victims. A batch is about 8 MiB, so that several reclaim threads share the work
+// and small blocks cluster. *passed counts the victims in a row that were passed over. While a
+// failed write waits for its next try, blocks that need no write leave and the others are set
+// aside: in all regions if the store failed, in one region if its own file did.
 void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) {
   Batch batch;
   std::array<policy::Victim, 32> victims;
@@ -157,7 +161,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
   size_t count = what.host ? map_.policy_of(kHostPool).victims(pages, victims) : 0;
   if (count == 0 && what.staging) {
     count = map_.policy_of(*what.staging).victims(pages, victims);
-    // Frames of another size may be short as well, and have their turn.
+    // Frames of another size may be short as well; they are next.
     *next_staging = static_cast<uint8_t>(*what.staging + 1);
   }
   bool copies = false, aside = false, all_pinned = true;
@@ -177,7 +181,8 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
     const bool probe = victims[i].probe && r.table[b].state == State::resident;
     if (!victims[i].probe) frame.admitted = false;
     if (victims[i].probe && !probe) continue;
-    // No room in the store, and none there yet, or somebody has pinned it: others first.
+    // Others go first if the store is full and has no room for this block yet, or if the block is
+    // pinned.
     const bool fits_not = full && r.backing == Backing::anonymous && !r.table[b].extent && !only_clean;
     const bool is_pinned = now < frame.pinned_until_ns;
     if ((fits_not || is_pinned) && !r.dying && *passed < all) {
@@ -191,8 +196,9 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
       set_aside(victims[i].id);
       continue;
     }
-    // Leased, and the acquire has not come so far as to hold it: admitted again, it is.
-    // core::broken("lease_hold"), in holds_for_lease(): for that this file is compiled again.
+    // The block is leased, but its policy does not hold it yet: admit() makes it.
+    // core::broken("lease_hold") is in holds_for_lease(), and is named here to have this file
+    // compiled again.
     Transition* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
     if (m != nullptr) {
       m->only_clean = must_be_clean;
@@ -204,9 +210,9 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
     }
   }
   if (batch.empty() && !copies && (aside || *passed != before)) return lock.give_way();
-  if (batch.empty() || !all_pinned) *passed = 0;  // else there is nothing but these
+  if (batch.empty() || !all_pinned) *passed = 0;  // else only pinned blocks are left
   if (batch.empty() && !copies) pressure_.wait_for(lock, std::chrono::milliseconds(5));
-  if (copies || (batch.empty() && what.stuck)) {  // frames came free
+  if (copies || (batch.empty() && what.stuck)) {  // frames may have come free
     DeferredWork after;
     freed_.memory_freed(after);
     if (!after.empty()) page_in_.run(lock, after);
@@ -214,14 +220,14 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
   if (!batch.empty()) writeback_.evict_batch(lock, batch.all());
 }
 
-// Locked; the block's transition in host memory is over. Where prefetch to the SSD met it, it is asked again.
 void Reclaim::leaves(Region& r, BlockIndex b) {
   const State state = r.table[b].state;
   if (r.dying || (state != State::resident && state != State::staged) || requests_.full()) return;
   if (requests_.add({&r, b, b}, false)) pressure_.wake_reclaim();
 }
 
-// A few blocks of the oldest request. What is leased is passed over, what moves has its turn when it has come to rest.
+// Evicts a few blocks of the oldest request. Leased blocks are passed over. Blocks in transition
+// leave when that is over.
 void Reclaim::serve_request(Lock& lock) {
   const auto [span, behind] = requests_.first();
   Region& r = *span.region;
@@ -247,13 +253,12 @@ void Reclaim::serve_request(Lock& lock) {
   writeback_.evict_batch(lock, batch.all());
 }
 
-// Locked; a reclaim thread with nothing to do. Memory that nobody has used for a while goes back to the system, some at
-// a time.
+// Sleeps until there is work. Returns idle memory to the system, a part at a time.
 void Reclaim::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
   uint64_t next = std::min({failed_.next_ns(), pressure_.next_ns(), background_.next_ns(now)});
   if (writeback_.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
-  // Somebody has to look whether anything goes on.
+  // The stall clock counts only if a thread looks at it often enough.
   if (failed_.retries().want_memory()) next = std::min(next, now + StallClock::kSlice / 2);
   if (next == UINT64_MAX) {
     pressure_.wait(lock);

@@ -1,11 +1,11 @@
-// Which blocks leave host memory, and when: for those who wait for memory, for the watermarks, for prefetches to the
-// SSD and behind scans. policy::EvictionPolicy names the victims, Writeback takes them out. Here are the reclaim
-// threads, who also give up waits that nothing can end.
+// Decides which blocks leave host memory, and when: for waiters, for the watermarks, for prefetches
+// to the SSD, and behind scans. policy::EvictionPolicy names the victims, and Writeback takes them
+// out. Owns the reclaim threads, which also give up waits that nothing can end.
 //
-//   what is leased, or a region that is being freed, is not begun with; one that was chosen and could not be taken is
-//   admitted again
+// - A leased block, or a region that is being freed, is not reclaimed.
+// - A victim that could not be taken is admitted to its policy again.
 //
-// The pager's lock protects it.
+// The pager's lock protects this class.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,16 @@ namespace vmem::pager {
 
 class Reclaim : private Shared {
  public:
-  // What is asked of those who know the devices, under the lock.
+  // Upward calls to the classes that know the devices.
   class Above {
    public:
-    // Staging frames of which size blocks have to leave, looking from one pool on; nothing: none.
+    // Returns the pool of a size of staging frames that is short, so that blocks have to leave it,
+    // or nothing. Looks from the pool `first` on.
     virtual std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED = 0;
-    // The policy has chosen a host copy. False: it stays, being all there is of its block.
+    // The policy has chosen a host copy. Returns false if the copy stays because it is all there is
+    // of its block.
     virtual bool evict_copy(core::FrameId copy) VMEM_LOCKED = 0;
-    // Host memory is short: what the CPU is shown of blocks on devices may go.
+    // Host memory is short: the CPU's copies of blocks on devices may go.
     virtual void host_is_short() VMEM_LOCKED = 0;
 
    protected:
@@ -50,21 +52,23 @@ class Reclaim : private Shared {
         above_(above),
         background_(shared, isolator, write_back) {}
 
-  // Unlocked. So many threads, or fewer: that is slower, and not wrong.
+  // Starts that many threads, or fewer if the system refuses some: that is slower, not wrong. Fails
+  // only if there is none.
   core::Status start(unsigned threads) VMEM_UNLOCKED;
-  // Locked: they end soon; unlocked: they have.
+  // stop() tells the threads to end; join() waits until they have.
   void stop() VMEM_LOCKED;
   void join() VMEM_UNLOCKED;
 
-  // The block is at rest in host memory, and a prefetch to the SSD met it before that: it is asked again.
+  // The block's transition is over and the block is in host memory. A prefetch to the SSD met the
+  // block in that transition: requests the eviction again.
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED;
   BackgroundWrites& background() { return background_; }
 
  private:
   struct Short {
     bool host = false;                    // host memory
-    bool stuck = false;                   // somebody waits, and nothing moves
-    std::optional<uint8_t> staging = {};  // staging frames, of this pool
+    bool stuck = false;                   // blocks wait, and nothing is in flight
+    std::optional<uint8_t> staging = {};  // staging frames of this pool
   };
   void loop() VMEM_UNLOCKED;
   void wait_for_work(Lock& lock) VMEM_LOCKED;
@@ -85,13 +89,15 @@ class Reclaim : private Shared {
   Above& above_;
   BackgroundWrites background_;
   std::vector<std::thread> threads_;
-  uint64_t pins_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // when to look whether pins have ended
-  // Blocks that no policy knows until something can be written: there may be some, and some that were set aside since
-  // the search for them began anew, which is here.
+  uint64_t pins_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // when to look at pinned blocks again
+  // Some blocks are set aside: no policy knows them until they can be written. any_aside_: there
+  // may be some. aside_since_: some were set aside since the search for them began anew.
+  // aside_next_: where the search goes on.
   bool any_aside_ VMEM_GUARDED_BY(core::big_lock) = false;
   bool aside_since_ VMEM_GUARDED_BY(core::big_lock) = false;
   core::FrameId aside_next_ VMEM_GUARDED_BY(core::big_lock) = 0;
-  // Some stay aside until a file that refused a write is asked again: the first of those times.
+  // The first time at which a file that refused a write is asked again: its blocks stay aside until
+  // then.
   uint64_t aside_ns_ VMEM_GUARDED_BY(core::big_lock) = UINT64_MAX;
   bool stop_ VMEM_GUARDED_BY(core::big_lock) = false;
 };

@@ -1,7 +1,9 @@
-// Blocks that are to leave host memory though nobody needs it: vmem_prefetch to the SSD, and what a scan has passed.
+// Requests to evict blocks although memory is not short: by vmem_prefetch to the SSD, and for
+// blocks that a scan has passed.
 //
-//   in the order in which they were asked for; of each request the blocks that nobody has looked at yet
-//   all lie in their regions, at least one a request, and there are at most kMost requests
+// - Requests are in the order of arrival. Each has the blocks that were not looked at yet, at least
+//   one.
+// - All blocks lie in their regions. There are at most kMost requests.
 //
 // Not thread-safe: the pager's lock protects it. add() may need memory; nothing else does.
 #pragma once
@@ -18,7 +20,7 @@ namespace vmem::pager {
 
 struct ReclaimRequest {
   BlockSpan span;
-  bool behind;  // a scan left them: what somebody else has ahead of him in there stays
+  bool behind;  // a scan has passed them; blocks read ahead for another reader stay
 };
 
 class ReclaimRequests {
@@ -27,17 +29,17 @@ class ReclaimRequests {
 
   bool empty() const { return queue_.empty(); }
   bool full() const { return queue_.size() >= kMost; }
-  // Must not be full. False: no memory, and nothing has changed.
+  // The queue must not be full. Returns false, with nothing changed, if there is no memory.
   [[nodiscard]] bool add(const BlockSpan& span, bool behind) { return queue_.push_back({span, behind}); }
 
-  // There must be one.
+  // The queue must not be empty.
   const ReclaimRequest& first() const { return queue_.front(); }
-  // The blocks of the first before `next` have been looked at. With none left it is over.
+  // The first request goes on at block `next`. Removes the request if no blocks are left.
   void go_on(core::BlockIndex next);
-  // The region goes.
+  // Removes the requests of a region that is being freed.
   void forget(const Region& r);
 
-  // Tests: what is wrong; empty: nothing.
+  // For tests. Returns the first error, or an empty string.
   std::string check() const;
 
  private:

@@ -11,7 +11,7 @@ namespace vmem::pager {
 
 namespace {
 
-// The kernel had no memory for the transfer, or did not come to it: that says nothing of the disk.
+// The kernel had no memory for the transfer, or did not get to it: that is no error of the disk.
 bool refused(int result) {
   return result == -ENOMEM || result == -ENOBUFS || result == -EAGAIN;
 }
@@ -35,7 +35,7 @@ void StoreReader::give_back_digester(Transition* m) {
   m->digested = 0;
 }
 
-// Unlocked; the first `bytes` of an image are there, and the rest is being read.
+// The first `bytes` of an image have arrived, and the rest is being read.
 void StoreReader::came(store::Io& io, size_t bytes) {
   auto* const m = static_cast<Transition*>(io.user);
   if (m->tells) m->then->io_came(m, bytes);
@@ -47,7 +47,7 @@ void StoreReader::came(store::Io& io, size_t bytes) {
   core::step("fill.digest");
 }
 
-// Unlocked; the whole image is there.
+// Returns the digest of an image that has arrived in full.
 core::Digest StoreReader::digest(Transition* m) {
   const size_t size = m->region->block_size;
   if (m->digester == nullptr) return store::digest(m->image, size);
@@ -60,7 +60,6 @@ bool StoreReader::verifies(const Region& r) const {
   return r.checksum == 0 ? verify_.load(std::memory_order_relaxed) : r.checksum > 0;
 }
 
-// Unlocked; the read of `m` is over. Decodes and verifies it; the status is the transition's.
 void StoreReader::verify_read(Transition* m) {
   const core::ScopeGuard digester_is_free([&] { give_back_digester(m); });
   Region& r = *m->region;
@@ -82,7 +81,8 @@ void StoreReader::verify_read(Transition* m) {
     if (!m->status.ok()) core::add(counters_.checksum_errors);
   }
   if (m->status.ok() && block.extent) {
-    // The digest also tells later whether the block was changed, so it stays even where it is not verified.
+    // The digest also tells later whether the block has changed, so it stays even if it is not
+    // verified.
     if (verifies(r) && !core::broken("digest_check") && !(digest(m) == block.digest)) {
       core::add(counters_.checksum_errors);
       m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
@@ -93,7 +93,6 @@ void StoreReader::verify_read(Transition* m) {
   }
 }
 
-// Describes the read of block b to `m`, whose image (and coded) are set.
 void StoreReader::prepare_read(Transition* m, Urgency urgency, IoEnd& end, bool wants_parts) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
@@ -121,7 +120,6 @@ void StoreReader::prepare_read(Transition* m, Urgency urgency, IoEnd& end, bool 
   if (m->digests || m->tells) io.progress = came;
 }
 
-// Unlocked; the owner of a fill. True: what it is to read is a hole of the file, so there is nothing to read.
 bool StoreReader::find_hole(Transition* m) {
   const Region& r = *m->region;
   if (!r.sparse || !m->was_unpopulated) return false;

@@ -1,9 +1,10 @@
-// Reads blocks from the store, or from their file: says what is to be read, and whether what was read is what was
-// written. For the ways into host memory and to a device alike.
+// Reads blocks from the store or from their file: sets up the read, and verifies that the bytes are
+// those that were written. Used on the way into host memory and to a device.
 //
-//   bytes of the store are used only if they have the digest that was taken before they were written, unless the
-//   setting or the region says otherwise; what comes from a file that is written has its digest taken here
-//   a digest has each byte of the image once, when nobody writes to it any more
+// - Bytes of the store are used only if they have the digest that was taken before they were
+//   written, unless the setting `checksum` or the region turns verification off. A block that comes
+//   from a file and may be written has its digest taken here.
+// - A digest covers each byte of the image once, after the last write to that byte.
 #pragma once
 
 #include <array>
@@ -20,12 +21,13 @@ class StoreReader : private Shared {
  public:
   explicit StoreReader(const Shared& shared) : Shared(shared), verify_(config_.checksum) {}
 
-  // Describes the read of a transition whose image (and coded) are set; `end` goes on with it, and is told what has
-  // come of the image where it `wants_parts` and that can be had.
+  // Sets up the read of a transition whose image (and coded) are set. `end` continues when the read
+  // is over. wants_parts: `end` also hears of each part that arrives, unless the block is
+  // compressed.
   void prepare_read(Transition* m, core::Urgency urgency, IoEnd& end, bool wants_parts = false) VMEM_LOCKED;
-  // It is over: decodes and verifies it; the status is the transition's.
+  // The read is over: decodes and verifies its bytes, and sets the transition's status.
   void verify_read(Transition* m) VMEM_UNLOCKED;
-  // What is to be read is a hole of the file, so there is nothing to read.
+  // Returns true if the block is a hole of its file, so that there is nothing to read.
   bool find_hole(Transition* m) VMEM_UNLOCKED;
 
   void set_verify(bool on) { verify_.store(on, std::memory_order_relaxed); }
@@ -38,11 +40,11 @@ class StoreReader : private Shared {
   void give_back_digester(Transition* m) VMEM_UNLOCKED;
 
   std::atomic<bool> verify_;  // setting checksum
-  // Of blocks of which a part has come: more are seldom under way. A block that finds none free has its digest taken
-  // when all of it is there.
+  // For blocks of which a part has come; more are seldom in flight. A block that finds none free is
+  // hashed when all of it has come.
   static constexpr size_t kDigesters = 16;
   std::array<store::Digester, kDigesters> digesters_;
-  std::atomic<uint32_t> free_digesters_{(1u << kDigesters) - 1};  // a bit each
+  std::atomic<uint32_t> free_digesters_{(1u << kDigesters) - 1};  // one bit each
 };
 
 }  // namespace vmem::pager

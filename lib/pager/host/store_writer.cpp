@@ -17,36 +17,37 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr size_t kClusterBlock = 64 << 10;  // blocks up to this size are written side by side, never in place
+constexpr size_t kClusterBlock = 64 << 10;  // blocks up to this size go side by side, in place only for want of room
 
-// A file that answers so takes the block when it is changed back, if ever: it is sealed, immutable, read-only, a swap
-// file by now, or gone.
+// Such a file takes the block only after it was changed back, if ever: it is sealed, immutable,
+// read-only, a swap file by now, or gone.
 bool refuses_for_good(int code) {
   constexpr int kForGood[] = {EPERM, EACCES, EROFS, ETXTBSY, EINVAL, EBADF, ENODEV, ENXIO, ESTALE, EOPNOTSUPP, EFBIG};
   return std::find(std::begin(kForGood), std::end(kForGood), -code) != std::end(kForGood);
 }
 
-// These say something of the machine, or of the program's pages, and nothing of the file.
+// Errors of the machine, or of the program's pages, but not of the file.
 bool says_nothing_of_the_file(int code) {
   constexpr int kOthers[] = {EFAULT, ENOMEM, ENOBUFS, EAGAIN, EINTR, EBUSY, ECANCELED};
   return std::find(std::begin(kOthers), std::end(kOthers), -code) != std::end(kOthers);
 }
 
-// The file system, a quota or RLIMIT_FSIZE lets no file be longer.
+// The file system, a quota or RLIMIT_FSIZE does not let the file grow.
 bool has_no_room(const core::Status& s) {
   return s.code() == -ENOSPC || s.code() == -EDQUOT || s.code() == -EFBIG;
 }
 
-// What failed is the path: full, broken, read-only by now. Not the memory that was to be written.
+// The path failed (full, broken, read-only by now), and not the memory that was to be written.
 bool is_of_the_path(const Status& s) {
   return s.code() != -EFAULT && s.code() != -ENOMEM && s.code() != -EAGAIN && s.code() != -EINTR;
 }
 
 }  // namespace
 
-// Unlocked. Room for small blocks, which are to be stored raw.
+// Finds room for small blocks, which are stored raw.
 void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
-  // Blocks of one region that leave together lie together, in the order of their addresses.
+  // Blocks of one region that leave together are stored side by side, in the order of their
+  // addresses.
   std::sort(cluster.begin(), cluster.end(), address_order);
   for (size_t i = 0; i < cluster.size();) {
     size_t n = 1;
@@ -60,7 +61,7 @@ void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
         m->status = space_.allocate(m->stored, 0, {&m->extent, 1});
       }
     }
-    // Over its old copy rather than not at all: until it is whole there, it is in memory.
+    // Without room, overwrite the old copy: the block stays in memory until the new one is whole.
     for (size_t k = i; k < i + n; ++k) {
       Transition* const m = cluster[k];
       const core::Extent old = m->region->table[m->block].extent;
@@ -76,14 +77,14 @@ void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
   }
 }
 
-// Unlocked. Whether our own loads may read the image: the program may have changed rights of it meanwhile.
+// Returns true if our own loads may read the image: the program may have changed the rights of
+// pages that are in place.
 bool StoreWriter::may_load(const Transition& m) const {
   if (!m.in_place || m.aside != nullptr) return true;
   const Region& r = *m.region;
   return pager::may_load(mappings_, r, r.address(m.block), r.block_size);
 }
 
-// Unlocked. Encodes and finds room; a transition that finds none carries the status. No more than a Batch holds.
 void StoreWriter::prepare_writes(std::span<Transition* const> transitions) {
   Batch cluster;
   for (Transition* m : transitions) {
@@ -94,11 +95,13 @@ void StoreWriter::prepare_writes(std::span<Transition* const> transitions) {
     if (m->in_place) core::may_wait_for_a_fault("a block is compressed in its place");
     if (m->coded != nullptr && may_load(*m)) {
       store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
-    } else if (m->coded != nullptr) {  // raw, of a copy: a write from its place might need one, and find no buffer
+    } else if (m->coded != nullptr) {
+      // Write a copy raw: a write from the block's place might need a copy later, and find no
+      // buffer.
       m->aside = std::exchange(m->coded, nullptr);
       if (core::read_guarded(m->aside, m->image, r.block_size, r.absent) == 0) {
         m->image = m->aside;
-        m->digest = store::digest(m->image, r.block_size);  // a page may have become a guard page since
+        m->digest = store::digest(m->image, r.block_size);  // a page may have become a guard page since it was hashed
       }
     }
     const core::Extent old = r.table[m->block].extent;
@@ -118,7 +121,6 @@ void StoreWriter::prepare_writes(std::span<Transition* const> transitions) {
   allocate_cluster(cluster.all());
 }
 
-// Locked; state writing back.
 void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
   Region& r = *m->region;
   m->then = &end;
@@ -141,9 +143,10 @@ void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
   } else {
     prepare(m->io, space_.file(m->extent), m->extent.offset(), m->codec == store::Codec::raw ? m->image : m->coded,
             m->stored);
-    if (!m->new_extent) r.table[m->block].flags &= static_cast<uint16_t>(~core::kDigest);  // until it is whole again
+    if (!m->new_extent) r.table[m->block].flags &= static_cast<uint16_t>(~core::kDigest);  // until that copy is whole
   }
-  // Worth it: it was stored to. On a device a lease says so, and what it has may have been there before.
+  // A store shows that reading ahead was worth it. On a device only a lease shows that: the block
+  // may have been dirty before it came.
   if (Block& block = r.table[m->block]; m->device < 0 && (block.flags & core::kReadAhead) != 0) {
     block.flags &= core::kForgetReadAhead;
     map_.frame_table().seen(map_.frame_table()[block.aux]);
@@ -176,13 +179,12 @@ bool StoreWriter::find_elsewhere(Transition* m) {
   return true;
 }
 
-// Locked. The mark, words, back-off, and a status for whoever asks next.
 void StoreWriter::note_write_failure(Transition* m) {
   Region& r = *m->region;
   const bool again = (r.table[m->block].flags & core::kUnknown) != 0;
   const bool shared = r.backing == Backing::file_shared;
   const int code = m->status.code();
-  if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(r, m->block);  // it was begun
+  if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(r, m->block);  // the write was begun
   core::add(counters_.io_errors);
   map_.frame_table()[r.table[m->block].aux].droppable =
       shared && (refuses_for_good(code) || (again && !says_nothing_of_the_file(code)));
@@ -198,13 +200,11 @@ void StoreWriter::note_write_failure(Transition* m) {
   VMEM_LOG_OFTEN(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
 }
 
-// Unlocked. The store has room again, or may have: who waits to write tries at once.
 void StoreWriter::store_has_room() {
   Lock lock(map_.mutex());
   if (writes_.has_room()) pressure_.wake_all_reclaim();
 }
 
-// Locked. The write of `m` failed: what it had room in is not wanted. Before anybody tries again.
 void StoreWriter::give_back_extent(Transition* m) {
   if (!m->new_extent || !m->extent) return;
   if (has_no_room(m->status)) {

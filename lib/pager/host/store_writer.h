@@ -1,10 +1,11 @@
-// Writes images of blocks to the store, or to their file: compresses them, finds room on the SSD, and says what a write
-// that failed means. Small blocks that leave together lie together there, in the order of their addresses.
+// Writes images of blocks to the store or to their file: compresses them, finds room on the SSD,
+// and decides what a failed write means. Small blocks that leave together are stored side by side,
+// in the order of their addresses.
 //
-//   the store's copy of a block stays until a write of the new one has ended well; where that goes over the old one,
-//   the block stays in memory until then, and has no digest
-//   a write that fails on one path is tried on the others before anybody hears of it
-//   a write that was begun and failed leaves its block unknown, and what it had room in is given back
+// - The store's copy of a block stays until a write of the new one has succeeded. If that
+//   overwrites the old copy, the block stays in memory until then and has no digest.
+// - A write that fails on one path is tried on the others before it counts as failed.
+// - A write that was begun and failed leaves its block unknown. Its new room is given back.
 #pragma once
 
 #include <span>
@@ -21,16 +22,20 @@ class StoreWriter : private Shared {
   StoreWriter(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed)
       : Shared(shared), pressure_(pressure), failed_(failed) {}
 
-  // Unlocked. Encodes and finds room; a transition that finds none carries the status. No more than a Batch holds.
+  // Encodes the images and finds room for them. A transition without room has a failed status.
+  // Takes at most a Batch.
   void prepare_writes(std::span<Transition* const> transitions) VMEM_UNLOCKED;
-  // Locked. Its image is written when the lock has been dropped; `end` goes on with it.
+  // State writing_back. Has the image written once the lock is dropped; `end` continues then.
   void to_store(Transition* m, IoEnd& end, DeferredWork& after) VMEM_LOCKED;
-  // Unlocked; the write has failed. True: there is room on another path, and to_store() is to be called again.
+  // The write has failed. Returns true if another path has room and to_store() is to be called
+  // again.
   bool find_elsewhere(Transition* m) VMEM_UNLOCKED;
-  // Locked. The mark, words, back-off, and a status for whoever asks next; and what had been allocated for it.
+  // note_write_failure() marks the block unknown, logs the failure, delays the next try, and keeps
+  // the status for the next call that asks. give_back_extent() frees the room of the failed write;
+  // call it before another try may begin.
   void note_write_failure(Transition* m) VMEM_LOCKED;
   void give_back_extent(Transition* m) VMEM_LOCKED;
-  // Unlocked. The store has room again, or may have: who waits to write tries at once.
+  // The store may have room again: writes that wait are tried at once.
   void store_has_room() VMEM_UNLOCKED;
   const core::MappingQuery& mappings() const { return mappings_; }
 

@@ -9,9 +9,9 @@ namespace vmem::pager {
 
 namespace {
 
-// Unlocked; state reading, and the file's own pages are mapped there. The trap takes their place, and for a moment
-// there is neither: meanwhile accesses park at the gate, which regions with a device tier have. On error accesses meet
-// the file as before (*shown), or SIGBUS.
+// State reading; the file's own pages are mapped. Replaces them by the trap. For a moment neither
+// is in place, and accesses park at the gate, which regions with a device tier have. On error
+// accesses see the file as before (*shown), or get SIGBUS.
 Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b, bool* shown) {
   if (Status s = device::fault_gate::check(); !s.ok()) return s;
   const uintptr_t at = reinterpret_cast<uintptr_t>(r.address(b));
@@ -22,7 +22,8 @@ Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b, bool* shown) {
   return s;
 }
 
-// .. They stay, and what was stored to them is dropped: without a gate they cannot be replaced under a reader.
+// Drops what was stored to the file's pages, which stay mapped: without a gate they cannot be
+// replaced under a reader.
 Status drop_shown(trap::Trap& trap, const Region& r, BlockIndex b) {
   const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), core::round_up(r.file_bytes(b), core::kPage)};
   return trap.drop({&range, 1});

@@ -1,8 +1,8 @@
-// Blocks that show their file, which became shorter: how the file's pages go from a region again.
+// Blocks that show pages of their file because the file became shorter: takes these pages out of
+// the region again.
 //
-//   until they have, or cannot go, the block is in state reading; nobody reads what takes their place before it is
-//   there
-//
+// - The block is in state reading until the pages are gone, or cannot be removed.
+// - No thread reads what replaces them before it is in place.
 #pragma once
 
 #include "pager/account/device_set.h"
@@ -17,10 +17,10 @@ class TruncatedFiles : private Shared {
   TruncatedFiles(const Shared& shared, DeviceSet& gpus, PageIn& page_in, MemoryFreed& freed)
       : Shared(shared), device_set_(gpus), page_in_(page_in), freed_(freed) {}
 
-  // A block that shows its file loses what is there. In a region with a device tier whose accesses park it is an
-  // ordinary block again, as by FailedBlocks::revive(); else it goes on showing the file. Locked, and not meanwhile: to
-  // take a file's pages away may mean that the file system writes them first. For that time nobody else acts on the
-  // block.
+  // Drops the pages of a block that shows its file. In a region with a device tier whose accesses
+  // park, the block is an ordinary block again, as after FailedBlocks::revive(); in others it goes
+  // on showing the file. Drops and retakes the lock: the file system may write the pages first. In
+  // that time no other thread acts on the block.
   core::Status revive(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
 
  private:

@@ -14,7 +14,6 @@
 
 namespace vmem::pager {
 
-// Locked on entry and on return, and not meanwhile.
 void Writeback::evict_batch(Lock& lock, std::span<Transition*> batch) {
   if (batch.empty()) return lock.give_way();
   lock.unlock();
@@ -22,7 +21,6 @@ void Writeback::evict_batch(Lock& lock, std::span<Transition*> batch) {
   lock.lock();
 }
 
-// Unlocked; every transition is in state isolating. No more than a Batch holds.
 void Writeback::evict_batch(std::span<Transition*> batch) {
   Batch writes;
   isolator_.isolate(batch, &writes);
@@ -32,7 +30,8 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
   DeferredWork after;
   {
     Lock lock(map_.mutex());
-    // Reclaim threads pause where they chose what they knew to be pinned, which they do when there is nothing else.
+    // Reclaim threads choose blocks known to be pinned only if there are no others. If the whole
+    // batch is such blocks, they pause.
     const auto pinned = [&](const Transition* m) {
       const Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
       return m->status.code() == -EBUSY && m->reclaims && m->begun_ns < frame.pinned_until_ns;
@@ -44,10 +43,11 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
   page_in_.run(after);
 }
 
-// Locked; state isolating, or writing back (lent), and it is known what becomes of the block.
+// State isolating, or writing_back if the block is lent. Goes on with the block as its transition
+// says.
 void Writeback::settle_taken(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  if (!m->keep)  // a block that stays in its place is not looked at
+  if (!m->keep)  // pages that stay in place are not checked for pins
     found_pinned(map_.frame_table()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
   if (m->probe && m->status.ok()) {
     isolated_.keep_frame(m, after);
@@ -60,7 +60,7 @@ void Writeback::settle_taken(Transition* m, DeferredWork& after) {
       map_.frame_table()[r.table[m->block].aux].unwritten = true;
       writer_.note_write_failure(m);
     } else {
-      map_.frame_table()[r.table[m->block].aux].unwritten |= m->only_clean;  // not to be tried again and again
+      map_.frame_table()[r.table[m->block].aux].unwritten |= m->only_clean;  // or it would be tried over and over
       if (m->status.code() == -EBUSY && m->completion != nullptr) {
         m->status =
             core::error(EBUSY, "%s stays in memory: I/O in flight or a registered buffer has pinned a page of it",
@@ -80,14 +80,15 @@ void Writeback::settle_taken(Transition* m, DeferredWork& after) {
   }
 }
 
-// Locked; a write in the background failed, or could not begin. Nobody waits for it, and other writes do not wait for
-// its file: the file is left alone for a while that grows, a pinned block for one interval.
+// A write in the background failed or could not begin. No call waits for the write, and no other
+// write waits for its file. The file is left alone for a growing pause, a pinned block for one
+// interval.
 void Writeback::put_back_dirty(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const uint64_t now = now_ns();
   if (m->io.size != 0 && m->status.code() != -EFAULT) {
     core::add(counters_.io_errors);
-    if (writes_.file_failed(r, m->status, true, now)) {  // a sync tries it again, and tells
+    if (writes_.file_failed(r, m->status, true, now)) {  // a sync tries the write again, and reports it
       VMEM_LOG_OFTEN(core::Level::warning, "writing failed in the background (%s), the block stays in memory, %s",
                      vmem_strerror(m->status.code()), map_.where(r, m->block).c_str());
     }
@@ -97,12 +98,12 @@ void Writeback::put_back_dirty(Transition* m, DeferredWork& after) {
   isolated_.put_back(m, after);
 }
 
-// Locked. The store has these bytes: the memory may go, unless somebody wants the block back or it is to stay.
+// The store has these bytes: the memory goes, unless a fault wants the block or it is to stay.
 void Writeback::finish_clean(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   Block& block = r.table[m->block];
   const bool gone = (m->in_place && !m->keep) || m->emptied;
-  if (m->zeros) {  // the store's copy, if any, is out of date: zeros need none
+  if (m->zeros) {  // the store's copy, if any, is out of date; zeros need none
     failed_.forget_store_copy(r, m->block);
     block.digest = m->digest;
     block.flags |= core::kDigest;
@@ -122,8 +123,9 @@ void Writeback::io_ended(Transition* m) {
   page_in_.run(after);
 }
 
-// Unlocked; state writing back. The program has taken the right to read a page of what was written from its place: a
-// copy is written, now or when its turn has come. False: there is no memory for one, or it cannot be had.
+// State writing_back. The block was written from its place, and the program has revoked the right
+// to read a page of it. Writes a copy instead, now or when the emergency buffer is free. Returns
+// false if there is no memory for a copy, or the pages cannot be read.
 bool Writeback::write_aside(Transition* m) {
   const Region& r = *m->region;
   std::byte* copy = nullptr;
@@ -140,13 +142,13 @@ bool Writeback::write_aside(Transition* m) {
   return copy != nullptr && write_copy(m, copy);
 }
 
-// Unlocked. False: nobody may read the block.
+// Returns false if the pages cannot be read.
 bool Writeback::write_copy(Transition* m, std::byte* copy) {
   const Region& r = *m->region;
   if (core::read_guarded_at_once(copy, r.address(m->block), r.block_size, r.absent) != 0) return false;
   core::step("evict.aside");
   m->image = copy;
-  m->digest = store::digest(copy, r.block_size);  // a page may have become a guard page since
+  m->digest = store::digest(copy, r.block_size);  // a page may have become a guard page since it was hashed
   m->status = {};
   DeferredWork after;
   {
@@ -157,8 +159,8 @@ bool Writeback::write_copy(Transition* m, std::byte* copy) {
   return true;
 }
 
-// Unlocked. A transition that had the spare copy has ended; those that wait for it go on, one by one. What somebody
-// wants meanwhile stays, and is written another time, unless a call waits for that.
+// A transition that had the emergency buffer has ended: the next one gets it. Waiting blocks that a
+// fault wants stay, and are written another time, unless a call waits for the write.
 void Writeback::pass_spare(DeferredWork& after) {
   for (;;) {
     TransitionList wanted;
@@ -177,7 +179,6 @@ void Writeback::pass_spare(DeferredWork& after) {
   }
 }
 
-// Unlocked; state writing back.
 void Writeback::finish_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   core::step("evict.written");
@@ -192,7 +193,6 @@ void Writeback::finish_write(Transition* m, DeferredWork& after) {
   end_write(m, after);
 }
 
-// Locked on entry and on return.
 void Writeback::retry_pinned(Lock& lock) {
   DeferredWork after;
   installer_.retry_pinned(lock, after);
@@ -201,14 +201,12 @@ void Writeback::retry_pinned(Lock& lock) {
   lock.lock();
 }
 
-// Unlocked; state writing back.
 void Writeback::end_write(Transition* m, DeferredWork& after) {
   const bool spare = m->spare;
   settle_write(m, after);
   if (spare) pass_spare(after);
 }
 
-// Unlocked; state writing back.
 void Writeback::settle_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const bool cut = m->cut;
@@ -222,7 +220,7 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
     return;
   }
   if (!m->status.ok()) {
-    if (m->status.code() == -EFAULT && m->in_place && m->completion == nullptr) {  // no room for the copy: later
+    if (m->status.code() == -EFAULT && m->in_place && m->completion == nullptr) {  // no memory for the copy: later
       failed_.mark_unknown(r, m->block);
       if (m->reclaims) writes_.pinned(now_ns());
     } else {
@@ -239,13 +237,13 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
   core::add(counters_.write_bytes, m->io.transferred);
   if (m->background) core::add(counters_.background_write_bytes, m->io.transferred);
   if (r.backing != Backing::file_shared) {
-    // Under the lock: when it is let go, the region may be freed, and the store end.
+    // Under the lock: after it is dropped, the region may be freed and the store may end.
     if (m->new_extent && block.extent) space_.release(block.extent);
     block.extent = m->extent;
   }
   block.digest = m->digest;
   block.flags |= core::kDigest;
-  // Not all of it is there; or other bytes are than were looked at.
+  // The file has only a part of the block, or other bytes may have been written than were hashed.
   if (cut || !same || map_.frame_table()[block.aux].holed) block.flags &= static_cast<uint16_t>(~core::kDigest);
   block.flags &= static_cast<uint16_t>(~core::kDirty);
   map_.frame_table()[block.aux].unwritten = map_.frame_table()[block.aux].droppable = false;
@@ -253,20 +251,20 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
   if (!dropped && (m->keep || (!cut && (block.flags & core::kFaultPending) != 0))) {
     isolated_.put_back(m, after);
   } else {
-    isolated_.let_go(m, State::writing_back, after);  // wanted again meanwhile: let_go() reads it back
+    isolated_.let_go(m, State::writing_back, after);  // let_go() reads the block back if it is wanted
   }
   freed_.memory_freed(after);
   failed_.revive_dropped();
 }
 
-// Unlocked; state writing back, and its pages are in place or in a slot. False: somebody wants the block, so that it
-// stays.
+// State writing_back, and the pages are in place or in a slot: drops them. Returns false if the
+// block stays because a fault wants it or a page is pinned.
 bool Writeback::drop_written(Transition* m) {
   Region& r = *m->region;
   {
     Lock lock(map_.mutex());
     if ((r.table[m->block].flags & core::kFaultPending) != 0) {
-      m->keep = true;  // spare the read
+      m->keep = true;  // saves a read
       writes_.settled(m->leaving);
       return false;
     }
@@ -286,10 +284,12 @@ bool Writeback::drop_written(Transition* m) {
   return false;
 }
 
-// Unlocked; state writing back. The file ends before the block does, so the rest of it was not written. As in a mapping
-// those bytes are gone: the block leaves memory, else they would reach the file with the next store to the block when
-// the file has grown again. It stays, and counts as changed, for a lease, a loan, a page that the program has dropped
-// and may have stored to, or a device that has pinned a page, and may have stored inside the file.
+// State writing_back. The file ends before the block does, so the rest was not written. As in a
+// mapping, those bytes are gone. The block leaves memory; otherwise a later write of the block
+// would bring them to the file when it has grown again. The block stays, and counts as dirty, if
+// - it is leased or lent,
+// - the program has dropped a page, and may have stored to it since, or
+// - a device has pinned a page, and may have stored inside the file.
 void Writeback::drop_cut_off(Transition* m) {
   Region& r = *m->region;
   {

@@ -1,10 +1,10 @@
-// The way out of host memory: a block is isolated, compared with what the store has, and written if it differs. Only
-// then IsolatedBlocks lets it go; or puts it back, where it is to stay, is wanted again, or could not be written.
+// The way out of host memory: isolates a block, compares it with the store's copy, and writes it if
+// they differ. Then IsolatedBlocks lets the block go, or puts it back because it is to stay, is
+// wanted again, or could not be written.
 //
-//   state isolating, writing back: Writeback owns the block, from evict_batch() until IsolatedBlocks has it; its memory
-//   goes only when the store has the bytes, or nobody wants them any more
-//
-// Called under the pager's lock, but for what says otherwise.
+// - In states isolating and writing_back Writeback owns the block, from evict_batch() until
+//   IsolatedBlocks has it.
+// - The block's memory goes only when the store has the bytes, or when they are of no interest.
 #pragma once
 
 #include <span>
@@ -31,12 +31,12 @@ class Writeback final : private Shared, private IoEnd {
         writer_(writer),
         freed_(freed) {}
 
-  // Takes each transition, in state isolating, to its end, or to a write whose end comes later. No more than a Batch
-  // holds. Unlocked, or with a lock that is dropped meanwhile.
+  // Takes each transition, in state isolating, to its end, or to a write that ends later. Takes at
+  // most a Batch. The overload with a lock drops and retakes it.
   void evict_batch(std::span<Transition*> batch) VMEM_UNLOCKED;
   void evict_batch(Lock& lock, std::span<Transition*> batch) VMEM_LOCKED;
 
-  // Blocks that wait for the end of a pin as they are put in place; as Installer has it.
+  // See Installer::any_pinned() and Installer::retry_pinned().
   bool any_pinned() const VMEM_LOCKED { return installer_.any_pinned(); }
   void retry_pinned(Lock& lock) VMEM_LOCKED;
 

@@ -15,13 +15,14 @@ namespace vmem::pager {
 
 namespace {
 
-constexpr unsigned kWorkers = 4;              // two each way, which overlap
-constexpr unsigned kUnusedLooks = 2;          // staging frames that no region needs stay for so many
-constexpr uint64_t kLookEvery = 200000000;    // ns between looks for host pages of the driver
-constexpr uint64_t kForOthers = 32;           // a part of a device's memory: what is to be free where nobody has said
-constexpr uint64_t kAwayFor = 5'000'000'000;  // ns; with less, other devices' blocks are not there
+constexpr unsigned kWorkers = 4;            // two in each direction, so that copies overlap
+constexpr unsigned kUnusedLooks = 2;        // looks after which unused staging frames are given back
+constexpr uint64_t kLookEvery = 200000000;  // ns between looks at devices' memory and at host pages of the driver
+constexpr uint64_t kForOthers = 32;         // 1/kForOthers of a device's memory stays free if device_reserve is not set
+constexpr uint64_t kAwayFor = 5'000'000'000;  // ns without spilled blocks on a device that has less free memory
 
-// What no block has goes back, above so many bytes of all. A little at a time: blocks may come meanwhile.
+// Returns memory that no block uses to the driver, until the device has `keep` bytes in all. Trims
+// in small steps, since blocks may come in between.
 Status trim_to(device::Devices& devices, int d, uint64_t keep, const device::Memory& memory) {
   constexpr uint64_t kStep = uint64_t{64} << 20;
   Status s;
@@ -65,7 +66,9 @@ void DeviceWorkers::stop() {
   if (!device_set_.own_page_tables()) device::fault_gate::set_hook({}).ignore();
 }
 
-// On the park thread: a CPU access that the block's access forbids and no transition explains.
+// Runs on the park thread. Handles a CPU access that the block's protection forbids and no
+// transition explains. Returns true if the access is to be retried, false if the handler installed
+// before ours gets it.
 bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
   Lock lock(map_.mutex());
   for (;;) {
@@ -75,10 +78,10 @@ bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
     Block& block = r->table[b];
     if (block.state == State::on_device) {
       if (!store) return true;
-      if (!r->writable()) return false;  // an error of the program, as a store to any read-only mapping
+      if (!r->writable()) return false;  // an error of the program, like a store to any read-only mapping
       const device::Range range{reinterpret_cast<uintptr_t>(r->address(b)), r->block_size};
       blocks_.will_change(*r, b);
-      // Claimed meanwhile: it must not leave, clean as it was, after the store has been let in.
+      // Claim the block: it must not leave as clean after the store has been let in.
       blocks_.claim(*r, b);
       ++r->in_flight;
       lock.unlock();
@@ -94,8 +97,8 @@ bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
       page_in_.run(after);
       return opened;
     }
-    // It moves. Behind a shut gate, or at the trap, the next try waits; before the gate is shut, or after it has
-    // opened, only we can.
+    // The block is moving. A retried access waits at a shut gate or at the trap. If the gate is not
+    // shut yet, or is open again, only this loop can wait.
     if (!core::on_a_device(block.state) || device::fault_gate::gate(address) != device::fault_gate::Gate::open)
       return true;
     lock.sleep_for(map_.changed(), std::chrono::microseconds(200));
@@ -113,7 +116,7 @@ void DeviceWorkers::loop() {
     if (now < looked_ns_ + kLookEvery) return;
     looked_ns_ = now;
     reclaim_host_pages(lock);
-    // Of a size that no region has any more: the next one would have been made by now.
+    // Frames of a size that no region uses any more: a new region would have claimed them by now.
     unused_looks_ = staging_.unused() != nullptr ? unused_looks_ + 1 : 0;
     if (unused_looks_ > kUnusedLooks) supply_.give_back(lock);
   };
@@ -125,8 +128,9 @@ void DeviceWorkers::loop() {
       if (any_budget([](const DeviceBudget& b) { return b.is_short(); })) look_around();
       continue;
     }
-    if (stop_) break;  // said while the step had given the lock away
-    // Told while the step had given the lock away, perhaps past the place. By itself, too, where something is short.
+    if (stop_) break;  // set while step() had dropped the lock
+    // Work may have been queued behind our scan while step() had dropped the lock: scan once more.
+    // If that recurs, sleep for a short time only.
     const bool first = !std::exchange(again, device_set_.work().count() != told && !core::broken("work_count"));
     if (again) {
       if (first) continue;
@@ -135,7 +139,7 @@ void DeviceWorkers::loop() {
       look_around();
       continue;
     }
-    // A stream that passes a release, or a hint, tells nobody.
+    // Poll: streams that pass a release or a hint send no notification.
     if (above_.hints_wait_for_streams()) {
       device_set_.work().wait_for(lock, std::chrono::microseconds(hint_pause));
       hint_pause = std::min(2 * hint_pause, 2000u);
@@ -143,13 +147,13 @@ void DeviceWorkers::loop() {
     } else if (!releases_.empty() && !requests_.empty()) {
       device_set_.work().wait_for(lock, std::chrono::microseconds(200));
       look_around();
-    } else if (cpu_mappings_.waits()) {  // until leases end, or memory comes free
+    } else if (cpu_mappings_.waits()) {  // poll until leases end or memory comes free
       device_set_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 20000u);
       look_around();
     } else if (any_budget([](const DeviceBudget& b) { return b.over(); }) || device_reclaim_.spilled_overstay()) {
-      device_set_.work().wait_for(lock,
-                                  std::chrono::microseconds(pause));  // a lowered budget: leases end, frames come free
+      // A budget was lowered: poll until leases end or frames come free.
+      device_set_.work().wait_for(lock, std::chrono::microseconds(pause));
       pause = std::min(2 * pause, 50000u);
       look_around();
     } else if (!any_budget([](const DeviceBudget& b) { return !b.idle(); }) && staging_.unused() == nullptr) {
@@ -162,12 +166,13 @@ void DeviceWorkers::loop() {
   }
 }
 
-// A CPU that reads a block on a device makes the driver take host pages for it, which nobody has budgeted and which the
-// driver keeps until the block is made anew. Nobody is told, so a few blocks are looked at in each round; those that
-// have such pages go to host memory, where their reader is, within the budget. What is pinned to its device stays.
+// When a CPU reads a block on a device, the driver takes host pages for it. They are in no budget,
+// and the driver keeps them until the block is made anew. The driver does not report them, so each
+// round asks about a few blocks. Blocks with such pages move to host memory, where their reader is,
+// within the budget. Blocks that are pinned to their device stay.
 void DeviceWorkers::reclaim_host_pages(Lock& lock) {
   look_at_memory(lock);
-  if (device_set_.own_page_tables()) return;  // there are none
+  if (device_set_.own_page_tables()) return;  // such devices take no host pages
   core::InplaceVector<std::pair<Region*, BlockIndex>, kLook> found, with;
   size_t passed = 0;
   for (auto& [base, region] : map_.regions()) {
@@ -184,7 +189,7 @@ void DeviceWorkers::reclaim_host_pages(Lock& lock) {
     look_at_ = base + std::min(b, r.blocks) * r.block_size;
     if (found.size() == kLook || passed == kPass) break;
   }
-  if (found.size() < kLook && passed < kPass) look_at_ = 0;  // all have been seen
+  if (found.size() < kLook && passed < kPass) look_at_ = 0;  // all regions have been scanned
   for (const auto& [r, b] : found) ++r->in_flight;
   lock.unlock();
   for (const auto& [r, b] : found) {
@@ -207,9 +212,11 @@ void DeviceWorkers::reclaim_host_pages(Lock& lock) {
   demoter_.run(lock, batch.all());
 }
 
-// Locked on entry and on return. Where others had a device's memory, blocks have again what there is now. What devices
-// keep for blocks to come goes back to their drivers: where none have come for a while, where a budget was lowered, and
-// where the device has little for other processes, and for the program itself.
+// Drops and retakes the lock. Raises the limit of a device if other processes have freed memory
+// there. Returns memory that a device keeps for future blocks to its driver:
+// - if no block has come for a while,
+// - if its budget was lowered, or
+// - if the device has little free memory for other processes and the program itself.
 void DeviceWorkers::look_at_memory(Lock& lock) {
   bool more = false;
   for (size_t d = 0; d < device_set_.size(); ++d) {
@@ -233,7 +240,8 @@ void DeviceWorkers::look_at_memory(Lock& lock) {
     if (s.ok() && little) map_.spilled().send_away(d, now_ns() + kAwayFor);
     if (s.ok() && lowered) budget.trimmed(limit);
     if (s.ok() && budget.follow_up(memory.used + memory.free)) more = true;
-    // What it keeps of blocks that have left since it said so is seen next time; so is what it did not say.
+    // Memory kept from blocks that left after the device answered is seen next time, and so is that
+    // of a device that did not answer.
     const bool may_keep = memory.kept != 0 || had_blocks || budget.charged() != 0 || budget.came();
     if (s.ok() || lost) budget.set_keeps(s.ok() && device_set_.own_page_tables() && may_keep);
   }
@@ -242,10 +250,12 @@ void DeviceWorkers::look_at_memory(Lock& lock) {
   page_in_.serve_waiting(lock);
 }
 
-// Locked on entry and on return; a worker more may be at what arrives. Ends something that was begun, where that is
-// whose turn it is. As long as there are two of them, what is yet to begin comes first: acquires may begin copies
-// faster than a device ends them, for as long as they run. The last takes turns where nobody ends what a device has: of
-// what is to begin there may be no end either, and a busy device keeps the others at it.
+// Ends copies that were begun on a device. Call only if one more worker may handle arrivals. Drops
+// and retakes the lock. Returns false if there is nothing to end.
+// - While two more workers may handle arrivals, step() begins copies before it ends any. Acquires
+//   may begin copies faster than a device ends them, so ends alone could keep both workers busy.
+// - The last worker alternates, and ends copies of devices where no other worker does: new arrivals
+//   may never cease either, and a busy device keeps the other workers waiting.
 bool DeviceWorkers::end_what_waits(Lock& lock) {
   const bool last = arriving_ + 2 == kWorkers;
   for (size_t d = 0; d < device_set_.size(); ++d) {
@@ -262,8 +272,9 @@ bool DeviceWorkers::end_what_waits(Lock& lock) {
   return false;
 }
 
-// Locked on entry and on return, and not meanwhile. What is to arrive, if a worker may be at it: from other devices and
-// from host memory, of each device in turn, since of any of them there may be no end.
+// Brings in one batch of blocks, if one more worker may handle arrivals. Takes turns between
+// devices, and between blocks from other devices and from host memory, since any of these may
+// always have more. Drops and retakes the lock. Returns false if there is nothing to bring in.
 bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
   const size_t turns = 2 * device_set_.size();
   for (size_t i = 0; i < turns && arriving_ + 1 < kWorkers; ++i) {
@@ -292,15 +303,15 @@ bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
   return false;
 }
 
-// Does one piece of work, if there is one; the lock is gone meanwhile.
+// Does one piece of work. Drops and retakes the lock. Returns false if there is none.
 bool DeviceWorkers::step(Lock& lock) {
   if (cpu_mapper_.rescue(lock) || above_.serve_stream_hints(lock) || cpu_mapper_.serve(lock)) return true;
   if (supply_.grow(lock)) {
     page_in_.serve_waiting(lock);
     return true;
   }
-  // What arrives may wait for as long as a device is busy: never all of them, for the CPU and those that lack room wait
-  // for what leaves.
+  // Arrivals may wait for as long as a device is busy. One worker stays free of them: CPU faults
+  // and blocks that lack room wait for departures.
   if (arriving_ + 2 == kWorkers && !ended_last_ && end_what_waits(lock)) return true;
   if (arriving_ + 1 < kWorkers) {
     ++arriving_;

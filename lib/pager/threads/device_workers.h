@@ -1,11 +1,12 @@
-// The workers of the device tier: threads that make the calls of devices which wait, each one piece of work after the
-// other, and sleep while there is none. Which work there is the classes below them know; here is its order.
+// Worker threads of the device tier. They make the device calls that wait, one piece of work after
+// the other, and sleep while there is none. The classes below know which work there is. This class
+// decides the order.
 //
-//   what arrives may wait for as long as a device is busy: never all of them are at it, nor the last but one twice in a
-//   row, for the CPU and those that lack room wait for what leaves
-//   one that sleeps was told of nothing since it looked, or looks again by itself: at what streams and drivers do
-//   nobody tells
-//
+// - A worker that handles arrivals may wait for as long as a device is busy. At least one worker
+//   stays free of them, since CPU faults and blocks that lack room wait for departures. The last
+//   worker that may handle arrivals alternates between ending copies and beginning copies.
+// - A sleeping worker has had no notification since its last look, or it polls: streams and drivers
+//   send none.
 #pragma once
 
 #include <thread>
@@ -21,10 +22,11 @@ namespace vmem::pager {
 
 class DeviceWorkers : private Shared {
  public:
-  static constexpr size_t kLook = 128;   // blocks that a driver is asked about at a time, 5 to 10 us each
-  static constexpr size_t kPass = 8192;  // .. and passed over under the lock, most of them elsewhere
+  static constexpr size_t kLook = 128;   // blocks in one round of queries to the driver, some microseconds each
+  static constexpr size_t kPass = 8192;  // blocks passed over under one hold of the lock; most are elsewhere
 
-  // What hints ask of them. Locked on entry and on return, and not meanwhile; false: there is nothing to be done.
+  // Work for the workers that Prefetch knows of. The serve functions drop and retake the lock. They
+  // return false if there is nothing to do.
   class Above {
    public:
     virtual bool serve_stream_hints(Lock& lock) VMEM_LOCKED = 0;
@@ -35,7 +37,8 @@ class DeviceWorkers : private Shared {
     ~Above() = default;
   };
 
-  // devices: null: there is no device tier, and there are no workers. requests: for promotion; under the lock.
+  // devices: null if there is no device tier; then there are no workers. requests: promotion
+  // requests, protected by the lock.
   DeviceWorkers(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
                 DeviceSet& gpus, CpuMappings& cpu_mappings, DeviceBlocks& blocks, PageIn& page_in,
                 StagingAllocator& supply, StreamReleases& releases, PeerMigrator& migrator, Demoter& demoter,
@@ -90,14 +93,13 @@ class DeviceWorkers : private Shared {
 
   std::vector<std::thread> threads_;
   bool stop_ VMEM_GUARDED_BY(core::big_lock) = false;
-  unsigned arriving_ VMEM_GUARDED_BY(core::big_lock) = 0;  // at what arrives
-  // .. the last that may be at it has ended something, and begins something next
+  unsigned arriving_ VMEM_GUARDED_BY(core::big_lock) = 0;  // workers that handle arrivals
+  // The last worker that may handle arrivals has ended a copy, so it begins one next.
   bool ended_last_ VMEM_GUARDED_BY(core::big_lock) = false;
-  size_t next_turn_ VMEM_GUARDED_BY(core::big_lock) = 0;  // whose it is to arrive: of two a device
-  // For host pages of the driver: when last, from where.
-  uint64_t looked_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
-  unsigned unused_looks_ VMEM_GUARDED_BY(core::big_lock) = 0;  // how often staging frames were found that none needs
-  uint64_t look_at_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  size_t next_turn_ VMEM_GUARDED_BY(core::big_lock) = 0;       // next source of arrivals; each device has two
+  uint64_t looked_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;     // when loop() last looked around
+  unsigned unused_looks_ VMEM_GUARDED_BY(core::big_lock) = 0;  // looks in a row that found unused staging frames
+  uint64_t look_at_ VMEM_GUARDED_BY(core::big_lock) = 0;       // address where the scan for host pages goes on
 };
 
 }  // namespace vmem::pager
