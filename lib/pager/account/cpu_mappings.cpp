@@ -22,7 +22,7 @@ CpuFault* CpuMappings::find(const Region& r, BlockIndex b) {
   return it == accesses_.end() ? nullptr : &*it;
 }
 
-// Who waits makes the access again.
+// Wakes the waiting threads, which make their accesses again.
 void CpuMappings::answered(Region& r, BlockIndex b) {
   r.table[b].flags &= kNobodyWaits;
   trap_.wake(r.address(b), r.block_size).ignore();
@@ -35,7 +35,7 @@ bool CpuMappings::ask(Region& r, BlockIndex b, uint64_t now_ns, const Since& fai
   if (failed.since_ns != 0) access = {&r, b, failed.since_ns, failed.mark, now_ns + kTryAgain};
   access.loads = true;
   if (!accesses_.push_back(access)) {
-    answered(r, b);  // reported again
+    answered(r, b);  // the access is reported again
     return false;
   }
   frame.asked = true;
@@ -54,14 +54,16 @@ bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
     trap_.unprotect(r.address(b), r.block_size).ignore();
     return false;
   }
-  // Or the program dropped a page itself (madvise). Of what only the CPU has, it is zeros then; where that page is
-  // there this fails. Else it is what the device has.
+  // Or the program dropped a page of the copy itself (madvise). If the block is stale, only the
+  // CPU has its bytes, and the page is zeros now; fill_zero() fails if the page is there. If not,
+  // the device has its bytes.
   const bool missing = frame.cpu_mapped && fault.kind != trap::FaultKind::write_protect;
   if (missing && frame.device_stale) trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
   const bool late = missing && (frame.device_stale || frame.missed < kReportedLate);
   if (late) ++frame.missed;
   if (!split_ || frame.refused || late) {
-    // It met the trap before the block was made over it, or shown, and has been woken since or is here.
+    // The access met the trap before the block was made over it, or before the copy was shown.
+    // It has been woken since, or is woken here.
     trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
     return false;
   }
@@ -73,7 +75,7 @@ bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
   CpuFault* const access = find(r, b);
   if (access == nullptr) return fresh;
   access->loads = load || (access->loads && !first);
-  if (frame.apart) return fresh;  // reported again
+  if (frame.apart) return fresh;  // the access is reported again
   const uintptr_t page = core::round_down(fault.address, core::kPage);
   if (load && access->load_at == 0) access->load_at = page;
   auto& stores = access->stores;
@@ -83,10 +85,10 @@ bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
 
 bool CpuMappings::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
   Block& block = r.table[b];
-  if (frame_table_[block.aux].device_stale) {  // who met its protection while it was copied may go on
+  if (frame_table_[block.aux].device_stale) {  // accesses that met its protection while it was copied go on
     block.flags &= kNobodyWaits;
     trap_.unprotect(r.address(b), r.block_size).ignore();
-    return ask(r, b, now_ns, failed);  // until it has left
+    return ask(r, b, now_ns, failed);  // queued until the block has left
   }
   if ((block.flags & core::kFaultPending) == 0) return false;
   if (!split_) {
@@ -94,19 +96,19 @@ bool CpuMappings::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& 
     return false;
   }
   const bool fresh = ask(r, b, now_ns, failed);
-  // A store that came while the block moved is known by no page yet: it is reported again.
+  // The page of a store that came while the block moved is not known yet: it is reported again.
   if ((block.flags & core::kStorePending) != 0) trap_.wake(r.address(b), r.block_size).ignore();
   return fresh;
 }
 
-// What failed goes on failing, or there is no memory, and nothing that goes on will bring any. What is stale is in
-// place: nobody waits for it, and it is tried until it leaves.
+// Whether to give up: tries keep failing, or there is no memory and nothing under way will bring
+// any. A stale block is in place, so no access waits for it; it is tried until it leaves.
 bool CpuMappings::over(const CpuFault& access) const {
   const Frame& frame = frame_table_[access.region->table[access.block].aux];
   return !access.starved && !frame.device_stale && (access.gives_up || waits_.hopeless(access.mark));
 }
 
-// One question after the other, in an order that matters.
+// The order of these questions matters.
 CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
   Region& r = *access.region;
   const BlockIndex b = access.block;
@@ -121,7 +123,7 @@ CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
       access.not_before = now + kTryAgain;
       return Next::wait;
     }
-    answered(r, b);  // who came meanwhile begins to wait
+    answered(r, b);  // accesses that came since begin to wait
   }
   if (!around.lost && around.lent) {
     access.lent_ns += access.looked_ns == 0 ? 0 : std::min(now - access.looked_ns, kLookedAt);
@@ -129,14 +131,14 @@ CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
     return access.lent_ns >= around.lent_most_ns && !frame.refused && !frame.cpu_mapped ? Next::refuse_lent
                                                                                         : Next::wait;
   }
-  if (!frame.refused) access.starved = false;  // a transition took that back, and the wait goes on
+  if (!frame.refused) access.starved = false;  // a transition took SIGBUS back, and the wait goes on
   if (!access.starved && (frame.refused || frame.apart) && (now < access.not_before || !unrefuse(r, b))) {
     if (now >= access.not_before) access.not_before = now + kTryAgain;
     return Next::wait;
   }
   if (frame.cpu_mapped && !frame.device_stale && !around.lost && frame.missed == kReportedLate &&
       (block.flags & core::kFaultPending) != 0)
-    return around.may_hide ? Next::hide : Next::wait;  // pages of it are gone
+    return around.may_hide ? Next::hide : Next::wait;  // pages of the copy are gone
   if (!frame.device_stale && !access.starved && (block.flags & core::kFaultPending) == 0) {
     frame.asked = false;
     return Next::erase;
@@ -148,7 +150,7 @@ CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
   if (frame.cpu_mapped && answers) {
     if (no_room) {
       if (!around.may_hide || !waits_.hopeless(access.mark)) return Next::wait;
-      access.gives_up = true;  // what is shown cannot be refused
+      access.gives_up = true;  // it cannot be refused while a copy is shown
       return Next::hide;
     }
     if (store) return Next::change;
@@ -159,8 +161,8 @@ CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
   const bool ends = over(access);
   if (ends && no_room && (access.gives_up || !access.loads)) return Next::refuse_store;
   if (ends && access.not_before != 0 && frame.cpu_mapped && !around.lost)
-    return around.may_hide ? Next::hide : Next::wait;                 // what is shown cannot be refused
-  const bool shows = !no_room || (access.loads && !access.gives_up);  // a store alone has no use for it
+    return around.may_hide ? Next::hide : Next::wait;                 // it cannot be refused while a copy is shown
+  const bool shows = !no_room || (access.loads && !access.gives_up);  // stores alone have no use for a copy
   if (!shows || (ends && access.not_before != 0)) return stays(access, now);
   const bool shown_unleased = around.shows && !store && !frame.cpu_mapped && access.not_before == 0;
   return around.leased || shown_unleased ? Next::show : Next::move;
@@ -186,7 +188,7 @@ void CpuMappings::fail(CpuFault& access, bool stores) {
   Frame& frame = frame_table_[block.aux];
   if (frame.refused || !unrefuse(r, access.block)) return;
   access.gives_up = false;
-  // A trap that reports blocks, and not pages, refuses blocks.
+  // A trap that reports blocks instead of pages refuses whole blocks.
   if (stores && !trap_.caps().one_report && !access.stores.empty() && !access.stores.full()) {
     frame.apart = true;
     for (const uintptr_t page : access.stores)
@@ -212,7 +214,7 @@ bool CpuMappings::unrefuse(Region& r, BlockIndex b) {
   if (frame.refused && unfail(r.address(b), r.block_size)) frame.refused = false;
   if (frame.refused || !frame.apart) return !frame.refused;
   CpuFault* const access = find(r, b);
-  if (access != nullptr)  // it stays until this has been done
+  if (access != nullptr)  // the entry stays until this is done
     access->stores.erase_if([&](uintptr_t page) { return unfail(reinterpret_cast<void*>(page), core::kPage); });
   frame.apart = access != nullptr && !access->stores.empty();
   return !frame.apart;
@@ -230,7 +232,7 @@ void CpuMappings::show(Region& r, BlockIndex b, uint64_t now_ns) {
   Frame& frame = frame_table_[r.table[b].aux];
   frame.cpu_mapped = true;
   frame.missed = 0;
-  answered(r, b);  // a store that met the protection before is reported once more
+  answered(r, b);  // a store that met the protection before is reported again
 }
 
 void CpuMappings::change(Region& r, BlockIndex b) {

@@ -1,4 +1,4 @@
-// What the pager was asked to do when it can, and the sums of what it knows of. Plain data under the pager's lock.
+// Queued requests of the device tier, and sums over all regions. Plain data under the pager's lock.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@ struct DeviceQueues {
 
   PooledList<PromotionRequest> promotion_requests;  // acquires first
   PooledList<DemotionRequest> demotion_requests;
-  std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those looked at longest ago first
+  std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those polled longest ago first
   uint64_t last_hint = 0;
 };
 

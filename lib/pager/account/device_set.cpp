@@ -13,10 +13,10 @@ using core::Level;
 
 namespace {
 
-constexpr size_t kMaxLines = 64;                // of ranges, for each region and kind
-constexpr uint64_t kSayEvery = 10'000'000'000;  // ns; that others have memory of a device
+constexpr size_t kMaxLines = 64;                // for each region and kind of range
+constexpr uint64_t kSayEvery = 10'000'000'000;  // ns between lines that others have memory of a device
 
-// Lines about runs of blocks with the same words; neighbours are one line.
+// Logs runs of blocks: neighbours with the same words are one line.
 class Runs {
  public:
   Runs(const Region& r, const char* what) : r_(r), what_(what) {}
@@ -26,7 +26,7 @@ class Runs {
   }
   Runs(const Runs&) = delete;
   Runs& operator=(const Runs&) = delete;
-  // Blocks come in order; "" for one that is of no interest.
+  // Call in the order of the blocks. Blocks with the words "" are left out.
   void add(BlockIndex first, BlockIndex last, const core::OwnString& words) {
     if (words == words_ && first == last_ + 1) {
       last_ = last;
@@ -127,7 +127,7 @@ Status DeviceSet::check_stream(int d, void* stream) {
     used = gpus_[static_cast<size_t>(d)].budget.begun();
   }
   if (Status s = used ? Status() : use(d); !s.ok()) return s;
-  Status s = devices_->check_stream(stream, d);  // asks whether the device is well, too
+  Status s = devices_->check_stream(stream, d);  // also asks whether the device is well
   if (s.ok()) return s;
   const Status health = devices_->health(d);
   Lock lock(map_.mutex());
@@ -143,7 +143,7 @@ uint64_t DeviceSet::kept(int d) {
 void DeviceSet::follow_down(int d, uint64_t kept) {
   DeviceState& g = gpus_[static_cast<size_t>(d)];
   if (!g.budget.follow_down(kept)) return;
-  work_.notify_one();  // somebody has to look
+  work_.notify_one();  // a worker has to look whether there is more
   map_.resize_policies();
   const uint64_t now = now_ns();
   if (g.said_short_ns != 0 && now < g.said_short_ns + kSayEvery) return;
@@ -152,8 +152,8 @@ void DeviceSet::follow_down(int d, uint64_t kept) {
             core::human_bytes(g.budget.budget()).c_str(), core::human_bytes(g.budget.limit()).c_str());
 }
 
-// With setting debug, what libvmem knew then, so that the lease that was missing can be found. The books say how things
-// stood when libvmem noticed; between the illegal access and now blocks may have moved.
+// With setting debug, logs regions, leases and blocks, so that the missing lease can be found. That
+// is the state when the library noticed the loss: blocks may have moved since the illegal access.
 void DeviceSet::saw_loss(int d, const Status& s) try {
   DeviceState& g = gpus_[static_cast<size_t>(d)];
   if (s.ok() || g.lost || !g.budget.begun()) return;

@@ -1,11 +1,13 @@
-// The devices: what blocks may have of the memory of each one, what is on its way there, and whether it is lost.
+// The devices: the memory that blocks may have on each, what is on its way there, and whether the
+// device is lost.
 //
-//   a device has a budget from its first use on; charged for it are the blocks that tables have there, leased are those
-//   under leases there, and no more is charged than its limit unless that was lowered
-//   what is lost is so for ever, and was said once; until `rescue` is taken back, host memory may have the last copies
-//   of its blocks
+// - A device has a budget from its first use on. Charged are the blocks that tables have there,
+//   leased those under leases there. The charges exceed the limit only after the limit was lowered.
+// - A lost device stays lost; the log says so once. Until `rescue` is reset, host memory may have
+//   the last copies of its blocks.
 //
-// Called under the pager's lock, but for what says otherwise. Calls of the devices are made without it.
+// Called under the pager's lock, unless the annotation says otherwise. Devices are called without
+// it.
 #pragma once
 
 #include <string>
@@ -30,34 +32,39 @@ class DeviceSet {
   DeviceSet(const DeviceSet&) = delete;
   DeviceSet& operator=(const DeviceSet&) = delete;
 
-  size_t size() const VMEM_LOCKS(no_thread_safety_analysis) { return gpus_.size(); }  // any thread: it never changes
+  size_t size() const VMEM_LOCKS(no_thread_safety_analysis) { return gpus_.size(); }  // any thread; it never changes
   bool empty() const { return size() == 0; }
   DeviceState& operator[](size_t d) VMEM_LOCKED { return gpus_[d]; }
   const DeviceState& operator[](size_t d) const VMEM_LOCKED { return gpus_[d]; }
   auto begin() VMEM_LOCKED { return gpus_.begin(); }
   auto end() VMEM_LOCKED { return gpus_.end(); }
 
-  // They have page tables of their own: the region is the trap's, whatever they have of it. There is a device tier.
+  // Whether the devices have page tables of their own. If so, the trap covers a region for its
+  // whole life. Requires a device tier.
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::split; }
 
-  // The workers have something to do.
+  // Wakes workers: there is something to do.
   core::EventCount& work() { return work_; }
 
-  // The first use of a device makes its context and settles its budget. Blocks for the driver.
+  // Begins the use of a device, if it was not used before: makes its context and settles its
+  // budget. Waits for the driver.
   core::Status use(int d) VMEM_UNLOCKED;
-  // Some call failed, and the device was asked then: if it is lost, that is said, once.
+  // Call with the device's health after one of its calls failed. If the device is lost, notes that,
+  // and says so once.
   void saw_loss(int d, const core::Status& health) VMEM_LOCKED;
-  // May work of the device be ordered with the stream? It is in use afterwards.
+  // Checks that work of the device may be ordered with the stream. The device is in use afterwards.
   core::Status check_stream(int d, void* stream) VMEM_UNLOCKED;
-  // What no block has of the device's memory, and the next can have.
+  // Returns the bytes of device memory that no block has and that are kept for the next.
   uint64_t kept(int d) VMEM_UNLOCKED;
-  // Each device in use is asked whether it is lost.
+  // Asks each device in use whether it is lost.
   void look_for_loss() VMEM_UNLOCKED;
-  // A block was refused memory of the device, which is not charged with it any more: what is there makes room for
-  // others from now on, until somebody finds out that there is more. kept: what no block has of the device's memory.
+  // The device refused memory to a block, which is not charged any more. Lowers the limit to what
+  // blocks have, so that they make room for each other until the device is found to have more.
+  // kept: as kept() returns it.
   void follow_down(int d, uint64_t kept) VMEM_LOCKED;
 
-  // Tests: nothing is in flight. Recounts tables and leases; what is wrong, empty: nothing.
+  // For tests, while nothing is in flight: recounts tables and leases. Returns what is wrong, or an
+  // empty string.
   std::string check() VMEM_LOCKED;
 
  private:
@@ -68,7 +75,7 @@ class DeviceSet {
   core::EventCount work_;
 };
 
-// A budget that somebody gives a device whose smallest blocks have so much.
+// Returns -EINVAL if the budget of a device holds no block of `block` bytes.
 core::Status holds_a_block(uint64_t device_budget, uint64_t block);
 
 }  // namespace vmem::pager

@@ -1,5 +1,6 @@
-// How long waits have lasted, and what may still end them: the time in which nothing went on, and a write that failed
-// and is tried again. Whoever waits asks more often than each StallClock::kSlice.
+// How long waits have lasted, and what may still end them: measures the time in which nothing went
+// on, and allows for a failed write that is tried again. A waiting thread must ask more often than
+// every StallClock::kSlice.
 //
 // Not thread-safe: the pager's lock protects it. Needs no memory.
 #pragma once
@@ -22,7 +23,7 @@ class FaultDeadline final : public WaitClock {
   uint64_t look(uint64_t now_ns) VMEM_LOCKED override {
     return map_.progress().look(now_ns, map_.transitions().in_flight());
   }
-  // A write that failed is tried once more before that.
+  // Not before a failed write has been tried once more.
   bool hopeless(uint64_t mark) VMEM_LOCKED override {
     const uint64_t now = now_ns();
     look(now);
@@ -31,7 +32,7 @@ class FaultDeadline final : public WaitClock {
                                           ? limit_ns() + WritebackThrottle::kLongestPause
                                           : limit_ns());
   }
-  // For so long nothing goes on until a wait is given up.
+  // A wait is given up when nothing has gone on for so long.
   uint64_t limit_ns() const { return config_.fault_timeout_ms * uint64_t{1000000}; }
 
  private:

@@ -1,8 +1,9 @@
-// How much of the host budget is kept free, and for whom: for faults what regions of the largest blocks need; ahead of
-// those who ask, what reclaim threads keep free for them; and none of it is leased.
+// How much of the host budget is kept free, and for whom: a reserve for faults, as large as regions
+// with the largest blocks need, and what reclaim threads keep free ahead of requests. None of the
+// reserve is leased.
 //
-//   largest_block() is that of the regions counted, and bytes() what faults are kept for it
-//   what is leased in host memory, and what is stale at a device, nobody can evict: pinned()
+// - largest_block() is the largest block of the counted regions. bytes() is the reserve for it.
+// - Blocks that are leased in host memory, or stale at a device, cannot be evicted: pinned().
 //
 // Not thread-safe: the pager's lock protects it. Needs no memory.
 #pragma once
@@ -26,53 +27,58 @@ class FaultReserve {
   FaultReserve(const memory::HostBudget& budget, const memory::FramePool& frames, const CpuMappings& cpu_mappings)
       : budget_(budget), frames_(frames), cpu_mappings_(cpu_mappings) {}
 
-  // A region with blocks of this size is made; it goes.
+  // Count a region with blocks of this size that is made, and that is freed.
   void add_region(size_t block_size);
   void remove_region(size_t block_size);
   uint64_t largest_block() const { return largest_block_; }  // 0: there is no region
   // The budget in force has changed.
   void follow_budget() { bytes_ = of(budget_.limit()); }
   uint64_t bytes() const { return bytes_; }
-  // .. with a budget of so many: the first access of a region is always served.
+  // The reserve with such a budget: at least one block, so that the first access of a region is
+  // always served.
   uint64_t of(uint64_t budget) const {
     return std::max(largest_block_, std::min<uint64_t>(4 * largest_block_, budget / 8));
   }
 
-  // Leased in host memory.
+  // Count bytes in host memory that come under leases, and that lose them.
   void lease(uint64_t bytes) { leased_ += bytes; }
   void release(uint64_t bytes) { leased_ -= bytes; }
-  // Of blocks in host memory that nobody can evict.
+  // Bytes of blocks in host memory that cannot be evicted.
   uint64_t pinned() const { return leased_ + cpu_mappings_.device_stale_bytes(); }
-  // What is not to be had: tables, buffers, staging frames, what is pinned, and this.
+  // Bytes that are not available: tables, buffers, staging frames, pinned() and the reserve.
   uint64_t kept() const { return frames_.least_overhead() + pinned() + bytes_; }
-  // Blocks need `bytes` more that are not to be had.
+  // Whether kept() may grow by so many bytes.
   bool fits(uint64_t bytes) const { return kept() + bytes <= budget_.limit(); }
-  // Below this faults can no longer be served.
+  // The least budget: below it faults can no longer be served.
   uint64_t least() const { return kept() + 4 * largest_block_; }
-  // What tables leave: the rest, and what blocks need to move at all.
+  // Bytes that growing tables must leave: kept(), but at least what blocks need to move at all.
   uint64_t for_moves() const { return frames_.least_overhead() + std::max(pinned() + bytes_, 4 * largest_block_); }
 
-  // A region that is being made waits for so much room, until nobody does.
+  // want(): a region that is being made waits for so many bytes. want_nothing(): none waits.
   void want(uint64_t bytes) { wanted_ = std::max(wanted_, bytes); }
   void want_nothing() { wanted_ = 0; }
 
-  // What an administrator says of the watermarks, in percent; 0: nothing.
+  // The watermarks that an administrator has set, in percent; 0: not set.
   void set_watermarks(unsigned low, unsigned high) { percent_low_ = low, percent_high_ = high; }
   // Free memory was below the low watermark lately, and is not above the high one yet.
   void set_refilling(bool on) { refilling_ = on; }
-  // What is kept free ahead of those who need it: a part of what blocks can have that may leave, and never so much that
-  // two of the largest could not stay, or each would be evicted as soon as it is in place.
+  // Bytes that reclaim threads keep free ahead of requests: a part of the memory for blocks that
+  // can be evicted. It leaves room for two of the largest blocks; with less, each would be
+  // evicted as soon as it is in place.
   uint64_t low_watermark() const;
-  // What whoever asks for so many bytes leaves to those who are more urgent: no more than reclaim threads keep free
-  // with them.
+  // Bytes that a request for `size` bytes leaves free for more urgent ones. Together with `size`
+  // that is no more than reclaim threads keep free.
   uint64_t left_free(core::Urgency urgency, uint64_t size) const;
-  // Free memory, or on its way to being free, is short of the low watermark, or of what the first that waits needs.
+  // Whether free memory, with `leaving` bytes that will come free, is less than the low watermark
+  // or less than `first`, the need of the first waiter.
   bool short_of(uint64_t first, uint64_t leaving) const;
-  // One more block may be stale at its device, where others move in what it leaves with more free than reclaim threads
-  // want: else they would take away what the CPU is shown as soon as it is.
+  // Whether one more block may be stale at its device. The memory that it leaves to other blocks
+  // must exceed what reclaim threads keep free: otherwise they would drop copies for the CPU as
+  // soon as these are shown.
   bool room_for_device_stale(uint64_t block_size) const;
 
-  // Tests: `leased` are recounted, as the regions with blocks of each size. What is wrong; empty: nothing.
+  // For tests: compares with recounted leased bytes and regions. Returns what is wrong, or an empty
+  // string.
   std::string check(uint64_t leased, uint64_t regions) const;
 
  private:

@@ -12,11 +12,11 @@ using memory::Use;
 
 namespace {
 
-constexpr size_t kTries = 8;  // of those that are to ask again, at a time
+constexpr size_t kTries = 8;  // refused blocks that are tried at a time
 
 }  // namespace
 
-// What tables take from the budget, with so many bytes more of them.
+// Returns the charge for all bookkeeping, with `more` bytes of it.
 uint64_t MetadataCharges::counted(uint64_t more) const {
   const uint64_t bytes =
       bytes_ + frame_table_.size() * (sizeof(Frame) + 24) + transitions_.size() * sizeof(Transition) + more;
@@ -58,15 +58,16 @@ bool MetadataCharges::fits(const Region& r, BlockIndex b) const {
   return reserve_.for_moves() + more <= budget_.wanted();
 }
 
-// It was refused. True: nobody need know of it any more. Of a block that has come since, its pages would be taken back;
-// one that moves may not come after all.
+// Lets accesses of a refused block reach the trap again. Returns true if the block need not be
+// known any more. A block that has come since is left alone: unfail() would take its pages away.
+// One in transition stays known: it may not come after all.
 bool MetadataCharges::asks_again(const Region& r, BlockIndex b) {
   const State state = r.table[b].state;
   if (state == State::resident || state == State::poisoned) return true;
   if (state != State::unpopulated && state != State::stored && state != State::staged) return false;
   const Status s = trap_.unfail(r.address(b), r.block_size);
   if (!s.ok()) VMEM_LOG_ONCE(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-  return s.ok() || core::broken("table_retry");  // else it would give SIGBUS for good: tried again
+  return s.ok() || core::broken("table_retry");  // else it would get SIGBUS for good
 }
 
 bool MetadataCharges::may_grow(const Region& r, BlockIndex b) {
@@ -80,14 +81,15 @@ void MetadataCharges::try_again() {
 }
 
 Status MetadataCharges::refuse(Region& r, BlockIndex b) {
-  // The oldest may ask again, or the next that the trap takes back; where it takes none, one more is known.
+  // If the list is full, the oldest block leaves it, or the next one whose SIGBUS the trap takes
+  // back. If it takes none back, the list grows by one.
   bool full = refused_.size() >= kMostRefused;
   for (size_t tries = kTries; full && tries != 0; --tries) {
     const auto [region, block] = refused_.front();
     full = !asks_again(*region, block);
     full ? refused_.move_front(refused_.end()) : refused_.pop_front();
   }
-  if (!refused_.push_back({&r, b})) {  // no memory to know it by
+  if (!refused_.push_back({&r, b})) {  // no memory to know it
     trap_.wake(r.address(b), r.block_size).ignore();
     return {};
   }

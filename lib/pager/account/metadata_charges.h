@@ -1,10 +1,12 @@
-// What the host budget is charged with for what is known of regions and blocks: tables, leases, frames, transitions,
-// beyond what every process can spare; and the accesses that were refused because a table had no room to grow.
+// Charges to the host budget for bookkeeping: tables, leases, frames and transitions, beyond what
+// every process can spare. Also the accesses that were refused because a table had no room to grow.
 //
-//   the charge = the regions' tables, each as large as it is or as it was granted, their leases, and the records
-//   a block that is refused gets SIGBUS and is known by its place, for its table has none; no more than kMostRefused
+// - The charge is for the regions' tables, each as large as it is or as it was granted, for their
+//   leases, and for the records.
+// - A refused block gets SIGBUS. It is known by its place, since its table has no entry for it. At
+//   most kMostRefused blocks are known.
 //
-// Not thread-safe: the pager's lock protects it. Needs no memory for as many refusals as were reserved.
+// Not thread-safe: the pager's lock protects it. After reserve() a refusal needs no memory.
 #pragma once
 
 #include <cstddef>
@@ -34,31 +36,34 @@ class MetadataCharges {
       : budget_(budget), reserve_(reserve), frame_table_(frame_table), transitions_(transitions), trap_(trap) {}
 
   uint64_t bytes() const { return bytes_; }  // of regions' tables and leases
-  // There are more frames or transitions than before.
+  // The number of frames or transitions has grown.
   void count() { budget_.set_tables(counted(0)); }
-  // Its table grows and shrinks as blocks change, and is charged from the start for what it was granted.
+  // Charge for the region's table, which grows and shrinks as blocks change, but at least for what
+  // it was granted; and for its leases.
   void charge(Region& r);
   void charge_leases(Region& r);
-  // It goes, and what it was charged with.
+  // Takes back the charges of a region that is being freed.
   void credit(Region& r);
 
-  // What the budget must have room for beside the frame of block b, so that its table can be charged at once.
+  // Bytes that the budget must have beside the frame of block b, so that the table can be charged
+  // at once.
   uint64_t growth(const Region& r, core::BlockIndex b) const;
-  // Whether a block may be the first of its page in the region's table, or is not. If so, all that were refused before
-  // and that there is room for by now can be accessed again; the block itself is to be asked for before it moves.
+  // Whether the table may have an entry for block b: there is room for its page of the table, or
+  // that page is in use. If so, refused blocks that there is room for by now can be accessed
+  // again. Call this before the block moves.
   bool may_grow(const Region& r, core::BlockIndex b);
 
   bool reserve() { return refused_.reserve(kMostRefused); }
-  // State unpopulated. Its accesses get SIGBUS until there is room, or are made again at once, where there is no memory
-  // to know it by. On error they are not answered.
+  // Answers accesses of an unpopulated block with SIGBUS until there is room. Without memory to
+  // know the block, they are made again at once. On error they are not answered.
   core::Status refuse(Region& r, core::BlockIndex b);
-  // Memory may have come free: as may_grow(), for the first that was refused.
+  // Memory may have come free: calls may_grow() for the block that was refused first.
   void try_again();
-  // Nothing of a region that goes is refused any more.
+  // Forgets the refused blocks of a region that is being freed.
   void forget(const Region& r);
   size_t refused() const { return refused_.size(); }
 
-  // Tests: `bytes` are recounted. What is wrong; empty: nothing.
+  // For tests: compares with recounted `bytes`. Returns what is wrong, or an empty string.
   std::string check(uint64_t bytes) const;
 
  private:

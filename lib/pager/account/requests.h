@@ -1,4 +1,4 @@
-// What is asked of blocks and has its turn later. Plain data under the pager's lock.
+// Requests for blocks that are served later. Plain data under the pager's lock.
 #pragma once
 
 #include <cstdint>
@@ -20,20 +20,21 @@ struct PromotionRequest {  // blocks that are to come to a device, in order
   core::BlockIndex next, last;
   int device;
   core::Urgency urgency;
-  const void* owner;             // an acquire that waits; null: nobody
-  core::BlockIndex read_to = 0;  // those before it were read while there was no room, or could not be
+  const void* owner;             // an acquire that waits; null: none
+  core::BlockIndex read_to = 0;  // blocks before it were read, or could not be, while there was no room
 };
-// What asks blocks elsewhere takes them out of older hints that want them on a device.
+// Takes the blocks of the span out of older hints to a device, since a newer request wants them
+// elsewhere.
 inline void forget_hints(PooledList<PromotionRequest>& promotion_requests, const BlockSpan& span) {
   for (auto i = promotion_requests.begin(); i != promotion_requests.end();) {
     PromotionRequest& w = *i++;
     if (w.owner != nullptr || w.region != span.region || w.next > span.last || span.first > w.last) continue;
     PromotionRequest rest = w;
     rest.next = span.last + 1;
-    w.last = span.first - 1;  // below w.next where nothing is left
+    w.last = span.first - 1;  // below w.next if nothing is left before the span
     const bool before = w.next < span.first;
     if (rest.next <= rest.last && before) {
-      if (!promotion_requests.insert(i, rest)) continue;  // without memory a hint is forgotten
+      if (!promotion_requests.insert(i, rest)) continue;  // without memory the hint is dropped
     } else if (rest.next <= rest.last) {
       w = rest;
     } else if (!before) {
@@ -41,14 +42,14 @@ inline void forget_hints(PooledList<PromotionRequest>& promotion_requests, const
     }
   }
 }
-struct StreamHint {  // vmem_prefetch that takes effect when a stream gets there
+struct StreamHint {  // a vmem_prefetch that takes effect when its stream reaches it
   uint64_t id = 0;
-  Region* region = nullptr;  // null: freed meanwhile
+  Region* region = nullptr;  // null: freed since
   core::BlockIndex first = 0, last = 0;
   int location = 0;
   device::Ticket ticket;
 };
-struct DemotionRequest {  // vmem_prefetch from a device to host memory or the SSD
+struct DemotionRequest {  // a vmem_prefetch from a device to host memory or the SSD
   Region* region;
   core::BlockIndex first, next, last;
   bool to_ssd;

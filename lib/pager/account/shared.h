@@ -1,5 +1,5 @@
-// What the classes that move blocks stand on, and share: one of each, made before them. They derive from it, so that
-// what stands in their own headers is what only they have.
+// The objects that all classes which move blocks share. There is one of each, made before those
+// classes. They derive from Shared, so that their own headers have only what is their own.
 #pragma once
 
 #include "core/counters.h"

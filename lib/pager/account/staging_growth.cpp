@@ -20,7 +20,7 @@ uint64_t StagingGrowth::most() const {
   return budget - std::max(budget / 100 * (100 - share_), std::min(budget / 2, kLeastForTheCpu));
 }
 
-// By frames of all sizes.
+// Bytes of the frames of all sizes.
 uint64_t StagingGrowth::held() const {
   return budget_.charged(memory::Use::staging);
 }
@@ -29,7 +29,8 @@ size_t StagingGrowth::reserve() const {
   return std::max<size_t>(2, std::min<size_t>(staging_.batch(), staging_.total() / 4));
 }
 
-// The first few may have what is kept for others: without them nothing of their size moves.
+// The first few frames may take what is kept for other sizes: without them no block of their size
+// moves.
 uint64_t StagingGrowth::kept() const {
   return others_ == nullptr || staging_.total() == 0 ? 0 : others_->kept(staging_);
 }

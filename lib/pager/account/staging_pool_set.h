@@ -1,8 +1,9 @@
-// The staging frames of the tier: those of one size serve the blocks of that size.
+// The staging frames of the tier. Frames of one size serve the blocks of that size.
 //
-//   a region has frames of its size from when it is made until it is freed, at least as many as it takes to move a
-//   block; frames that no region is for go where others need the memory, and frames of a size that there is leave room
-//   for the first ones of sizes that there are none of
+// - A region has frames of its size from its creation until it is freed, at least as many as it
+//   takes to move a block.
+// - Frames of a size that no region has are given back when others need the memory.
+// - The share keeps room for the first frames of each size that has none.
 //
 // Not thread-safe: the pager's lock protects it.
 #pragma once
@@ -32,7 +33,7 @@ struct StagingPool {
 
 class StagingPoolSet final : public StagingOthers {
  public:
-  // largest: of the blocks that a region may have.
+  // largest: the largest blocks that a region may have.
   StagingPoolSet(memory::HostBudget& budget, unsigned share, size_t largest = device::kLargestUnit)
       : largest_(largest), pools_{StagingPool(budget, device::kUnit, share, this),
                                   StagingPool(budget, 2 * device::kUnit, share, this),
@@ -53,16 +54,16 @@ class StagingPoolSet final : public StagingOthers {
   bool growing() const {
     return std::any_of(pools_.begin(), pools_.end(), [](const StagingPool& p) { return p.growth.growing(); });
   }
-  // Of the regions there are; 0: none.
+  // Returns the largest block of the regions that exist, or 0.
   size_t largest_block() const {
     size_t largest = 0;
     for (const StagingPool& p : pools_) largest = p.regions != 0 ? p.frames.frame() : largest;
     return largest;
   }
-  // Whether a region may have blocks of that size: there are frames of it, or there is room for some.
+  // Whether a region may have blocks of that size: frames of it exist, or there is room for some.
   bool can_serve(size_t block) { return of(block).frames.total() != 0 || of(block).growth.has_room(); }
-  // One that has frames, and no region that needs them; null: none. None gives up frames while kernels ask for blocks:
-  // a driver may wait for kernels before it lets go of pinned memory.
+  // Returns a pool whose frames no region needs, or null. No pool gives up frames while kernels
+  // may ask for blocks: a driver may wait for kernels before it unpins memory.
   StagingPool* unused() {
     const auto p = std::find_if(begin(), end(), [this](const StagingPool& of) { return goes(of); });
     return p == end() ? nullptr : &*p;
@@ -72,7 +73,7 @@ class StagingPoolSet final : public StagingOthers {
     for (const StagingPool& p : pools_) bytes += &p.frames != &by && goes(p) ? p.frames.bytes() : 0;
     return bytes;
   }
-  // The least that it takes, of small sizes before large ones, in an eighth of the share.
+  // The first frames of the sizes that have none, small sizes first, within an eighth of the share.
   uint64_t kept(const memory::Staging& from) const override {
     uint64_t bytes = 0;
     for (const StagingPool& p : pools_) {
@@ -83,8 +84,8 @@ class StagingPoolSet final : public StagingOthers {
     }
     return bytes;
   }
-  size_t kernel_ranges = 0;  // to kernels that ask for blocks
-  size_t ending = 0;         // slabs, without the lock
+  size_t kernel_ranges = 0;  // ranges open to kernels that ask for blocks
+  size_t ending = 0;         // slabs that are being given back, without the lock
 
  private:
   bool goes(const StagingPool& p) const {

@@ -1,10 +1,11 @@
-// What is true of the way out of memory as a whole, whichever blocks are on it: how much memory will come free by it,
-// when a write may be tried again after one that failed, and the failure that nobody has been told of.
+// The way out of memory as a whole, whichever blocks are on it: how much memory will come free,
+// when a write may be tried again after a failure, and the failure that no call has reported.
 //
-//   what will come free = the blocks of the transitions that leave; each is counted once, and none whose transition is
-//   over nobody is kept from writing for longer than kLongestPause
+// - The memory that will come free is that of the blocks whose transitions leave. Each is counted
+//   once, until its transition is over.
+// - Writes are kept back for at most kLongestPause.
 //
-// Not thread-safe: the pager's lock protects it. Needs no memory, but for the words of a failure.
+// Not thread-safe: the pager's lock protects it. Only the text of a failure needs memory.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +22,7 @@ namespace vmem::pager {
 
 struct Transition;
 
-// A transition's part of what will come free: nothing until WritebackThrottle counts it, and when it does so no more.
+// A transition's part of the memory that will come free: 0 unless WritebackThrottle counts it.
 class PendingFree {
  public:
   bool counted() const { return bytes_ != 0; }
@@ -39,54 +40,58 @@ class WritebackThrottle {
   static constexpr uint64_t kFull = 1000000000;                                              // ns
   static constexpr uint64_t kSayAgain = 60000000000;                                         // ns
 
-  // So many bytes of frames (kHostPool), or of staging frames, will come free by this move. It is counted once.
+  // The transition will free so many bytes of frames (kHostPool) or of staging frames. It is
+  // counted once.
   void leaves(PendingFree& move, uint64_t bytes, uint8_t pool);
-  // They have, or the block stays in memory. Of what is not counted: nothing.
+  // They are free, or the block stays in memory. Does nothing if the transition is not counted.
   void settled(PendingFree& move);
   uint64_t leaving(uint8_t pool = kHostPool) const { return leaving_[pool]; }
 
   // How long until write-back may be tried, in ns; 0: now.
   uint64_t pause(uint64_t now_ns) const { return now_ns < retry_ns_ ? retry_ns_ - now_ns : 0; }
-  // A block that has no copy in the store found no room there. For a while others, which can be written over theirs,
-  // come first: each try of one like it would put the pause above before them.
+  // A block without a copy in the store found no room there. For a while, blocks that can
+  // overwrite their copies come first: each further try of a block without one would make them
+  // wait for pause().
   void no_room(uint64_t now_ns) { full_until_ns_ = now_ns + kFull; }
   bool full(uint64_t now_ns) const { return now_ns < full_until_ns_; }
-  // Somebody has pinned a block's memory: not at once again, were all of memory like this.
+  // A block's memory is pinned: pauses for a moment, in case all of memory is.
   void pinned(uint64_t now_ns) { retry_ns_ = std::max(retry_ns_, now_ns + kPinnedPause); }
-  // The next try waits, the longer the more have failed in a row. Blocks leave together: those that fail before the
-  // next try may begin are one try. Kept for take_error() unless somebody waits for this write, and hears of it, or
-  // there is one already. True: it is to be said; one that repeats what was said last is not.
+  // A write failed. The next try waits longer after each failure in a row. Blocks leave together:
+  // those that fail before the next try may begin are one try. Keeps the failure for
+  // take_error(), unless one is kept already or a caller waits for this write and reports it.
+  // Returns whether to log the failure: not if it repeats the one that was logged last.
   bool failed(const core::Status& why, bool somebody_hears, uint64_t now_ns);
   void succeeded() { failures_in_row_ = 0; }
-  // A write to a region's own file failed: its next one waits, for others nothing changes. True: it is to be said.
+  // A write to a region's own file failed: the next write of that file waits, other writes do not.
+  // Returns whether to log it.
   bool file_failed(Region& r, const core::Status& why, bool somebody_hears, uint64_t now_ns);
   static void file_succeeded(Region& r) {
     r.refusals = 0;
     r.refused_until_ns = 0;
   }
-  // A file that refused a write is asked again before this is over: until then no wait is hopeless.
+  // Whether a file that refused a write is yet to be tried again: until then no wait is hopeless.
   bool files_pause(uint64_t now_ns) const { return now_ns < files_until_ns_; }
-  // The last write failed: who may not write now may not for long. Else it was somebody's pin.
+  // Whether the last write failed, so that pause() may be long. If not, a pinned page is its cause.
   bool failing() const { return failures_in_row_ != 0; }
-  // The store has room, or may have: who waits to write tries at once. False: nobody was kept from it.
+  // The store has room, or may have: writes are tried at once. Returns false if none was kept back.
   bool has_room();
 
-  // The first failure that nobody has been told of. Who takes it tells it.
+  // The first failure that no call has reported. The caller of take_error() reports it.
   const core::Status& error() const { return error_; }
   core::Status take_error();
 
-  // Tests: recounts the pager's moves. What is wrong; empty: nothing.
+  // For tests: recounts the transitions. Returns what is wrong, or an empty string.
   std::string check(std::span<const std::unique_ptr<Transition>> transitions, uint64_t now_ns) const;
 
  private:
-  std::array<uint64_t, kDevicePools> leaving_{};  // bytes: of frames, of staging frames, by Frame::pool
+  std::array<uint64_t, kDevicePools> leaving_{};  // bytes of frames and staging frames, by Frame::pool
   core::Status error_;
-  uint64_t retry_ns_ = 0;         // no write-back before this; 0: whoever waited for it was told that there is room
-  uint64_t next_try_ns_ = 0;      // what failed before this belongs to the last try that failed
-  uint64_t full_until_ns_ = 0;    // the store had no room, and nobody has made any
-  uint64_t files_until_ns_ = 0;   // the last file that refused a write is asked again then
+  uint64_t retry_ns_ = 0;         // no write-back before this; 0: has_room() was called
+  uint64_t next_try_ns_ = 0;      // failures before this belong to the last try that failed
+  uint64_t full_until_ns_ = 0;    // until then the store counts as full
+  uint64_t files_until_ns_ = 0;   // when the last file that refused a write is tried again
   unsigned failures_in_row_ = 0;  // tries
-  int said_ = 0;                  // this failure was said last, then
+  int said_ = 0;                  // the failure that was logged last, and when
   uint64_t said_ns_ = 0;
 };
 

@@ -33,7 +33,8 @@ inline uint8_t staging_pool(const Region& r) {
 struct Frame {
   Region* region = nullptr;  // null: the number is free
   core::BlockIndex block = 0;
-  // Staged, reading, isolating, writing back: where the bytes are. Resident: null (move, copy).
+  // Where the bytes are while staged, reading, isolating or writing back. Null while resident
+  // (Transfer::move, Transfer::copy).
   std::byte* bytes = nullptr;
   uint32_t shadow = 0;       // of its last eviction, 0: never
   int32_t stride = 0;        // of its read-ahead window

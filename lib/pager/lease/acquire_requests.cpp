@@ -26,7 +26,7 @@ Status AcquireRequests::ask(std::span<const vmem_range> ranges, int location, vo
     if (Status s = map_.check_range(range.ptr, range.size, &span); !s.ok()) return s;
   }
   for (const vmem_range& range : ranges) {
-    map_.check_range(range.ptr, range.size, &span).ignore();  // it is as it was a moment ago
+    map_.check_range(range.ptr, range.size, &span).ignore();  // checked above, under this hold of the lock
     ask->regions.push_back(span.region->id);
     ++span.region->asked;
   }

@@ -1,8 +1,7 @@
-// Acquires that somebody asks for and does not wait in: what is checked on the asker's thread, and what keeps their
-// regions until the acquire begins.
+// Asynchronous acquires: the checks on the asking thread, and what keeps their regions until the
+// acquire returns.
 //
-//   Region::asked counts the ranges in it of asks that were not withdrawn
-//
+// - Region::asked counts the region's ranges of asks that were not withdrawn.
 #pragma once
 
 #include "pager/account/device_set.h"
@@ -17,13 +16,14 @@ class AcquireRequests : private Shared {
   AcquireRequests(const Shared& shared, const device::Devices* devices, DeviceSet& gpus)
       : Shared(shared), devices_(devices), device_set_(gpus) {}
 
-  // May work of the device be ordered with the stream? There is none at the host.
+  // Checks that work of the device may be ordered with the stream. The host has no streams.
   Status check_stream(int location, void* stream) VMEM_UNLOCKED;
-  // On the thread that names the stream: what "the default stream" is may depend on it.
+  // Call on the thread that names the stream: the meaning of "the default stream" may depend on it.
   Status ask(std::span<const vmem_range> ranges, int location, void* stream, AcquireRequest* ask) VMEM_UNLOCKED;
-  // Of ask() with the same ranges. The regions may be freed, and so they may have been by shutdown.
+  // Undoes ask() with the same ranges. Their regions may be freed from here on. Shutdown may have
+  // freed them before.
   void withdraw(std::span<const vmem_range> ranges, AcquireRequest* ask) VMEM_UNLOCKED;
-  // Whoever waits looks whether it was cancelled.
+  // Wakes the acquires that wait: they check whether they were cancelled.
   void wake() VMEM_UNLOCKED;
 
  private:

@@ -15,7 +15,8 @@ Status no_memory() {
 
 }  // namespace
 
-// So many blocks are leased, and of them so many under ending leases alone: more than before, or fewer.
+// Counts blocks that came under leases, and blocks that came to have only ending leases. more:
+// false takes them out of the counts.
 void LeaseManager::count(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) {
   const uint64_t bytes = leased * r.block_size;
   if (location < 0) {

@@ -1,12 +1,13 @@
-// Grants leases at the host and at devices, counts what they keep there, and ends them. LeaseMap has the leases of a
-// region; here is what they mean for the budgets.
+// Grants leases at the host and at devices, counts the memory that they keep there, and ends them.
+// LeaseMap has the leases of a region; LeaseManager enters them in the budgets.
 //
-//   FaultReserve counts what is leased in host memory, the budget of a device what is leased there and what of that is
-//   ending: what the regions' tables of leases have, recounted; and each table is charged with what it needs
-//   a span is granted, released or given back as a whole, or nothing of it is
+// - FaultReserve counts the bytes leased in host memory. The budget of a device counts those leased
+//   there, and how many of them are ending. Both equal what the regions' LeaseMaps have. Each
+//   LeaseMap is charged for its memory.
+// - A span is granted, released or taken back as a whole, or not at all.
 //
-// Called under the pager's lock. The policies learn of it by BlockMap::match_holds(), which comes after what is done
-// here and gives way.
+// Called under the pager's lock. The policies learn of a change by BlockMap::match_holds(). The
+// caller calls it afterwards; it drops the lock at times.
 #pragma once
 
 #include <list>
@@ -22,28 +23,33 @@ class LeaseManager : private Shared {
  public:
   LeaseManager(const Shared& shared, DeviceSet& gpus) : Shared(shared), device_set_(gpus) {}
 
-  // Room on a device has been made sure of. -EBUSY: it is leased at another location; -ENOMEM: the host budget, or the
-  // memory to know it by, has no room.
+  // The caller has made sure of room on a device. Returns -EBUSY if the span is leased at another
+  // location, or -ENOMEM if the host budget has no room or there is no memory for bookkeeping.
   core::Status grant(const BlockSpan& span, unsigned access, int location, void* stream) VMEM_LOCKED;
-  // The acquire is as if it had never been.
+  // Undoes a grant().
   void take_back(const BlockSpan& span, unsigned access, int location, void* stream) VMEM_LOCKED;
 
-  // Takes one acquire of each block of the spans away: at a device the lease is ending from here on, and its spans are
-  // noted in `pending`, one for each device. Where that cannot be all is as it was: -EINVAL; ENOBUFS (never told to
-  // anybody): there is no room in `pending`, which the caller makes without the lock.
-  // asked: null, or of the acquires of each span.
+  // Takes one acquire of each block of the spans away. At a device the lease is ending from here
+  // on, and its spans are added to `pending`, which has an entry for each device. On error all is
+  // as before:
+  // - -EINVAL: a block has no such lease.
+  // - -ENOMEM: no memory for bookkeeping.
+  // - -ENOBUFS: `pending` has no room. The caller makes room without the lock and tries again; no
+  //   call reports this.
+  // asked: null, or the access of the acquires of each span.
   core::Status release(Lock& lock, std::span<const BlockSpan> spans, const vmem_range* asked, void* stream,
                        std::list<PendingRelease>* pending) VMEM_LOCKED;
-  // Of a release that is not to be.
+  // Undoes a release at a device.
   void revive(const PendingRelease& ending) VMEM_LOCKED;
-  // Its stream has got there.
+  // The stream has reached the release.
   void end(const PendingRelease& ending) VMEM_LOCKED;
-  // The region goes, and is not found any more.
+  // The region is being freed, and is not found any more.
   void forget(Lock& lock, const Region& r) VMEM_LOCKED;
 
-  // For messages: which regions have how much under leases.
+  // For messages: names regions that have leases, and how much is leased in each.
   core::OwnString holders() VMEM_LOCKED;
-  // Tests: recounts what is leased in host memory; of devices DeviceSet does. What is wrong; empty: nothing.
+  // For tests: recounts what is leased in host memory (DeviceSet does so for devices). Returns what
+  // is wrong, or an empty string.
   std::string check() VMEM_LOCKED;
 
  private:
@@ -52,7 +58,8 @@ class LeaseManager : private Shared {
   DeviceSet& device_set_;
 };
 
-// The blocks of a range that are leased, in runs at one location, until each(first, last, location) returns false.
+// Calls each(first, last, location) for each run of [first, end) at one location, until it returns
+// false. All blocks of the range must be leased.
 template <typename Each>
 void each_leased_run(const LeaseMap& leases, core::BlockIndex first, core::BlockIndex end, Each each) {
   while (first < end) {

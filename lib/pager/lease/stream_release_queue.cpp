@@ -10,7 +10,8 @@ bool StreamReleaseQueue::any(const Region& r) const {
   });
 }
 
-// Where the oldest of its lane is linked; null there: the lane is empty, and this is where one would come.
+// Returns the link to the oldest release of the lane. For an empty lane that is the last link,
+// which is null.
 PendingRelease** StreamReleaseQueue::lane_of(const PendingRelease& release) {
   PendingRelease** at = &oldest_;
   while (*at != nullptr && !(*at)->same_lane(release)) at = &(*at)->next_oldest;
@@ -57,7 +58,7 @@ void StreamReleaseQueue::end(const PendingRelease& release, std::list<PendingRel
     if (next != nullptr) {
       next->oldest = true;
       next->last_in_lane = e->last_in_lane;
-      PendingRelease** at = lane;  // none before it is later
+      PendingRelease** at = lane;  // all before it are older
       while (*at != nullptr && (*at)->id < next->id) at = &(*at)->next_oldest;
       next->next_oldest = *at;
       *at = next;
@@ -83,7 +84,7 @@ std::string StreamReleaseQueue::check() const {
     const bool first = std::none_of(pending_.begin(), e, [&](const PendingRelease& x) { return x.same_lane(*e); });
     if (first != e->oldest) return first ? "nobody asks for the oldest release of a lane" : "a lane has two oldest";
   }
-  // The same, as it is linked.
+  // The links must say the same.
   size_t linked = 0;
   before = 0;
   for (const PendingRelease* first = oldest_; first != nullptr; first = first->next_oldest) {

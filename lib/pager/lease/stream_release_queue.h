@@ -1,13 +1,15 @@
-// Leases at devices that were released and whose streams have not got there: they end when those do.
+// Releases of leases at devices that their streams have not reached. The leases end when the
+// streams do.
 //
-//   in the order of the releases; of those of one lane (what one thread puts on one stream of a device), which the
-//   stream gets to in that order, the first alone is the oldest, and alone is worth a question
+// - Releases are in the order in which they were made.
+// - A lane is what one thread releases on one stream of a device. The stream reaches the releases
+//   of a lane in order, so only the first, the oldest, is worth polling.
 //
-// What a call costs depends on how many lanes there are, and not on how far behind their streams are: on a stream that
-// is held there may be a thousand of them. any() and forget() look at all.
+// The cost of a call depends on the number of lanes, and not on how far behind their streams are: a
+// stream that is held may have a thousand releases. any() and forget() look at all releases.
 //
-// Not thread-safe: the pager's lock protects it. Needs no memory: entries come from their callers' lists, and go to
-// such lists, because what they hold of a device ends without the lock.
+// Not thread-safe: the pager's lock protects it. Needs no memory: entries come from lists of the
+// callers and return to such lists, because the device tickets in them must end without the lock.
 #pragma once
 
 #include <cstddef>
@@ -24,28 +26,30 @@ class StreamReleaseQueue {
  public:
   bool empty() const { return pending_.empty(); }
   size_t size() const { return pending_.size(); }
-  // Some of the region's.
+  // Whether a release has leases of the region.
   bool any(const Region& r) const;
 
-  // One more release, out of `from`; its device, stream and thread are known, and it gets its number.
+  // Takes a release out of `from`, and numbers it. Its device, stream and thread are set.
   void add(std::list<PendingRelease>& from, std::list<PendingRelease>::iterator release);
-  // Those whose streams are to be asked, in order, behind number `after`. How many there are, out.size() at most.
+  // Stores in `out` the releases to poll whose numbers are above `after`, in order: the oldest of
+  // each lane, if recorded. Returns how many, at most out.size().
   size_t oldest(uint64_t after, std::span<const PendingRelease*> out) const;
   const PendingRelease* find(uint64_t id) const;  // null: it has ended
-  // The stream has got there, or it is not to be: the next of its lane is the oldest.
+  // Moves a release to `to`: the stream has reached it, or it is undone. The next of its lane is
+  // the oldest then.
   void end(const PendingRelease& release, std::list<PendingRelease>* to);
-  // The region goes; its leases are not asked for any more.
+  // The region is being freed: drops its spans from all releases.
   void forget(const Region& r);
 
-  // Tests: what is wrong; empty: nothing.
+  // For tests: returns what is wrong, or an empty string.
   std::string check() const;
 
  private:
   PendingRelease** lane_of(const PendingRelease& release);
 
   std::list<PendingRelease> pending_;  // by id
-  PendingRelease* oldest_ = nullptr;   // the first of those that are; by id
-  uint64_t last_ = 0;                  // id
+  PendingRelease* oldest_ = nullptr;   // of the first lane; lanes are linked by the id of their oldest
+  uint64_t last_ = 0;                  // the last id given
 };
 
 }  // namespace vmem::pager

@@ -17,7 +17,8 @@ namespace vmem::pager {
 
 namespace {
 
-// Where the stream's leases of these ranges are: a device, or, last, the host. Empty where it does not have them all.
+// Returns where the stream's leases of these ranges are: a bit for each device, and the last bit
+// for the host. Empty if a block has no lease of the stream.
 std::bitset<device::kMaxDevices + 1> locations_of(std::span<const BlockSpan> spans, void* stream) {
   std::bitset<device::kMaxDevices + 1> at;
   for (const BlockSpan& s : spans) {
@@ -33,7 +34,7 @@ std::bitset<device::kMaxDevices + 1> locations_of(std::span<const BlockSpan> spa
 
 }  // namespace
 
-// Locked. At exit, of a release that its stream has taken: kernels may have stored since the files were written.
+// At exit, a stream has taken the release: kernels may have stored since the files were written.
 void StreamReleases::forget_saved(const PendingRelease& ending) {
   for (const BlockSpan& s : ending.spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
@@ -55,8 +56,8 @@ bool StreamReleases::end_soon(int d, uint64_t now_ns) const {
   return false;
 }
 
-// Each thread looks at the oldest release of every lane, and what it learned counts if that release has not ended
-// meanwhile.
+// Each thread polls the oldest release of every lane. The answer counts if that release has not
+// ended since.
 void StreamReleases::reap(Lock& lock) {
   struct Look {
     uint64_t id = 0;
@@ -67,7 +68,9 @@ void StreamReleases::reap(Lock& lock) {
   };
   std::array<Look, 16> looks;
   std::array<const PendingRelease*, 16> oldest;
-  std::list<PendingRelease> over;  // a ticket ends without the lock too; their regions are in flight
+  // Cleared without the lock, since tickets end with them. Their regions are in flight until
+  // match_holds() is done.
+  std::list<PendingRelease> over;
   for (uint64_t after = 0;;) {
     const size_t count = pending_.oldest(after, oldest);
     for (size_t i = 0; i < count; ++i) looks[i] = {oldest[i]->id, oldest[i]->device, oldest[i]->ticket, false, {}};
@@ -77,8 +80,8 @@ void StreamReleases::reap(Lock& lock) {
     core::step("reap.looking");
     for (size_t i = 0; i < count; ++i) {
       Look& look = looks[i];
-      // A lost device never tells; what its kernels did is lost with it, and the lease too. What one that is well does
-      // not tell now it tells later.
+      // A lost device never answers: the work of its kernels is lost with it, and so is the lease.
+      // A device that is well, and does not answer now, does so later.
       if (!devices_->poll(look.ticket, &look.over).ok()) {
         look.health = devices_->health(look.device);
         look.over = !look.health.ok();
@@ -111,7 +114,7 @@ void StreamReleases::reap(Lock& lock) {
 
 namespace {
 
-// A stream passes a release without telling anybody: looked at often at first, then less.
+// A stream passes a release without notice: polls often at first, then less often.
 class Patience {
  public:
   void wait(core::BigLock& lock, std::condition_variable& changed) VMEM_LOCKED {
@@ -125,7 +128,8 @@ class Patience {
 
 }  // namespace
 
-// Locked. Nothing but leases that are ending keeps the ranges at another location: *wait. -EBUSY: live leases do.
+// Sets *wait if ending leases keep the ranges at another location. Returns -EBUSY if live leases
+// do.
 Status StreamReleases::check_pending(std::span<const BlockSpan> spans, int location, bool* wait) {
   for (const BlockSpan& s : spans) {
     if (s.region->dying) return error(EINVAL, "the region was freed meanwhile");
@@ -147,7 +151,7 @@ Status StreamReleases::check_pending(std::span<const BlockSpan> spans, int locat
   return {};
 }
 
-// Locked. Leases that are ending have the room that these need: *wait. -ENOMEM: live ones do.
+// Sets *wait if ending leases have the room that the spans need. Returns -ENOMEM if live leases do.
 Status StreamReleases::check_room(std::span<const BlockSpan> spans, int d, bool* wait) {
   const DeviceBudget& budget = device_set_[static_cast<size_t>(d)].budget;
   uint64_t need = 0;
@@ -213,7 +217,7 @@ Status StreamReleases::check_device_stale(std::span<const BlockSpan> spans, bool
     for (BlockIndex b = r.table.next_populated(s.first); b <= s.last && b < r.blocks;
          b = r.table.next_populated(b + 1)) {
       if (!core::on_a_device(r.table[b].state) || !map_.frame_table()[r.table[b].aux].device_stale)
-        continue;  // a sync has it, too
+        continue;  // stale also while a sync demotes it
       const Leases* leases = r.leases.find(b);
       if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
         return core::error(EBUSY, "%s: the CPU stored to it under a READ lease, which keeps what it was; release that",
@@ -224,7 +228,8 @@ Status StreamReleases::check_device_stale(std::span<const BlockSpan> spans, bool
   return {};
 }
 
-// The leases of a release are ending: what is at devices is noted, and waits for its stream to be recorded.
+// The leases of a release are ending. Queues those at devices; record() marks the point on their
+// stream next.
 void StreamReleases::add(Lock& lock, std::span<const BlockSpan> spans, void* end, std::list<PendingRelease>* made,
                          std::vector<PendingRelease*>* mine) {
   for (auto e = made->begin(); e != made->end();) {
@@ -242,17 +247,18 @@ void StreamReleases::add(Lock& lock, std::span<const BlockSpan> spans, void* end
   for (const BlockSpan& s : spans) map_.match_holds(lock, s);
   for (const BlockSpan& s : spans) --s.region->in_flight;
   map_.notify();
-  // Reclaim threads that lack nothing sleep, and a release gives them nothing to do.
+  // If no memory is short, reclaim threads sleep, and a release gives them nothing to do.
   if (waits_.must_evict() || !waits_.queue().empty() || supply_.is_short()) pressure_.wake_all_reclaim();
 }
 
-// Marks the point on its stream. On error the leases are live again, and the release is among what is over.
+// Marks the release on its stream. On error the leases are live again, and the release is in
+// `over`.
 Status StreamReleases::record(PendingRelease& ending, std::list<PendingRelease>* over) {
   device::Ticket ticket;
   Status recorded = devices_->record(ending.end, ending.device, &ticket);
   Status health = recorded.ok() ? Status() : devices_->health(ending.device);
   if (!recorded.ok() && health.ok() && recorded.code() != -EBUSY && recorded.code() != -ENOMEM) {
-    // Of a stream that is no more nobody can ask for a point.
+    // A destroyed stream takes no mark: wait for all work of the device instead.
     core::step("release.draining");
     recorded = devices_->drain(ending.device);
     if (!recorded.ok()) health = devices_->health(ending.device);
@@ -268,7 +274,8 @@ Status StreamReleases::record(PendingRelease& ending, std::list<PendingRelease>*
     map_.notify();
     return recorded;
   }
-  // A device that is lost ends everything at once, and so does a stream that is no more.
+  // If the device is lost, or was drained for a destroyed stream, the empty ticket ends the release
+  // at once.
   if (!health.ok()) device_set_.saw_loss(ending.device, health);
   if (recorded.ok() && core::exiting()) forget_saved(ending);
   ending.ticket = std::move(ticket);
@@ -276,8 +283,8 @@ Status StreamReleases::record(PendingRelease& ending, std::list<PendingRelease>*
   return {};
 }
 
-// A lease at a device ends when the stream gets to here. What marks that point on the stream may block for as long as
-// the stream is held, if its launch queue is full: nothing of ours is kept meanwhile but the leases, which end.
+// Marking the point on the stream may block for as long as the stream is held, if its launch queue
+// is full. Only the leases are kept until then, and they are ending.
 Status StreamReleases::release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access) {
   std::vector<BlockSpan> spans(ranges.size());
   std::list<PendingRelease> made;
@@ -294,8 +301,8 @@ Status StreamReleases::release(std::span<const vmem_range> ranges, void* stream,
     for (size_t i = 0; i < ranges.size(); ++i) {
       if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
     }
-    // A lease at the host ends at once, one at a device once the stream has taken a mark: where there are both, or
-    // several devices, a stream that takes none is found out before anything ends.
+    // A lease at the host ends at once, one at a device when the stream has taken a mark. If there
+    // are both, or several devices, check that the stream takes marks before any lease ends.
     if (const auto at = locations_of(spans, stream); !asked && at.count() > 1) {
       lock.unlock();
       asked = true;
@@ -320,8 +327,8 @@ Status StreamReleases::release(std::span<const vmem_range> ranges, void* stream,
   return result;
 }
 
-// Locked. Something that a worker does could not be done while blocks were leased. To wake one for nothing costs more
-// than all else of a release.
+// Whether a worker may have work that leases kept from being done. To wake one for nothing costs
+// more than the rest of a release.
 bool StreamReleases::a_worker_waits() {
   if (!queues_.promotion_requests.empty() || !queues_.demotion_requests.empty() || cpu_mappings_.waits()) return true;
   for (size_t d = 0; d < device_set_.size(); ++d) {

@@ -1,11 +1,15 @@
-// Releases: of leases at devices, which end when the stream gets to where they were released, and of those at the host,
-// which end at once. And who waits for that: an acquire that they are in the way of, a call that wants a region quiet.
+// Releases. A lease at a device ends when the stream reaches the point of its release; a lease at
+// the host ends at once. Also the waits for that: of an acquire that releases are in the way of,
+// and of a call that needs a region without pending releases.
 //
-//   a lease at a device is ending from its release until its stream was seen to have got there, its device is lost, or
-//   its region goes; until then StreamReleaseQueue has the release, and the regions' tables have what it ends
-//   nothing of ours is kept while a driver is asked: streams may be held for as long as their owner likes
+// - A lease at a device is ending from its release until its stream was seen to have reached it,
+//   its device is lost, or its region is freed. Until then StreamReleaseQueue has the release, and
+//   the regions' LeaseMaps have the leases that it ends.
+// - No lock or region is held while a driver is called: a stream may be held for as long as its
+//   owner likes.
 //
-// Called under the pager's lock, which is dropped while a driver is asked, but for what says otherwise.
+// Called under the pager's lock, unless the annotation says otherwise. The lock is dropped while a
+// driver is called.
 #pragma once
 
 #include <array>
@@ -27,7 +31,7 @@ class StreamReleases : private Shared {
  public:
   static constexpr uint64_t kSoon = 250'000'000;  // ns
 
-  // queues, shown: who may wait for leases to end; under the lock.
+  // queues, cpu_mappings: requests and accesses that may wait for leases to end.
   StreamReleases(const Shared& shared, device::Devices* devices, const DeviceQueues& queues,
                  const CpuMappings& cpu_mappings, DeviceSet& gpus, LeaseManager& grants, MemoryPressure& pressure,
                  MemoryWaits& waits, StagingAllocator& supply)
@@ -41,30 +45,34 @@ class StreamReleases : private Shared {
         waits_(waits),
         supply_(supply) {}
 
-  // Unlocked. Leases of `stream`, each of the ranges once; those at devices end when `end` gets to here.
-  // knows_access: the ranges have that of the acquires which are ended.
+  // Releases leases of `stream`, one for each of the ranges. Those at devices end when the stream
+  // `end` reaches this point. knows_access: each range has the access of the acquire that ends.
   core::Status release(std::span<const vmem_range> ranges, void* stream, void* end, bool knows_access) VMEM_UNLOCKED;
 
-  // Ends the releases whose streams have got there. Any number of threads may be here at once, and one that does not
-  // come back keeps nobody.
+  // Ends the releases that their streams have reached. Any number of threads may do so at once. A
+  // thread that is stuck in a driver delays no other.
   void reap(Lock& lock) VMEM_LOCKED;
-  // Until nobody else's lease is in the way of one at `location`, and there is room for it (devices; `apart`: each
-  // block once). Both are found under one hold of the lock, in which the caller takes the lease: what was found before
-  // it was dropped is worth nothing.
+  // Waits until no lease at another location is in the way of one at `location`, and, at a device,
+  // there is room for it. apart: the spans, with each block once. Both hold under the caller's hold
+  // of the lock when this returns, so the caller must take the lease before it drops the lock.
+  // Returns -EBUSY or -ENOMEM if live leases are in the way, -EINVAL if a region is being freed,
+  // -ECANCELED, or, after the patience of `ask`, -EAGAIN or -EALREADY.
   core::Status wait_for_turn(Lock& lock, std::span<const BlockSpan> spans, std::span<const BlockSpan> apart,
                              int location, const AcquireRequest* ask) VMEM_LOCKED;
-  // Until no release of the region's leases is under way; does not wait for live ones.
+  // Waits until no release of the region's leases is pending. Does not wait for live leases.
   void wait_for_region(Lock& lock, Region& r, RangeScan* scan = nullptr) VMEM_LOCKED;
-  // *wait: blocks of the spans are stale at their device, and are about to leave it. -EBUSY: live leases keep one.
+  // Sets *wait if blocks of the spans are stale at their device and about to leave it. Returns
+  // -EBUSY if a live lease keeps one there.
   core::Status check_device_stale(std::span<const BlockSpan> spans, bool* wait) VMEM_LOCKED;
 
   bool empty() const VMEM_LOCKED { return pending_.empty(); }
-  // Some of device d are under way, and its streams get to them: the last one ended, or the oldest was made, less than
-  // kSoon ago. Who can wait for their room does not take what is to stay.
+  // Whether releases of device d are pending and its streams make progress: the last release ended,
+  // or the oldest of a lane was made, less than kSoon ago. A caller that can wait for their room
+  // does not evict blocks that are to stay.
   bool end_soon(int d, uint64_t now_ns) const VMEM_LOCKED;
-  // The region goes.
+  // The region is being freed.
   void forget(const Region& r) VMEM_LOCKED { pending_.forget(r); }
-  // Tests: what is wrong; empty: nothing.
+  // For tests: returns what is wrong, or an empty string.
   std::string check() const VMEM_LOCKED { return pending_.check(); }
 
  private:
@@ -85,7 +93,8 @@ class StreamReleases : private Shared {
   MemoryWaits& waits_;
   StagingAllocator& supply_;
   StreamReleaseQueue pending_ VMEM_GUARDED_BY(core::big_lock);
-  std::array<uint64_t, device::kMaxDevices> ended_ns_ VMEM_GUARDED_BY(core::big_lock) = {};  // the last one
+  // By device: when its last release ended.
+  std::array<uint64_t, device::kMaxDevices> ended_ns_ VMEM_GUARDED_BY(core::big_lock) = {};
 };
 
 }  // namespace vmem::pager
