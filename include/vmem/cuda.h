@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cudaMemPrefetchAsync and cudaMemAdvise for programs whose pointers are of regions or of CUDA's own
- * managed memory: vmem_cudaMemPrefetchAsync and vmem_cudaMemAdvise take the same arguments, ask
- * libvmem (vmem_prefetch, vmem_advise) where the range is of a region, on whichever backend it stands,
- * and CUDA everywhere else. Define VMEM_CUDA_CALLS before this header is included, and CUDA's two
- * names mean these from there on. C99 or C++; needs CUDA's headers, 12.0 to 13.
+ * vmem_cudaMemPrefetchAsync and vmem_cudaMemAdvise, for programs whose pointers are of regions or
+ * of CUDA's own managed memory. They take the arguments of cudaMemPrefetchAsync and cudaMemAdvise.
+ * For a range of a region they call libvmem (vmem_prefetch, vmem_advise), on any backend; otherwise
+ * they call CUDA. If VMEM_CUDA_CALLS is defined before this header is included, CUDA's two names
+ * mean these calls from there on. C99 or C++; needs CUDA's headers, 12.0 to 13.
  *
- * An error of libvmem is returned as the nearest of CUDA's, and vmem_last_error() has its message:
- * cudaErrorInvalidValue, InvalidDevice, MemoryAllocation, StreamCaptureUnsupported, else Unknown. It
- * is not remembered for cudaGetLastError().
+ * An error of libvmem becomes the nearest of CUDA's: cudaErrorInvalidValue, InvalidDevice,
+ * MemoryAllocation, StreamCaptureUnsupported, else Unknown. vmem_last_error() has its message.
+ * cudaGetLastError() does not return it.
  */
 #ifndef VMEM_CUDA_H
 #define VMEM_CUDA_H
@@ -19,7 +19,7 @@
 #endif
 #include <vmem/vmem.h>
 
-/* Nonzero: the first byte is of a region of this process. */
+/* Nonzero if the first byte is of a region of this process. */
 static inline int vmem_cuda_is_region(const void *ptr)
 {
 	struct vmem_residency where;
@@ -46,7 +46,7 @@ static inline cudaError_t vmem_cuda_error(int result)
 	}
 }
 
-/* CUDA's advice and libvmem's differ in which pair comes first. 0: unknown. */
+/* The pairs of CUDA's advice and of libvmem's have different orders. 0: unknown. */
 static inline int vmem_cuda_advice(enum cudaMemoryAdvise advice)
 {
 	switch (advice) {
@@ -67,7 +67,7 @@ static inline int vmem_cuda_advice(enum cudaMemoryAdvise advice)
 	}
 }
 
-/* CUDA's calls do without a stream in C++. */
+/* In C++ CUDA's calls have a default for the stream. */
 #ifdef __cplusplus
 #define VMEM_CUDA_NO_STREAM = NULL
 #else
@@ -76,7 +76,7 @@ static inline int vmem_cuda_advice(enum cudaMemoryAdvise advice)
 
 #if CUDART_VERSION >= 13000
 
-/* Any place in host memory is VMEM_HOST. Another kind of place: no device. */
+/* Every location in host memory is VMEM_HOST. Other types are no device. */
 static inline int vmem_cuda_location(struct cudaMemLocation location)
 {
 	switch (location.type) {
@@ -135,7 +135,7 @@ static inline cudaError_t vmem_cudaMemAdvise(const void *ptr, size_t size, enum 
 #endif
 
 #ifdef VMEM_CUDA_CALLS
-#undef cudaMemPrefetchAsync /* with default streams of threads it is a macro of CUDA's */
+#undef cudaMemPrefetchAsync /* a macro of CUDA with default streams of threads */
 #undef cudaMemAdvise
 #define cudaMemPrefetchAsync vmem_cudaMemPrefetchAsync
 #define cudaMemAdvise vmem_cudaMemAdvise

@@ -2,7 +2,7 @@
 /*
  * Kernels that page data in by themselves: a warp or a thread block names the elements that it is
  * about to access, waits until they are on the device, and gives them up. CUDA C++17, header only;
- * nothing is linked to a kernel. NVRTC compiles it, too: a kernel's vmem::device_region parameter
+ * nothing is linked to a kernel. NVRTC compiles it too: a kernel's vmem::device_region parameter
  * then gets the first bytes of the vmem_kernel_view. The host's part is vmem_kernel_begin and
  * vmem_kernel_end. docs/gpu-paging.md says what has run, and where.
  *
@@ -13,32 +13,33 @@
  *       }                                               // given up at the end of the scope
  *     }
  *
- * Units: indexes and counts are elements of T, times nanoseconds of the device. What comes and goes
- * are the region's blocks: an acquire has the blocks that hold its elements. One that is there costs an
- * atomic operation and a fence in the device's memory, once an acquire and not once an access:
- * acquire much at a time, and hold it for as long as it is used.
+ * Units. Indexes and counts are elements of T, times are nanoseconds of the device. The region's
+ * blocks come and go: an acquire takes all blocks that hold its elements. An acquire of present
+ * blocks costs an atomic operation and a fence in the device's memory, per acquire and not per
+ * access. So acquire much at a time, and hold it as long as it is used.
  *
- * Who calls: thread_group: a thread alone. warp_group: all 32 lanes of a warp, converged.
- * block_group: all threads of a thread block. With the last two every call below is made by all of
- * them with the same arguments, as __syncwarp and __syncthreads are, also the end of a pin's scope;
- * all get the same answer.
+ * Callers. thread_group: one thread. warp_group: all 32 lanes of a warp, converged. block_group:
+ * all threads of a thread block. With the last two all of these threads make every call below
+ * together with the same arguments, like __syncwarp and __syncthreads, and also end a pin's scope
+ * together. All get the same answer.
  *
- * Memory order: behind an acquire its threads see all that was stored to these elements before
- * under pins that have been given up, by this device; and what they store is written back, and seen
- * by who acquires later. Between groups that have a block at the same time nothing is ordered: they
- * share it as they share any memory of the device.
+ * Memory order. After an acquire its threads see all that this device stored to these elements
+ * under pins that were given up before. Their own stores are written back, and later acquires see
+ * them. Between groups that have a block at the same time nothing is ordered: they share it like
+ * any memory of the device.
  *
- * No deadlock, if:
- * - a group that holds a pin acquires no other: what is needed together is acquired together (such
- *   an acquire answers would_deadlock; try_acquire and prefetch are free);
- * - a group that holds a pin waits for no group that may be acquiring: no barrier of the grid, no
+ * To avoid deadlocks:
+ * - A group that holds a pin acquires no other, but acquires together what it needs together. (Such
+ *   an acquire answers would_deadlock; try_acquire and prefetch are allowed.)
+ * - A group that holds a pin waits for no group that may be acquiring: no barrier of the grid, no
  *   lock, no queue. In a warp of thread_groups no lane waits for another.
- * - pins are short: a block can leave only when no group has it;
- * - meanwhile the program has nothing wait in the driver for its kernels: no launch behind so many
- *   others that its stream takes no more, no first launch of a kernel, no cudaFree. They keep locks
- *   that the library needs, and acquires end with no_progress.
- * An acquire ends by itself: with no_progress when nothing was paged in or out for anybody for
- * `patience`, and with timed_out after `longest`. So a host that has died keeps no kernel.
+ * - Pins are short: a block can leave only when no group has it.
+ * - Meanwhile no call of the program waits in the driver for its kernels: no launch into a stream
+ *   that is full, no first launch of a kernel, no cudaFree. They hold locks that the library needs,
+ *   and acquires end with no_progress.
+ *
+ * Every acquire ends: with no_progress if nothing was paged in or out for any group for `patience`,
+ * and with timed_out after `longest`. So no kernel waits for a dead host.
  */
 #ifndef VMEM_DEVICE_CUH
 #define VMEM_DEVICE_CUH
@@ -59,16 +60,19 @@ struct vmem_kernel_view;
 namespace vmem {
 
 /*
- * What an acquire answers. present: the elements may be accessed. not_yet: of try_acquire, they have
- * been asked for. The rest are errors, and nothing is held: io_error, no_memory: a block cannot be
- * had (the library's log says why); busy: it is leased elsewhere; ended: the range was closed, or
- * the library ends; no_progress, timed_out; would_deadlock; too_many: more blocks than the budget of
- * the range has; out_of_range; read_only: for writing, of a range that was opened with VMEM_READ.
+ * The answer of an acquire. present: the elements may be accessed. not_yet (try_acquire): they have
+ * been requested. The rest are errors, and nothing is held. io_error, no_memory: a block could not
+ * be brought (the library's log says why). busy: it is leased elsewhere. ended: the range was
+ * closed, or the library ends. no_progress, timed_out: see above. would_deadlock: the group holds a
+ * pin. too_many: more blocks than the budget of the range has. out_of_range. read_only: for
+ * writing, of a range that was opened with VMEM_READ.
  */
 using paging::Answer;
-/* What a pin is for. A range that is only read is cheaper to evict when it is opened with VMEM_READ. */
+/*
+ * Purpose of a pin. A range that is only read is cheaper to evict if it is opened with VMEM_READ.
+ */
 using paging::Intent;
-/* What gather answers: {answer, row}, and true if all rows are copied. */
+/* Answer of gather: {answer, row}; true if all rows are copied. */
 using paging::Gathered;
 /* Elements [first, first + count). */
 struct elements {
@@ -76,8 +80,8 @@ struct elements {
 };
 
 /*
- * A range that was opened by vmem_kernel_begin, as elements of T: made on the host of the view, and
- * given to kernels by value. The range should begin at an element.
+ * A range that vmem_kernel_begin has opened, as elements of T. The host makes it of the view and
+ * passes it to kernels by value. The range should begin at an element.
  */
 template <typename T>
 class device_region {
@@ -87,9 +91,9 @@ class device_region {
   device_region() = default;
   VMEM_PAGING explicit device_region(const vmem_kernel_view& view) { memcpy(&view_, &view, sizeof view_); }
 
-  /* Elements that are in it whole. */
+  /* Number of elements that are whole in the range. */
   VMEM_PAGING size_t size() const { return view_.size / sizeof(T); }
-  /* Where they are, for who has acquired them. */
+  /* Address of the elements, for groups that have acquired them. */
   VMEM_PAGING T* data() const { return reinterpret_cast<T*>(view_.begin); }
   VMEM_PAGING bool writable() const { return view_.writable != 0; }
   VMEM_PAGING const View& view() const { return view_; }
@@ -127,7 +131,7 @@ struct WarpScope {
   static __device__ bool leads() { return lane() == 0; }
   static __device__ uint32_t share(uint32_t word) {
     word = __shfl_sync(0xffffffffu, word, 0);
-    __syncwarp();  // a shuffle orders no memory: what the leader has acquired is there for all
+    __syncwarp();  // a shuffle orders no memory: this shows all lanes what the leader has acquired
     return word;
   }
   static __device__ void join() { __syncwarp(); }
@@ -151,7 +155,7 @@ struct BlockScope {
   static __device__ bool leads() { return threadIdx.x == 0 && threadIdx.y == 0 && threadIdx.z == 0; }
   static __device__ uint32_t share(uint32_t word) {
     __shared__ uint32_t shared;
-    __syncthreads();  // nobody reads the last one any more
+    __syncthreads();  // no thread reads the last one any more
     if (leads()) shared = word;
     __syncthreads();
     return shared;
@@ -171,8 +175,8 @@ template <typename T, typename Scope>
 class device_group;
 
 /*
- * Elements that its group may access until the end of its life, or release(). True if they were
- * acquired. Not for copies; it does not outlive its group.
+ * Elements that its group may access until release() or the end of its life. True if they were
+ * acquired. Cannot be copied, and must not outlive its group.
  */
 template <typename T, typename Scope>
 class device_pin {
@@ -181,7 +185,7 @@ class device_pin {
       : group_(other.group_), data_(other.data_), run_(other.run_), count_(other.count_), answer_(other.answer_) {
     other.group_ = nullptr;
   }
-  /* What this one had is given up first. */
+  /* Gives up first what this pin had. */
   __device__ device_pin& operator=(device_pin&& other) {
     if (this == &other) return *this;
     release();
@@ -199,10 +203,10 @@ class device_pin {
 
   __device__ explicit operator bool() const { return answer_ == Answer::present; }
   __device__ Answer answer() const { return answer_; }
-  /* The first element that was named; [0, count) may be accessed. */
+  /* The first of the named elements; [0, count) may be accessed. */
   __device__ T* data() const { return data_; }
   __device__ T& operator[](size_t i) const { return data_[i]; }
-  /* All threads of the group are done with them. */
+  /* Gives the elements up. All threads of the group are done with them. */
   __device__ void release() {
     if (group_ == nullptr || answer_ != Answer::present) return;
     group_->give_up(run_, count_);
@@ -222,8 +226,8 @@ class device_pin {
 };
 
 /*
- * Who asks: one object for each thread, warp or thread block, for all its acquires of a region. It
- * counts what it holds.
+ * One object for each thread, warp or thread block, for all its acquires of a region. It counts
+ * what it holds.
  */
 template <typename T, typename Scope>
 class device_group {
@@ -240,8 +244,8 @@ class device_group {
   device_group& operator=(const device_group&) = delete;
 
   /*
-   * Waits until elements [first, first + count) are on the device, all of them, or answers why they
-   * will not be. Intent::write: they may be stored to; what is stored under a pin for reading is lost.
+   * Waits until elements [first, first + count) are all on the device, or answers why not.
+   * Intent::write: they may be stored to; stores under a pin for reading are lost.
    */
   __device__ Pin acquire(size_t first, size_t count = 1, Intent intent = Intent::read) {
     paging::Run run{};
@@ -254,7 +258,7 @@ class device_group {
     return Pin(this, region_.data() + first, run, blocks, answer);
   }
 
-  /* The same, but does not wait: asks for what is not there, and answers not_yet. */
+  /* As acquire, but does not wait: requests what is missing, and answers not_yet. */
   __device__ Pin try_acquire(size_t first, size_t count = 1, Intent intent = Intent::read) {
     paging::Run run{};
     uint32_t blocks = 0;
@@ -266,7 +270,10 @@ class device_group {
     return Pin(this, region_.data() + first, run, blocks, answer);
   }
 
-  /* Asks, and never waits. A hint: it may be lost when many ask at once. */
+  /*
+   * Requests the elements and never waits. A hint, which may be lost when many groups request at
+   * once.
+   */
   __device__ void prefetch(size_t first, size_t count = 1) {
     paging::Run run{};
     uint32_t blocks = 0;
@@ -275,17 +282,20 @@ class device_group {
   }
 
   /*
-   * Copies `count` rows of `row` elements each, that lie anywhere in the region, to to[0], to[row],
-   * to[2 * row] and so on; to is any memory of the device but the region's. rows[i]: the number of
-   * row i (its elements are from rows[i] * row on), of any integer type, or its address
-   * (const T*). All that is missing is asked for at first, and copied as it comes; or, where its
-   * block is in host memory that the device reaches, from there, over the link. Give a group
-   * many rows, up to 64 for each of its threads. Needs no more than one block at a time for each
-   * thread, and waits with none; the group may hold no pin (would_deadlock).
-   * Rows that cannot be had keep nobody from copying the others. The answer is that of the first one
-   * (the lowest i), with its number i in `row`; rows that failed may be copied in part. As one acquire
-   * each 64 rows of a thread end with no_progress or timed_out. Of a row at 16 bytes, of a
-   * multiple of them, to a place at 16 bytes, 16 are copied at a time.
+   * Copies `count` rows of `row` elements each, from anywhere in the region, to to[0], to[row],
+   * to[2 * row] and so on. `to` is any memory of the device except the region's. rows[i] is the
+   * number of row i, of any integer type (its elements begin at rows[i] * row), or its address
+   * (const T*).
+   *
+   * It requests all missing blocks first, and copies rows as they come. If a block is in host
+   * memory that the device reaches, its rows are copied from there, over the link. Give a group
+   * many rows, up to 64 for each of its threads. A thread needs one block at a time at most, and
+   * waits with none; the group may hold no pin (would_deadlock).
+   *
+   * A row that fails does not keep others from being copied. The answer is that of the first failed
+   * row (the lowest i), with its number i in `row`; failed rows may be copied in part. Each 64 rows
+   * of a thread end with no_progress or timed_out as one acquire does. Rows are copied 16 bytes at
+   * a time if source, size and destination are multiples of 16 bytes.
    */
   template <typename Index>
   __device__ Gathered gather(const Index* rows, size_t count, size_t row, T* to) {
@@ -299,15 +309,16 @@ class device_group {
   }
 
   /*
-   * Calls visit for `count` ranges of elements of the region that lie anywhere, each when it is
-   * there, in whatever order they come; asks and waits as gather does, with the same answer.
-   * ranges(i), by any thread, as often as it likes: range i, as vmem::elements; none has more than
-   * `most` elements. visit(i, at, offset, n, lane, lanes), by the `lanes` threads of a warp
-   * together (by a thread_group's thread alone), `lane` being this one: at[0, n) are there (on the
-   * device, or in host memory that it reaches: each load of those goes over the link), and are
-   * the elements from `offset` on of range i, to be read until it returns. A range that crosses the
-   * end of a block comes in two calls or more, not one after the other. No thread may wait for
-   * another there but for those of its call, nor acquire.
+   * Calls visit for `count` ranges of elements anywhere in the region, each when it is there, in
+   * any order. Requests and waits as gather does, with the same answer.
+   * - ranges(i) returns range i, as vmem::elements, of at most `most` elements. Any thread calls
+   *   it, any number of times.
+   * - visit(i, at, offset, n, lane, lanes) is called by the `lanes` threads of a warp together (by
+   *   a thread_group's thread alone), each with its own `lane`. at[0, n) are the elements from
+   *   `offset` on of range i, readable until it returns. They are on the device, or in host memory
+   *   that it reaches: each load of those goes over the link.
+   * - A range that crosses the end of a block comes in two calls or more, not one after the other.
+   * - In visit a thread may not acquire, and may wait only for threads of the same call.
    */
   template <typename Ranges, typename Visit>
   __device__ Gathered visit(const Ranges& ranges, size_t count, size_t most, const Visit& visit) {
@@ -327,7 +338,7 @@ class device_group {
     if (Scope::share(Scope::leads() ? group_.held() : 0) != 0) return {Answer::would_deadlock, 0};
     paging::Group<paging::DeviceAtomics> mine(region_.view().table, patience_, longest_);
     const Gathered got = paging::gather(region_.view(), &mine, team, list, count, pieces, each);
-    Scope::join();  // what other threads have done is there for all
+    Scope::join();  // all threads see what the others have done
     const uint64_t first = Scope::least(got ? paging::kNoRow : got.row << 8 | static_cast<uint64_t>(got.answer));
     if (first == paging::kNoRow) return {};
     return {static_cast<Answer>(first & 0xff), first >> 8};
@@ -359,12 +370,12 @@ class device_group {
     return worst;
   }
   __device__ void give_up(const paging::Run& run, uint32_t blocks) {
-    Scope::join();  // what its threads did is before this
+    Scope::join();  // after what its threads did
     if (Scope::leads()) group_.release_all(run, blocks);
   }
 
   const device_region<T> region_;
-  paging::Group<paging::DeviceAtomics> group_;  // the leader's
+  paging::Group<paging::DeviceAtomics> group_;  // of the leader
   const uint64_t patience_, longest_;
 };
 

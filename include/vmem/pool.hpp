@@ -1,32 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Small allocations: vmem::pool, a std::pmr::memory_resource over regions. Header-only, over <vmem/vmem.h>.
+ * Small allocations: vmem::pool, a std::pmr::memory_resource over regions. Header-only, over
+ * <vmem/vmem.h>.
  *
  *   vmem::pool pool({.region_bytes = 1 << 30});
  *   std::pmr::vector<double> numbers(&pool);
  *
- * Granularity. An allocation takes whole granules of 4 KiB and begins at one: 1 byte costs 4 KiB. It suits buffers,
- * vectors, values of a cache. For objects smaller than about a granule (nodes of maps and lists) put a standard pool on
- * top, which cuts what it takes from this one into objects:
+ * Granularity. An allocation takes whole granules of 4 KiB and begins at one: 1 byte costs 4 KiB.
+ * That suits buffers, vectors and values of a cache. For objects smaller than about a granule
+ * (nodes of maps and lists) put a standard pool on top, which cuts its memory from this pool into
+ * objects:
  *
  *   std::pmr::unsynchronized_pool_resource small(&pool);   // synchronized_pool_resource for several threads
  *   std::pmr::map<std::uint64_t, std::pmr::string> map(&small);
  *
- * Blocks. libvmem moves blocks, not granules: neighbours in a block come and go together, so small blocks suit small
- * values used at random, and a pool has VMEM_BLOCK_AUTO unless it says otherwise. Leases act on blocks too: what is
- * leased on a device should be allocated with an alignment of the block size, and so should its neighbours.
+ * Blocks. libvmem moves blocks, not granules: neighbours in a block come and go together. Small
+ * blocks suit small values used at random, so a pool has VMEM_BLOCK_AUTO by default. Leases act on
+ * blocks too: align allocations that are leased on a device to the block size, and their neighbours
+ * too.
  *
- * Book-keeping lies in ordinary memory (12 bytes a granule of the regions that are shared, when a region is made):
- * allocating and freeing access no byte of a region, so they cause no fault and no I/O.
+ * Book-keeping is in ordinary memory (12 bytes for each granule of a shared region, allocated with
+ * the region). Allocating and freeing access no byte of a region, so they cause no fault and no
+ * I/O.
  *
- * Contents of new memory are indeterminate. Freed memory keeps its bytes, and libvmem may write them to the SSD, until
- * they are used again or trim() says that they are dead.
+ * New memory has indeterminate contents. Freed memory keeps its bytes, and libvmem may write them
+ * to the SSD, until it is used again or trim() discards it.
  *
- * Threads: every call is thread-safe, under one lock. Allocating and freeing take a bounded number of steps in each
- * shared region and block only where a comment says so. Not from signal handlers, nor from a forked child. Not behind
- * malloc or operator new: libvmem itself uses those while it serves a fault.
+ * Threads. Every call is thread-safe, under one lock. Allocating and freeing take a bounded number
+ * of steps in each shared region, and block only where a comment says so. Do not use a pool in
+ * signal handlers, in a forked child, or behind malloc or operator new: libvmem itself uses those
+ * while it serves a fault.
  *
- * Lifetime: memory lives until it is deallocated or the pool ends, which must be before vmem_shutdown().
+ * Lifetime. Memory lives until it is deallocated or the pool ends, which must be before
+ * vmem_shutdown().
  */
 #ifndef VMEM_POOL_HPP
 #define VMEM_POOL_HPP
@@ -54,7 +60,7 @@
 
 namespace vmem {
 
-/* An allocation that failed; what() says why, with the numbers. */
+/* A failed allocation; what() says why, with the numbers. */
 class pool_error : public std::bad_alloc {
  public:
   __attribute__((format(printf, 2, 3))) explicit pool_error(const char* format, ...) noexcept {
@@ -70,28 +76,41 @@ class pool_error : public std::bad_alloc {
 };
 
 struct pool_options {
-  /* Bytes of the regions that allocations share, rounded up to 2 MiB; at most 2 TiB. Larger allocations get a region of
-   * their own, which deallocation frees. Address space only: what is never accessed costs nothing. */
+  /*
+   * Bytes of the regions that allocations share, rounded up to 2 MiB; at most 2 TiB. Larger
+   * allocations get a region of their own, which deallocation frees. Address space only: memory
+   * that is never accessed costs nothing.
+   */
   std::size_t region_bytes = std::size_t{256} << 20;
-  /* Each further region is twice as large as the one before, up to this many bytes; 0: all are of region_bytes. */
+  /*
+   * Each further region is twice as large as the one before, up to this many bytes. 0: all have
+   * region_bytes.
+   */
   std::size_t region_limit_bytes = 0;
-  /* All regions together; beyond it allocations fail. libvmem finds out at an access, by SIGBUS, that budget and SSD
-   * are full: a limit below host_budget + ssd_budget makes it a pool_error at the allocation instead. */
+  /*
+   * Limit for all regions together; allocations beyond it fail. libvmem finds out at an access, by
+   * SIGBUS, that budget and SSD are full. A limit below host_budget + ssd_budget makes that a
+   * pool_error of the allocation instead.
+   */
   std::size_t limit_bytes = SIZE_MAX;
-  /* Of vmem_alloc: 0 or VMEM_HOST_ONLY. */
+  /* As for vmem_alloc: 0 or VMEM_HOST_ONLY. */
   unsigned flags = 0;
-  /* Regions are named so, with a number. */
+  /* Name of each region, followed by a number. */
   std::string name = "pool";
-  /* Of each region, as struct vmem_region_attr has them: VMEM_BLOCK_AUTO suits objects that are met at random, wholly
-   * or in part; 2 MiB those that are leased, or gone through in the order of their making. 0: setting block_size. */
+  /*
+   * Attributes of each region, as in struct vmem_region_attr. VMEM_BLOCK_AUTO suits objects that
+   * are accessed at random, wholly or in part; 2 MiB suits objects that are leased, or accessed in
+   * the order of their creation. 0: setting block_size.
+   */
   std::size_t block_size = VMEM_BLOCK_AUTO;
   int advice = 0;
-  int core_dump = 0; /* 1, -1: in core dumps or not; 0: setting core_dump */
+  int core_dump = 0; /* 1 in core dumps, -1 not; 0: setting core_dump */
   /*
-   * Called when deallocate() is given what it cannot free: a pointer that is not this pool's, one inside an allocation,
-   * a second time the same, or another size than was allocated. Nothing is freed then. `words` says which, with the
-   * numbers. On the thread that called, without a lock; must not throw. nullptr: the words go to stderr and the program
-   * aborts, as with free(): by then something is written to that others own.
+   * Called when deallocate() gets something that it cannot free: a pointer that is not of this
+   * pool, one inside an allocation, one that was freed already, or another size than was allocated.
+   * Nothing is freed then. `words` says which, with the numbers. Runs on the calling thread,
+   * without a lock; must not throw. nullptr: the words go to stderr and the program aborts, as with
+   * free(): by then it has written to memory of others.
    */
   void (*on_misuse)(const char* words, void* user) = nullptr;
   void* misuse_user = nullptr;
@@ -100,10 +119,10 @@ struct pool_options {
 struct pool_stats {
   std::size_t in_use_bytes;       /* of live allocations, in whole granules */
   std::size_t reserved_bytes;     /* of all regions: in use or free */
-  std::size_t largest_free_bytes; /* the largest allocation that needs no new region */
+  std::size_t largest_free_bytes; /* largest allocation that needs no new region */
   std::size_t allocations;        /* live */
-  std::size_t regions;            /* shared, and those of one allocation */
-  std::size_t own_regions;        /* .. of one allocation */
+  std::size_t regions;            /* shared regions, and those of one allocation */
+  std::size_t own_regions;        /* regions of one allocation */
   std::size_t misuses;            /* calls of on_misuse so far */
   double fragmentation; /* share of the free bytes of shared regions outside their region's largest free run */
 };
@@ -112,8 +131,10 @@ class pool final : public std::pmr::memory_resource {
  public:
   static constexpr std::size_t granule_bytes = 4096;
 
-  /* Takes no memory yet. Throws vmem::error (EINVAL) for options that cannot be; a block_size, advice or
-   * core_dump that cannot be is a pool_error of the first allocation. */
+  /*
+   * Takes no memory yet. Throws vmem::error (EINVAL) for bad options. A bad block_size, advice or
+   * core_dump is a pool_error of the first allocation.
+   */
   explicit pool(pool_options options = {}) : options_(std::move(options)) {
     const std::size_t most = detail::granule_map::max_count / 2 * granule_bytes;
     if (options_.region_limit_bytes == 0) options_.region_limit_bytes = options_.region_bytes;
@@ -131,13 +152,16 @@ class pool final : public std::pmr::memory_resource {
   }
   pool(const pool&) = delete;
   pool& operator=(const pool&) = delete;
-  /* Frees every region, whatever is still allocated. Regions with live leases stay, without an owner: see release(). */
+  /*
+   * Frees every region, with all that is still allocated. Regions with live leases stay, without an
+   * owner: see release().
+   */
   ~pool() override { free_regions(true); }
 
   /*
-   * Frees every region, whatever is still allocated, for the pool to begin anew. Throws vmem::error (EBUSY) when
-   * regions have live leases: those stay, with what is allocated in them. Waits for I/O under way; so do other calls
-   * meanwhile.
+   * Frees every region, with all that is still allocated, so that the pool begins anew. Throws
+   * vmem::error (EBUSY) if regions have live leases: those stay, with their allocations. Waits for
+   * I/O under way; other calls wait meanwhile.
    */
   void release() {
     const std::lock_guard lock(mutex_);
@@ -146,10 +170,11 @@ class pool final : public std::pmr::memory_resource {
   }
 
   /*
-   * Frees the regions in which nothing is allocated and tells libvmem that the free bytes of the others are dead
-   * (VMEM_ADVISE_DONT_NEED on each free run: memory and SSD of the blocks wholly inside come free, blocks under a lease
-   * excepted). Returns the bytes of the regions it freed. Waits for I/O under way; other calls on the pool wait for it.
-   * Throws vmem::error, after the rest, when libvmem refused something for another reason than a lease.
+   * Frees the regions in which nothing is allocated, and tells libvmem that the free bytes of the
+   * others are dead (VMEM_ADVISE_DONT_NEED on each free run). That frees memory and SSD of the
+   * blocks wholly inside, except blocks under a lease. Returns the bytes of the freed regions.
+   * Waits for I/O under way; other calls on the pool wait meanwhile. Throws vmem::error, after the
+   * rest, if libvmem refused something for another reason than a lease.
    */
   std::size_t trim() {
     const std::lock_guard lock(mutex_);
@@ -190,26 +215,26 @@ class pool final : public std::pmr::memory_resource {
     return s;
   }
 
-  /* Whether p points into one of the pool's regions, allocated or free. */
+  /* True if p points into one of the pool's regions, allocated or free. */
   bool owns(const void* p) const {
     const std::lock_guard lock(mutex_);
     return find(regions_, p) != regions_.end();
   }
 
  private:
-  /* Regions begin at multiples of it. */
+  /* Regions begin at multiples of this. */
   static constexpr std::size_t region_align = std::size_t{2} << 20;
 
   struct region_record {
     std::size_t bytes;
-    std::unique_ptr<detail::granule_map> map;  // null: of one allocation
-    std::size_t own_granules;                  // .. of so many; 0 when it was deallocated under a lease
-    std::size_t own_begin;                     // .. from this granule on
+    std::unique_ptr<detail::granule_map> map;  // null: the region has one allocation
+    std::size_t own_granules;                  // one allocation: its granules; 0 when it was deallocated under a lease
+    std::size_t own_begin;                     // one allocation: its first granule
   };
   using region_table = std::map<std::uintptr_t, region_record>;
   struct freed {
     std::size_t bytes = 0;
-    int failure = 0;  // the first other than a lease
+    int failure = 0;  // first error other than a lease
     bool leased = false;
     void note(int rc) {
       if (rc == -EBUSY) {
@@ -223,8 +248,9 @@ class pool final : public std::pmr::memory_resource {
   static std::size_t round_up(std::size_t bytes, std::size_t to) { return (bytes + to - 1) / to * to; }
 
   /*
-   * Throws pool_error: no region could be made, the limit is reached, or the numbers cannot be. 0 bytes take a granule.
-   * Regions are tried in the order of their making, so that the young ones run empty. Making one holds the lock.
+   * Throws pool_error: no region could be made, the limit is reached, or the numbers are bad. 0
+   * bytes take a granule. Tries regions in the order of their creation, so that young ones run
+   * empty. Makes a region under the lock.
    */
   void* do_allocate(std::size_t bytes, std::size_t alignment) override {
     if (!std::has_single_bit(alignment)) {
@@ -235,7 +261,7 @@ class pool final : public std::pmr::memory_resource {
     }
     const std::size_t granules = std::max<std::size_t>((bytes + granule_bytes - 1) / granule_bytes, 1);
     const std::size_t align = std::max(alignment, granule_bytes);
-    // What a region must have so that the allocation fits wherever it begins.
+    // Bytes of a region in which the allocation fits wherever the region begins.
     const std::size_t needed = granules * granule_bytes + (align > region_align ? align - region_align : 0);
     const std::lock_guard lock(mutex_);
     if (needed > options_.region_bytes) return allocate_own(bytes, granules, align, needed);
@@ -245,7 +271,10 @@ class pool final : public std::pmr::memory_resource {
     return take(add_shared(bytes, needed), granules, align);
   }
 
-  /* Frees a region of its own with the allocation; waits then for I/O on it, without the lock. */
+  /*
+   * Frees the allocation's own region, if it has one, and then waits for I/O on it, without the
+   * lock.
+   */
   void do_deallocate(void* p, std::size_t bytes, std::size_t) override {
     char words[400];
     region_table::node_type own;
@@ -274,9 +303,9 @@ class pool final : public std::pmr::memory_resource {
 
   bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override { return this == &other; }
 
-  /* What follows is called with mutex_ held. */
+  /* mutex_ is held in the following functions. */
 
-  /* The region that p points into. */
+  /* Returns the region that p points into. */
   template <typename Table>
   static auto find(Table& table, const void* p) -> decltype(table.begin()) {
     const auto address = reinterpret_cast<std::uintptr_t>(p);
@@ -286,7 +315,7 @@ class pool final : public std::pmr::memory_resource {
     return address - it->first < it->second.bytes ? it : table.end();
   }
 
-  /* nullptr: the region has no room for it. */
+  /* Returns nullptr if the region has no room. */
   void* take(const region_table::value_type& entry, std::size_t granules, std::size_t align) {
     const auto& [address, r] = entry;
     const std::size_t phase = round_up(address, align) - address;
@@ -301,7 +330,7 @@ class pool final : public std::pmr::memory_resource {
     return reinterpret_cast<void*>(address);
   }
 
-  /* false: it is none of the pool's allocations, and why. */
+  /* Returns false, and why, if it is no allocation of the pool. */
   bool give(region_table::iterator found, const void* p, std::size_t bytes, char* words, std::size_t size) {
     const std::size_t granules = std::max<std::size_t>(bytes / granule_bytes + (bytes % granule_bytes != 0), 1);
     if (found == regions_.end()) {
@@ -343,9 +372,9 @@ class pool final : public std::pmr::memory_resource {
     return false;
   }
 
-  /* A region of at least `needed` bytes, at most `wanted`. Throws pool_error. */
+  /* Makes a region of at least `needed` bytes, at most `wanted`. Throws pool_error. */
   region_table::value_type& add_region(std::size_t bytes, std::size_t needed, std::size_t wanted, bool shared) {
-    if (wanted > options_.limit_bytes - reserved_bytes_) free_regions(false);  // empty ones are in the way
+    if (wanted > options_.limit_bytes - reserved_bytes_) free_regions(false);  // empty ones use up the limit
     const std::size_t room = (options_.limit_bytes - reserved_bytes_) / region_align * region_align;
     wanted = std::min(wanted, room);
     if (wanted < needed) {
@@ -360,7 +389,7 @@ class pool final : public std::pmr::memory_resource {
       r.map = std::make_unique<detail::granule_map>(static_cast<detail::granule_map::index>(wanted / granule_bytes));
       shared_.reserve(shared_.size() + 1);
     }
-    // The node and the name are made before the region: nothing can throw between them.
+    // The node and the name are made before the region: nothing throws between them.
     const std::string name = options_.name + " " + std::to_string(made_);
     region_table::node_type node;
     {
@@ -401,7 +430,10 @@ class pool final : public std::pmr::memory_resource {
     return taken(begin, granules);
   }
 
-  /* Frees the regions in which nothing is allocated, or all; those that libvmem refuses to free stay. */
+  /*
+   * Frees the regions in which nothing is allocated, or all. Those that libvmem refuses to free
+   * stay.
+   */
   freed free_regions(bool all) {
     freed result;
     for (auto it = regions_.begin(); it != regions_.end();) {
@@ -439,7 +471,7 @@ class pool final : public std::pmr::memory_resource {
   pool_options options_;
   mutable std::mutex mutex_;
   region_table regions_;                                 // by address; protected by mutex_, as all below
-  std::vector<const region_table::value_type*> shared_;  // in the order of their making
+  std::vector<const region_table::value_type*> shared_;  // in the order of their creation
   std::size_t next_region_bytes_;
   std::size_t reserved_bytes_ = 0, in_use_granules_ = 0, allocations_ = 0, misuses_ = 0, made_ = 0;
 };

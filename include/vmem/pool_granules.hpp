@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * What vmem::pool knows of a region: which granules are free. Kept in ordinary memory, 12 bytes a granule; the region
- * itself is never looked at, for that would bring its blocks back from the SSD. An implementation detail of
- * <vmem/pool.hpp>: not for several threads at once, and a wrong argument is undefined.
+ * Book-keeping of vmem::pool for one region: which granules are free. It is in ordinary memory, 12
+ * bytes a granule. It never accesses the region, which would bring its blocks back from the SSD. An
+ * implementation detail of <vmem/pool.hpp>: not for several threads at once, and a wrong argument
+ * is undefined.
  *
- * Runs of free granules hang in lists by size class, neighbours are joined as soon as they are free, and a bitmap says
- * which classes have a run: segregated fit with boundary tags, as in TLSF (Masmano, Ripoll, Crespo, Real, "TLSF: a new
- * dynamic memory allocator for real-time systems", ECRTS 2004), but with the tags beside the memory instead of in it,
- * and with a look at a bounded number of runs of a class, which fits better than taking its first. Taking and giving
- * cost the same whatever the number of runs.
+ * Runs of free granules are in lists by size class, adjacent ones are joined as soon as they are
+ * free, and a bitmap says which classes have a run. This is segregated fit with boundary tags, as
+ * in TLSF (Masmano, Ripoll, Crespo, Real, "TLSF: a new dynamic memory allocator for real-time
+ * systems", ECRTS 2004), with two differences. The tags are beside the memory instead of in it. And
+ * it looks at a bounded number of runs of a class, which fits better than taking the first. The
+ * cost of taking and giving does not depend on the number of runs.
  *
- * Tags: the first granule of a run says its length and whether it is used or free, the last of a free run its length;
- * those between are `inside`. Lengths and places are in granules.
+ * Tags: the first granule of a run has its length and whether it is used or free; the last granule
+ * of a free run has its length; those between are `inside`. Lengths and positions are in granules.
  */
 #ifndef VMEM_POOL_GRANULES_HPP
 #define VMEM_POOL_GRANULES_HPP
@@ -41,7 +43,7 @@ class granule_map {
     bool used;
   };
 
-  /* `count` free granules, 1 to max_count. Throws std::bad_alloc. */
+  /* A map of `count` free granules, 1 to max_count. Throws std::bad_alloc. */
   explicit granule_map(index count) : granules_(count), free_(count) {
     heads_.fill(none);
     insert(0, count);
@@ -52,8 +54,8 @@ class granule_map {
   index used_runs() const { return used_runs_; }
 
   /*
-   * Takes `length` granules that begin at phase, or a multiple of align after it; align is a power of two, phase is
-   * less than align. Returns the first of them, or none.
+   * Takes `length` granules that begin at phase, or a multiple of align after it. align is a power
+   * of two, phase is less than align. Returns the first of them, or none.
    */
   index take(index length, std::uint64_t align = 1, std::uint64_t phase = 0) {
     for (unsigned c = next_class(class_of(length)); c < classes; c = next_class(c + 1)) {
@@ -76,7 +78,7 @@ class granule_map {
     return none;
   }
 
-  /* Frees the run that take() said begins here. */
+  /* Frees the run that begins here and that take() returned. */
   void give(index begin) {
     index length = granules_[begin].length;
     granules_[begin].tag = inside;
@@ -94,10 +96,10 @@ class granule_map {
     insert(begin, length);
   }
 
-  /* The length of the used run that begins here; 0 when none does. */
+  /* Returns the length of the used run that begins here, or 0. */
   index used_at(index g) const { return granules_[g].tag == used ? granules_[g].length : 0; }
 
-  /* The run a granule is in: goes through all before it, for messages. */
+  /* Returns the run of a granule. Goes through all runs before it; for messages. */
   run run_of(index g) const {
     index begin = 0;
     while (begin + granules_[begin].length <= g) begin += granules_[begin].length;
@@ -109,13 +111,13 @@ class granule_map {
     for (unsigned c = classes; c-- > 0 && largest == 0;) {
       for (index g = heads_[c]; g != none; g = granules_[g].next) {
         largest = std::max<index>(largest, granules_[g].length);
-        if (c < exact_classes) break;  // all of one length
+        if (c < exact_classes) break;  // all have one length
       }
     }
     return largest;
   }
 
-  /* visit(begin, length) for every free run, which must stay as it is meanwhile. */
+  /* Calls visit(begin, length) for every free run; visit must not change the runs. */
   template <typename Visit>
   void for_each_free(Visit visit) const {
     for (unsigned c = next_class(0); c < classes; c = next_class(c + 1)) {
@@ -123,7 +125,7 @@ class granule_map {
     }
   }
 
-  /* "", or what is wrong with the tags and lists: for tests. */
+  /* Returns "", or what is wrong with the tags and lists; for tests. */
   std::string check() const {
     index free_granules = 0, free_runs = 0, runs = 0, listed = 0;
     bool after_free = false;
@@ -166,7 +168,7 @@ class granule_map {
   struct granule {
     index length : length_bits = 0;
     index tag : 2 = inside;
-    index next = none, previous = none;  // in the list of its class, where tag is free
+    index next = none, previous = none;  // if tag is free: in the list of its class
   };
 
   /* A class for each length up to 31, then eight for each doubling. */
@@ -176,7 +178,7 @@ class granule_map {
     const unsigned top = static_cast<unsigned>(std::bit_width(length)) - 1;
     return exact_classes + (top - 5) * 8 + ((length >> (top - 3)) & 7);
   }
-  /* The first class from c on that has a run, or `classes`. */
+  /* Returns the first class from c on that has a run, or `classes`. */
   unsigned next_class(unsigned c) const {
     for (; c < classes; c = (c / 64 + 1) * 64) {
       if (const std::uint64_t bits = bitmap_[c / 64] >> (c % 64); bits != 0)

@@ -200,10 +200,10 @@ int vmem_init(void);
  * SHARED regions, without limit, and frees other regions under their kernels.
  *
  * Exit. A program may end with regions, and with threads that access them: it may return from main,
- * or call exit() from any thread. What was stored to shared files by then reaches them, also what
- * destructors of static objects store, which may make any call. If a signal handler calls exit() in
- * the middle of a call, further calls on that thread fail with -EDEADLK. Changes may then be lost,
- * with a message, if the thread holds what is needed to write them.
+ * or call exit() from any thread. All stores to shared files until then reach the files, also
+ * stores by destructors of static objects, which may make any call. If a signal handler calls
+ * exit() in the middle of a call, further calls on that thread fail with -EDEADLK. Changes may then
+ * be lost, with a message, if the thread holds what is needed to write them.
  *
  * Exit ends even beside work that never does. It waits for streams for at most fault_timeout_ms in
  * which none reaches a release, as long for all the work of a device with a live lease for writing,
@@ -295,8 +295,8 @@ struct vmem_region_attr {
 
 /*
  * Makes a region, as vmem_alloc, or with a flag VMEM_MAP_.. as vmem_map, with attributes of its
- * own. What `attr` gives depends on no setting, which other parts of the program may change. attr
- * NULL: vmem_alloc(ptr, size, 0).
+ * own. These do not depend on settings, which other parts of the program may change. attr NULL:
+ * vmem_alloc(ptr, size, 0).
  *
  * If neither block_size nor the setting device_block_size gives the block size of a device tier on
  * physical handles, the advice SEQUENTIAL allows up to 32 MiB instead of 8, and RANDOM 2 MiB. No
@@ -365,8 +365,8 @@ int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigne
  * unmapped; the region stays as it was, and vmem_evict gives its memory back. Threads that fault in
  * the region meanwhile get SIGBUS.
  *
- * Other regions use its memory. What none has taken within a second goes back to the system, as
- * does all memory that the library holds and does not use.
+ * Other regions use its memory. Memory that no region has taken within a second goes back to the
+ * system, as does all memory that the library holds and does not use.
  *
  * Pins. From Linux 6.8 on, and with the module, a pinned page (O_DIRECT, io_uring and its
  * registered buffers, RDMA, process_vm_writev) stays where it is until the pin ends, whatever is
@@ -383,9 +383,9 @@ int vmem_free(void *ptr);
  * Frees a region as vmem_free does, whatever its file says. It is for a region whose file refuses
  * changes by now: the file was sealed, made immutable or read-only, became a swap file, or its disk
  * is full or fails. Until then such changes keep their part of host_budget, and writing them is
- * tried again. What the file takes is written first, as by vmem_free. The rest is lost with the
- * region: -EIO, with the numbers, and the region is gone. After any other error, such as -EBUSY for
- * live leases, the region stays.
+ * tried again. The call first writes what the file takes, as vmem_free does. The rest is lost with
+ * the region: -EIO, with the numbers, and the region is gone. After any other error, such as -EBUSY
+ * for live leases, the region stays.
  */
 int vmem_discard(void *ptr);
 

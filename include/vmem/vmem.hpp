@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * RAII over <vmem/vmem.h>. Header-only; errors become vmem::error, a std::system_error whose what() has libvmem's
- * words. Objects are movable, not copyable; one object is not for several threads at once, the memory behind it is.
+ * RAII over <vmem/vmem.h>. Header-only. Errors become vmem::error, a std::system_error whose what()
+ * is libvmem's message. Objects are movable, not copyable. One object is not for several threads at
+ * once; its memory is.
  */
 #ifndef VMEM_VMEM_HPP
 #define VMEM_VMEM_HPP
@@ -33,25 +34,25 @@ inline void check(int rc) {
   if (rc != 0) throw error(rc);
 }
 
-/* VMEM_VERSION of the library that runs. */
+/* VMEM_VERSION of the running library. */
 inline int version() {
   return vmem_version();
 }
-/* Shared files get what exit() would write. */
+/* Writes to shared files what exit() would write. */
 inline void flush() {
   check(vmem_flush());
 }
 
-/* .. before one of these signals ends the process. */
+/* Calls flush() before one of these signals ends the process: vmem_flush_on. */
 inline void flush_on(std::initializer_list<int> signals) {
   check(vmem_flush_on(signals.begin(), signals.size()));
 }
 
-/* Every region: vmem_sync(NULL, 0). */
+/* Syncs every region: vmem_sync(NULL, 0). */
 inline void sync() {
   check(vmem_sync(nullptr, 0));
 }
-/* vmem_export: a descriptor, the caller's to close. */
+/* vmem_export; returns a descriptor that the caller closes. */
 inline int export_range(const void* ptr, std::size_t size, unsigned flags = 0) {
   int fd = -1;
   check(vmem_export(ptr, size, flags, &fd));
@@ -75,7 +76,7 @@ inline struct vmem_stats stats() {
   return s;
 }
 
-/* Of parts of regions: a span over one, or over a part of it. */
+/* Calls on parts of regions, as spans. */
 template <typename T>
 void prefetch(std::span<T> range, int location = VMEM_HOST, void* stream = nullptr) {
   check(vmem_prefetch(range.data(), range.size_bytes(), location, stream));
@@ -104,31 +105,32 @@ inline void set_log_callback(void (*callback)(int level, const char* line, void*
   vmem_log(callback, user);
 }
 
-/* What a region is to be, as struct vmem_region_attr has it; what is left alone follows the settings. */
+/* Attributes of a region, as struct vmem_region_attr; the defaults follow the settings. */
 struct attributes {
   unsigned flags = 0;         /* VMEM_HOST_ONLY, VMEM_FIXED; with a file also VMEM_MAP_.. */
-  std::size_t block_size = 0; /* VMEM_BLOCK_AUTO: as they are used; 0: setting block_size */
+  std::size_t block_size = 0; /* VMEM_BLOCK_AUTO: follows the use; 0: setting block_size */
   int advice = 0;             /* of enum vmem_advice, for the whole region */
   std::string codec = {};     /* "none", "lz4", "zstd"; "": setting compression */
-  int checksum = 0;           /* 1, -1: verified or not; 0: setting checksum */
+  int checksum = 0;           /* 1 verify, -1 do not; 0: setting checksum */
   std::string name = {};
   std::string path = {}; /* a file, from `offset` on; "": `fd` is the file, or there is none */
   std::uint64_t offset = 0;
   int fd = -1;
-  void* address = nullptr; /* a hint; with VMEM_FIXED a place in a reservation */
-  int core_dump = 0;       /* 1, -1: in core dumps or not; 0: setting core_dump */
+  void* address = nullptr; /* a hint; with VMEM_FIXED an address in a reservation */
+  int core_dump = 0;       /* 1 in core dumps, -1 not; 0: setting core_dump */
 };
 
 /*
- * The owner of a region: freed with the object, which must end, or be free()d, before vmem_shutdown().
- * A destructor cannot report: where freeing fails (a live lease, a shared file that cannot be
- * written) the region stays, without an owner, until vmem_shutdown(). Call free() where that matters.
+ * Owns a region and frees it in the destructor. The object must end, or be free()d, before
+ * vmem_shutdown(). A destructor cannot report errors: if freeing fails (a live lease, a shared file
+ * that cannot be written) the region stays, without an owner, until vmem_shutdown(). Call free() if
+ * that matters.
  */
 class region {
  public:
   region() = default;
   explicit region(std::size_t bytes, unsigned flags = 0) : size_(bytes) { check(vmem_alloc(&data_, bytes, flags)); }
-  /* bytes of `path` from `offset`; flags as for vmem_map. */
+  /* `bytes` of `path` from `offset` on; flags as for vmem_map. */
   region(std::size_t bytes, const std::string& path, std::uint64_t offset, unsigned flags) : size_(bytes) {
     check(vmem_map(&data_, bytes, path.c_str(), offset, flags));
   }
@@ -163,7 +165,7 @@ class region {
     data_ = nullptr;
     size_ = 0;
   }
-  /* As vmem_discard: EIO tells what is lost, and the region is gone then, too. */
+  /* vmem_discard. After EIO, which says what is lost, the region is gone, too. */
   void discard() {
     const int rc = vmem_discard(data_);
     if (rc == 0 || rc == -EIO) {
@@ -190,7 +192,7 @@ class region {
     return r;
   }
 
-  /* The region as elements of T: as many as fit. */
+  /* The region as elements of T, as many as fit. */
   template <typename T>
   std::span<T> view() const {
     return {static_cast<T*>(data_), size_ / sizeof(T)};
@@ -201,7 +203,10 @@ class region {
   std::size_t size_ = 0;
 };
 
-/* A lease for the life of the object. The destructor ends it on its stream, or cancels it where it is not ready. */
+/*
+ * A lease for the life of the object. The destructor ends it on its stream, or cancels it if it is
+ * not ready.
+ */
 class lease {
  public:
   lease(const void* ptr, std::size_t size, unsigned access, int location = VMEM_HOST, void* stream = nullptr)
@@ -217,7 +222,7 @@ class lease {
       : stream_(stream) {
     check(vmem_lease(&lease_, ranges.data(), ranges.size(), location, stream));
   }
-  /* Begins one and returns at once; vmem_lease_async says when `ready` is called. */
+  /* Begins a lease and returns at once; vmem_lease_async says when `ready` is called. */
   static lease async(std::span<const struct vmem_range> ranges, int location = VMEM_HOST, void* stream = nullptr,
                      void (*ready)(struct vmem_lease*, int, void*) = nullptr, void* user = nullptr) {
     lease made;
@@ -230,13 +235,13 @@ class lease {
   ~lease() {
     if (lease_ != nullptr) (void)vmem_lease_end(lease_, stream_);
   }
-  /* False: not yet. Throws why it failed. */
+  /* False: not yet. Throws the error if the lease has failed. */
   bool ready() const {
     const int rc = vmem_lease_poll(lease_);
     if (rc != 0 && rc != -EAGAIN) throw error(rc);
     return rc == 0;
   }
-  /* Polls readable once it is ready or has failed. */
+  /* Returns a descriptor that polls readable once the lease is ready or has failed. */
   int fd() const {
     const int rc = vmem_lease_fd(lease_);
     if (rc < 0) throw error(rc);
@@ -246,7 +251,7 @@ class lease {
     return lease_;
   }
   void release() { release(stream_); }
-  /* When another stream gets here. */
+  /* Ends the lease when `stream` reaches this point. */
   void release(void* stream) {
     check(vmem_lease_end(lease_, stream));
     lease_ = nullptr;
@@ -260,10 +265,10 @@ class lease {
 };
 
 /*
- * A range that is open to kernels which ask for what they need (vmem_kernel_begin, <vmem/device.cuh>), for the life of
- * the object: kernels get view(). The destructor closes it, which waits for the kernels that are on its stream by then
- * and serves them meanwhile; where that fails (a stream that is capturing a graph) it stays open until vmem_shutdown().
- * Call end() where that matters.
+ * Keeps a range open to kernels that page (vmem_kernel_begin, <vmem/device.cuh>) for the life of
+ * the object; kernels get view(). The destructor closes the range: it waits for the kernels that
+ * are on its stream by then, and serves them meanwhile. If that fails (the stream captures a graph)
+ * the range stays open until vmem_shutdown(). Call end() if that matters.
  */
 class kernel_range {
  public:
@@ -280,13 +285,13 @@ class kernel_range {
   ~kernel_range() {
     if (kernel_ != nullptr) (void)vmem_kernel_end(kernel_, stream_);
   }
-  /* What vmem::device_region is made of. */
+  /* The argument of vmem::device_region. */
   const vmem_kernel_view& view() const { return view_; }
   struct vmem_kernel* get() const {
     return kernel_;
   }
   void end() { end(stream_); }
-  /* When another stream gets here. */
+  /* Closes the range when `stream` reaches this point. */
   void end(void* stream) {
     check(vmem_kernel_end(kernel_, stream));
     kernel_ = nullptr;

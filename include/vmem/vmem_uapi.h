@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: GPL-2.0 WITH Linux-syscall-note OR Apache-2.0 */
 /*
- * vmem_uapi.h - what /dev/vmem understands. docs/kernel-module.md tells it in sentences.
+ * vmem_uapi.h - the interface of /dev/vmem; docs/kernel-module.md explains it
  *
- * One open file is one context; everything a context holds dies with it. Inside a
+ * One open file is one context; everything that a context holds ends with it. Inside a
  * context everything has one name: its byte offset in the file, the same offset
- * that mmap(2) takes. VMEM_IOC_CREATE hands out ranges of offsets, of two kinds:
+ * that mmap(2) takes. VMEM_IOC_CREATE returns ranges of offsets, of two kinds:
  *
  *   pool    slots of host memory ("frames"), mapped by the runtime for I/O
- *   region  blocks that the application touches; an absent block traps
+ *   region  blocks that the application accesses; an absent block traps
  *
  * Offsets are never reused, so a stale mapping never shows something new.
  *
  * Every struct is fixed-width, explicitly padded, 8-byte aligned and the same for
- * 32- and 64-bit callers. Structs grow at the end: a longer one than the module
- * knows must be zero beyond what it knows (-E2BIG), one shorter than the first
+ * 32- and 64-bit callers. Structs grow at the end: one longer than the module
+ * knows must be zero beyond the part that it knows (-E2BIG); one shorter than the first
  * version is -EMSGSIZE. Unknown flags and non-zero padding are -EINVAL.
  *
- * Any call: -EPROTO before the handshake, -ESHUTDOWN on a dead context, -ENOTTY unknown, -EFAULT
- * argument not readable or writable, -ENOMEM. Calls that name an offset: -ENXIO no such thing,
- * -EINVAL not the start of a unit or none asked for, -ERANGE the range has not so many.
+ * Any call: -EPROTO before the handshake, -ESHUTDOWN on a dead context, -ENOTTY unknown call,
+ * -EFAULT argument not readable or writable, -ENOMEM. Calls that name an offset: -ENXIO nothing
+ * there, -EINVAL not the start of a unit or a count of 0, -ERANGE the range has fewer units.
  * open(2): -EACCES not for reading and writing, -EDQUOT, -ENOMEM. mmap(2): -EPROTO, -ESHUTDOWN,
- * -EINVAL private, -ENXIO not inside of one range.
+ * -EINVAL private, -ENXIO not inside one range.
  */
 #ifndef VMEM_VMEM_UAPI_H
 #define VMEM_VMEM_UAPI_H
@@ -40,19 +40,19 @@
 #define VMEM_FEATURE_KNOBS	(1ULL << 5)	/* VMEM_EVENT_KNOBS */
 #define VMEM_FEATURE_HUGE	(1ULL << 6)	/* aligned 2 MiB frames map as one entry */
 /*
- * System calls and pins may wait for a block that is absent, and so may who accesses it from
- * another process; else they get -EFAULT.
- * Offered to CAP_SYS_PTRACE, or all by the parameter kernel_faults: such a wait can
- * keep a lock that others want. In force from the HELLO on that has it in @need.
+ * System calls, pins and accesses from another process wait for an absent block; without it
+ * they get -EFAULT. Offered to CAP_SYS_PTRACE, or to all by the parameter kernel_faults,
+ * because such a wait can hold a lock that other threads need. In force after a HELLO that
+ * has it in @need.
  */
 #define VMEM_FEATURE_KERNEL_FAULTS	(1ULL << 7)
 
 /**
- * struct vmem_hello - handshake; every other call before it answers -EPROTO
+ * struct vmem_hello - handshake; every other call before it returns -EPROTO
  * @version:	(in) VMEM_UAPI_VERSION; (out) the module's, also with -EPROTONOSUPPORT
- * @event_size:	(out) bytes of one struct vmem_event as read(2) delivers it
- * @need:	(in) feature bits the caller cannot do without: -EOPNOTSUPP
- * @features:	(out) feature bits there are
+ * @event_size:	(out) bytes of one struct vmem_event from read(2)
+ * @need:	(in) feature bits that the caller requires: -EOPNOTSUPP
+ * @features:	(out) feature bits of the module
  * @unit_min:	(out) smallest block and frame, bytes
  * @unit_max:	(out) largest block and frame, bytes
  * @batch_max:	(out) most operations in one VMEM_IOC_BATCH
@@ -74,14 +74,14 @@ struct vmem_hello {
 
 /*
  * Region: the application may pin the region's own pages for long (RDMA, io_uring
- * fixed buffers). Stores are then not watched: every block that was touched is
- * reported dirty, and PROTECT and WATCH answer -EOPNOTSUPP. Without the flag
- * Linux 6.4 and later refuse long-term pins for writing.
+ * fixed buffers). Stores are then not watched: every touched block is reported
+ * dirty, and PROTECT and WATCH return -EOPNOTSUPP. Without the flag Linux 6.4
+ * and later refuse long-term pins for writing.
  */
 #define VMEM_CREATE_LONGTERM	(1U << 0)
 
 /**
- * struct vmem_create - a new range of offsets; costs no memory yet
+ * struct vmem_create - makes a range of offsets; takes no memory yet
  * @kind:	(in) VMEM_KIND_*
  * @flags:	(in) VMEM_CREATE_*
  * @size:	(in) bytes, a multiple of @unit, at most 2^46
@@ -89,8 +89,8 @@ struct vmem_hello {
  * @pad:	0
  * @offset:	(out) first offset, a multiple of 2 MiB and of @unit
  *
- * -EPERM: a region while the knob trap_enabled is 0; -EDQUOT: records of the user; -ENOSPC: no
- * offsets are left.
+ * -EPERM: a region while the knob trap_enabled is 0; -EDQUOT: limit of the user's records;
+ * -ENOSPC: no offsets are left.
  */
 struct vmem_create {
 	__u32 kind;
@@ -103,10 +103,10 @@ struct vmem_create {
 
 /**
  * struct vmem_destroy - ends a range
- * @offset:	(in) what VMEM_IOC_CREATE gave
+ * @offset:	(in) from VMEM_IOC_CREATE
  *
- * A region: threads parked in it, and touches from now on, get SIGBUS; its frames
- * go back to their pools, pinned ones unusable until the pins are gone. A pool:
+ * A region: threads parked in it, and accesses from now on, get SIGBUS. Its frames
+ * go back to their pools; pinned ones are unusable until the pins are gone. A pool:
  * -EBUSY while a slot is populated.
  */
 struct vmem_destroy {
@@ -121,8 +121,8 @@ struct vmem_destroy {
  * @count:	(in) slots
  * @node:	(in) NUMA node, or -1 for the caller's
  * @flags:	(in) VMEM_POPULATE_*
- * @done:	(out) slots populated, also on error; the rest is as it was
- * @scattered:	(out) those of @done made of smaller pages than asked for
+ * @done:	(out) slots populated, also on error; the rest is unchanged
+ * @scattered:	(out) slots of @done made of smaller pages than requested
  * @pad:	0
  *
  * -EEXIST: slot has memory; -EDQUOT: limit of machine, user or context; -ENODEV: no such node, or
@@ -139,13 +139,13 @@ struct vmem_populate {
 };
 
 /**
- * struct vmem_release - takes the memory of slots back
+ * struct vmem_release - frees the memory of slots
  * @offset:	(in) first slot
  * @count:	(in) slots
  * @done:	(out) slots released, also on error
  *
- * -ENOENT: empty slot; -EBUSY: installed, or pinned by somebody; -EINPROGRESS: another call is
- * giving or taking its memory; -EINTR: the caller was killed.
+ * -ENOENT: empty slot; -EBUSY: installed, or pinned; -EINPROGRESS: another call is giving or
+ * taking its memory; -EINTR: the caller was killed.
  */
 struct vmem_release {
 	__u64 offset;
@@ -153,18 +153,18 @@ struct vmem_release {
 	__u32 done;
 };
 
-/* Operations on one block each. Refusals change nothing. */
+/* Operations on one block each. A refused one changes nothing. */
 #define VMEM_OP_INSTALL		1	/* absent or failed -> present, with @frame */
 #define VMEM_OP_REMOVE		2	/* present -> absent; the frame is the caller's again */
-#define VMEM_OP_PROTECT		3	/* present: from the return on a store waits and is reported */
+#define VMEM_OP_PROTECT		3	/* present: after the return a store waits and is reported */
 #define VMEM_OP_UNPROTECT	4	/* present: stores go on */
-#define VMEM_OP_WATCH		5	/* present: dirty mark cleared and armed again; stores do not wait */
-#define VMEM_OP_FAIL		6	/* absent -> failed: touches get SIGBUS */
+#define VMEM_OP_WATCH		5	/* present: clears and rearms the dirty mark; stores do not wait */
+#define VMEM_OP_FAIL		6	/* absent -> failed: accesses get SIGBUS */
 #define VMEM_OP_UNFAIL		7	/* failed -> absent */
-#define VMEM_OP_WAKE		8	/* parked threads try again and are reported again */
+#define VMEM_OP_WAKE		8	/* parked threads retry and are reported again */
 #define VMEM_OP_QUERY		9	/* fills @state and @frame */
 
-#define VMEM_OPF_PROTECT	(1U << 0)	/* INSTALL: as if followed by PROTECT, without a window */
+#define VMEM_OPF_PROTECT	(1U << 0)	/* INSTALL: and PROTECT, without a window between */
 #define VMEM_OPF_CLEAN		(1U << 1)	/* PROTECT: also clear the dirty mark */
 
 #define VMEM_STATE_PRESENT	(1U << 0)
@@ -181,15 +181,15 @@ struct vmem_release {
  * @block:	(in) offset of the block
  * @frame:	(in) INSTALL: offset of the frame; (out) REMOVE, QUERY: the block's frame
  * @result:	(out) 0 or a negative errno
- * @state:	(out) VMEM_STATE_* as found before the operation
+ * @state:	(out) VMEM_STATE_* before the operation
  *
- * -ENXIO no such block or frame; -EINVAL unaligned, or frame and block differ in
- * size; -EHWPOISON the frame's memory failed; -EDQUOT no more blocks may be present
- * or failed; -EEXIST block present; -ENOENT block absent, frame empty; -EADDRINUSE frame
- * installed; -EBUSY somebody pins the frame; -EINPROGRESS another call, or an
- * earlier operation of this batch, is moving this block or frame; -EALREADY failed
- * twice; -ENODATA not failed; -ENOMEM no memory to know one more block by; -ESHUTDOWN the region
- * was destroyed meanwhile.
+ * -ENXIO: no such block or frame; -EINVAL: unaligned, or frame and block differ in size;
+ * -EHWPOISON: the frame's memory failed; -EDQUOT: no more blocks may be present or failed;
+ * -EEXIST: block present; -ENOENT: block absent, frame empty; -EADDRINUSE: frame installed;
+ * -EBUSY: the frame is pinned; -EINPROGRESS: another call, or an earlier operation of this
+ * batch, is moving this block or frame; -EALREADY: failed already; -ENODATA: not failed;
+ * -ENOMEM: no memory for the record of one more block; -ESHUTDOWN: the region was destroyed
+ * meanwhile.
  */
 struct vmem_op {
 	__u32 op;
@@ -208,9 +208,9 @@ struct vmem_op {
  * @done:	(out) operations whose result is 0
  * @pad:	0
  *
- * Fails as a whole only for a bad argument or want of memory (which up to eight operations
- * need none of), and before anything is done; the exception is -EFAULT when @ops cannot be
- * written back. Of a caller that is killed, what is not done yet is refused.
+ * Fails as a whole only for a bad argument or lack of memory, before it does anything; up to
+ * eight operations need no memory. Exception: -EFAULT if @ops cannot be written back. If the
+ * caller is killed, the remaining operations are refused.
  */
 struct vmem_batch {
 	__u64 ops;
@@ -221,7 +221,7 @@ struct vmem_batch {
 };
 
 /**
- * struct vmem_eventfd - signals an eventfd when events are there; -1 takes it off
+ * struct vmem_eventfd - signals an eventfd when there are events; -1 removes it
  * @fd:		(in) an eventfd
  * @pad:	0
  *
@@ -232,7 +232,7 @@ struct vmem_eventfd {
 	__u32 pad;
 };
 
-#define VMEM_PIN_WRITE		(1U << 0)	/* for storing too */
+#define VMEM_PIN_WRITE		(1U << 0)	/* also for stores */
 
 /**
  * struct vmem_pin - long-term pin of the caller's own memory, until UNPIN or close
@@ -244,7 +244,7 @@ struct vmem_eventfd {
  * @pad:	0
  *
  * Charged to RLIMIT_MEMLOCK (-ENOMEM) unless CAP_IPC_LOCK, for the caller's user and for the
- * context's; -EFAULT unmapped, or not to be stored to; -ERANGE beyond the address space; -EINTR the
+ * context's. -EFAULT: unmapped, or not writable; -ERANGE: beyond the address space; -EINTR: the
  * caller was killed.
  */
 struct vmem_pin {
@@ -258,7 +258,7 @@ struct vmem_pin {
 
 /**
  * struct vmem_unpin - ends a pin
- * @id:		(in) of VMEM_IOC_PIN; -ENOENT
+ * @id:		(in) from VMEM_IOC_PIN, else -ENOENT
  * @pad:	0
  */
 struct vmem_unpin {
@@ -267,13 +267,13 @@ struct vmem_unpin {
 };
 
 /**
- * struct vmem_info - the knobs in force and what this context holds
+ * struct vmem_info - knobs in force, and what this context holds
  * @frame_limit:	(out) machine-wide, bytes, 0 none
  * @context_limit:	(out) bytes, 0 none
  * @frame_bytes:	(out) of this context
- * @installed_bytes:	(out) those of @frame_bytes that stand in regions
+ * @installed_bytes:	(out) part of @frame_bytes that is in regions
  * @pinned_bytes:	(out) by VMEM_IOC_PIN
- * @asked_bytes:	(out) asked back by PRESSURE and not released; halved every five seconds
+ * @asked_bytes:	(out) requested by PRESSURE and not released; halved every five seconds
  * @readahead_bytes:	(out) knob
  * @fault_timeout_ms:	(out) knob
  * @watermark_low:	(out) knob, percent of the limit that should be free
@@ -300,20 +300,20 @@ struct vmem_info {
 
 #define VMEM_FAULT_WRITE	(1U << 0)	/* a store */
 #define VMEM_FAULT_PROTECTED	(1U << 1)	/* a store to a present, protected block */
-#define VMEM_FAULT_REMOTE	(1U << 2)	/* not by the thread's own access: GPU, pin, ptrace */
+#define VMEM_FAULT_REMOTE	(1U << 2)	/* not an access of the thread itself: GPU, pin, ptrace */
 
 /**
- * struct vmem_event - what read(2) delivers, as many as fit; blocks unless O_NONBLOCK
+ * struct vmem_event - from read(2), as many as fit; blocks unless O_NONBLOCK
  * @type:	VMEM_EVENT_*
- * @flags:	FAULT: VMEM_FAULT_* of the thread that came first
+ * @flags:	FAULT: VMEM_FAULT_* of the first thread
  * @offset:	FAULT: of the block
- * @address:	FAULT: touched virtual address, rounded down to a page
- * @bytes:	PRESSURE: bytes asked for; else 0
+ * @address:	FAULT: accessed virtual address, rounded down to a page
+ * @bytes:	PRESSURE: bytes requested; else 0
  * @thread:	FAULT: thread id in the opener's pid namespace, 0 unknown
  * @pad:	0
  *
- * One event a block, however many threads wait, until INSTALL, FAIL, UNPROTECT or
- * WAKE answers it or the fault timeout passes. read(2): -EINVAL for a buffer below
+ * One event per block, however many threads wait, until INSTALL, FAIL, UNPROTECT or
+ * WAKE answers it or the fault timeout passes. read(2): -EINVAL for a buffer smaller than
  * one event, -ESHUTDOWN on a dead context.
  */
 struct vmem_event {
@@ -337,7 +337,7 @@ struct vmem_event {
 #define VMEM_IOC_PIN		_IOWR(VMEM_IOC_MAGIC, 7, struct vmem_pin)
 #define VMEM_IOC_UNPIN		_IOW(VMEM_IOC_MAGIC, 8, struct vmem_unpin)
 #define VMEM_IOC_INFO		_IOR(VMEM_IOC_MAGIC, 9, struct vmem_info)
-/* Ends the context: every parked thread gets SIGBUS, later calls -ESHUTDOWN. */
+/* Ends the context: every parked thread gets SIGBUS, later calls get -ESHUTDOWN. */
 #define VMEM_IOC_SHUTDOWN	_IO(VMEM_IOC_MAGIC, 10)
 
 #endif /* VMEM_VMEM_UAPI_H */

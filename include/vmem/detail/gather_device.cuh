@@ -1,4 +1,4 @@
-// How device code gathers rows (paging_gather.h): the teams of a group, which rows are meant, and copying.
+// How device code gathers rows (paging_gather.h): the teams of a group, lists of rows, and copying.
 #pragma once
 
 #include "vmem/detail/paging_device.cuh"
@@ -7,7 +7,7 @@
 
 namespace vmem::paging {
 
-// A warp of a group; the last one of a thread block may have fewer lanes than 32.
+// A warp of a group. The last warp of a thread block may have fewer lanes than 32.
 class WarpTeam {
  public:
   __device__ WarpTeam(uint32_t rank, uint32_t threads) : threads_(threads), first_(rank & ~31u), lane_(rank & 31) {
@@ -35,7 +35,7 @@ class ThreadTeam : public LoneTeam {
   __device__ uint32_t lanes() const { return 1; }
 };
 
-// Rows by number, or where they are.
+// Rows given by number or by address.
 template <typename Index>
 struct RowList {
   const Index* list;
@@ -66,7 +66,7 @@ struct RowList {
   }
 };
 
-// Ranges of elements, as a function gives them.
+// Ranges of elements, given by a function.
 template <typename T, typename Ranges>
 struct RangeList {
   const Ranges& ranges;
@@ -84,7 +84,7 @@ struct alignas(16) Sixteen {
   uint32_t words[4];
 };
 
-// Loads and stores of a team: four of a lane are under way at a time.
+// Loads and stores of a team; each lane has four under way at a time.
 template <typename Word>
 __device__ void copy_words(uint64_t to, uint64_t from, uint64_t bytes, uint32_t lane, uint32_t lanes) {
   constexpr uint32_t kTogether = 4;

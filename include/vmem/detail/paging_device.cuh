@@ -1,5 +1,5 @@
-// How device code accesses the words of the paging protocol: each access as the instruction that the PTX memory model
-// has for it. System scope: the other side is the host, and its copy engines.
+// How device code accesses the words of the paging protocol: each access is the instruction that
+// the PTX memory model has for it. System scope: the other side is the host and its copy engines.
 #pragma once
 
 #include "vmem/detail/paging_group.h"

@@ -1,11 +1,11 @@
-// Copies rows that lie apart to one place: what a group does for gather() of <vmem/device.cuh>.
+// Copies scattered rows to one place: the group's part of gather() in <vmem/device.cuh>.
 #pragma once
 
 #include "vmem/detail/paging_group.h"
 #include "vmem/detail/paging_types.h"
 #include "vmem/detail/paging_view.h"
 
-// A loop that is not to be unrolled: registers are what a device has few of.
+// A loop that must not be unrolled, because a device has few registers.
 #ifdef __CUDACC__
 #define VMEM_PAGING_LOOP _Pragma("unroll 1")
 #else
@@ -14,7 +14,8 @@
 
 namespace vmem::paging {
 
-// What became of a list of rows. present: all are copied. Otherwise why not, of the first row that is not.
+// The result for a list of rows. present: all are copied. Otherwise the error of the first row that
+// is not copied.
 struct Gathered {
   Answer answer = Answer::present;
   uint64_t row = 0;
@@ -27,13 +28,15 @@ struct Gathered {
 
 constexpr uint64_t kNoRow = ~uint64_t{0};
 
-// What a row has in one block; a row that crosses a block's end is copied in pieces, so that it never needs two blocks.
+// The part of a row in one block. A row that crosses a block's end is copied in pieces, so that it
+// never needs two blocks.
 struct Piece {
   uint32_t block = 0;
   uint64_t address = 0, offset = 0, bytes = 0;  // offset: in the row
 };
 
-// How many pieces a row of at most so many bytes has. multiples: its offset is one of them.
+// Number of pieces that a row of at most row_bytes can have. multiples: its offset is a multiple of
+// row_bytes.
 template <typename Atomics>
 VMEM_PAGING uint32_t pieces_of(const View<Atomics>& view, uint64_t row_bytes, bool multiples) {
   const uint64_t block = uint64_t{1} << view.shift;
@@ -41,7 +44,8 @@ VMEM_PAGING uint32_t pieces_of(const View<Atomics>& view, uint64_t row_bytes, bo
   return static_cast<uint32_t>((row_bytes - 1) >> view.shift) + 2;
 }
 
-// out_of_range: the row is not in the range. No bytes: the row has no such piece.
+// Finds a piece of a row. out_of_range: the row is not in the range. A piece of 0 bytes: the row
+// has no such piece.
 template <typename Atomics, typename Rows>
 VMEM_PAGING Answer find_piece(const View<Atomics>& view, const Rows& rows, uint64_t row, uint32_t which, Piece* piece) {
   const uint64_t offset = rows.offset(row);
@@ -56,8 +60,8 @@ VMEM_PAGING Answer find_piece(const View<Atomics>& view, const Rows& rows, uint6
   return Answer::present;
 }
 
-// A team is the threads that copy together, one with others of its group that do the same for other rows; its threads
-// call everything together. This one is a thread alone.
+// A team is the threads that copy together, one of several teams of a group that do the same for
+// other rows. Its threads make every call together. This one is a thread alone.
 struct LoneTeam {
   VMEM_PAGING uint32_t threads() const { return 1; }  // of the group
   VMEM_PAGING uint32_t first() const { return 0; }    // of this team among them
@@ -67,22 +71,24 @@ struct LoneTeam {
   VMEM_PAGING void join() const {}
 };
 
-// Each thread looks for rows of its own, with a group of its own that holds nothing, up to 64 of them at a time: first
-// all that are missing are asked for, then those that are there are copied, by the whole team, in whatever order they
-// come, from the device or, where the server says that the block is in place, from where it is. A pin lasts for as long
-// as a team copies one row of each of its threads, and nothing is waited for meanwhile. So each block is given up soon;
-// and since all rows are looked for all the time, each that has come is had soon, too, and no block stays for a group
-// that looks for another one. Therefore requests are as urgent as those of who waits.
+// Copies the rows of a list. Each thread looks for rows of its own, up to 64 at a time, with a
+// group of its own that holds nothing.
+// - It first requests all missing blocks. Then the whole team copies the rows that are there, in
+//   any order, from the device or, if the block is in place, from there.
+// - A pin lasts while the team copies one row of each of its threads, and nothing waits meanwhile.
+//   So each block is released soon. Since all rows are looked for all the time, each block that has
+//   come is used soon, and none stays for a group that looks for another block.
+// - So requests are as urgent as those of a group that waits.
 //
-// rows: uint64_t offset(row) from the range's begin or kNoRow, uint64_t bytes(row).
-// copy(row, piece), by all lanes. Returns what became of this thread's rows.
+// rows: uint64_t offset(row), from the range's begin, or kNoRow; uint64_t bytes(row).
+// copy(row, piece) is called by all lanes. Returns the result for this thread's rows.
 template <typename Atomics, typename Team, typename Rows, typename Copy>
 VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, const Team& team, const Rows& rows,
                             uint64_t count, uint32_t pieces, const Copy& copy) {
   Gathered result;
   const uint64_t step = team.threads();
   for (uint64_t window = 0; window < pieces * count;) {
-    // The first pieces of all rows, then the second ones: most rows have one.
+    // The first pieces of all rows, then the second ones: most rows have only one.
     const auto which = static_cast<uint32_t>(window / count);
     const uint64_t base = window - which * count, mine = base + team.first() + team.lane();
     window += count - base < 64 * step ? count - base : 64 * step;
@@ -114,7 +120,7 @@ VMEM_PAGING Gathered gather(const View<Atomics>& view, Group<Atomics>* group, co
         }
         const uint32_t here = team.which(answer == Answer::present);
         if (here != 0) {
-          team.join();  // what each has acquired is there for all
+          team.join();  // all threads see what each has acquired
           VMEM_PAGING_LOOP
           for (uint32_t lane = 0; lane < 32 && here >> lane != 0; ++lane) {
             if ((here >> lane & 1) == 0) continue;

@@ -1,5 +1,6 @@
-// What a group does that asks for blocks: a warp or a thread block, of which one thread calls. A barrier of the group
-// carries the rest: one behind an acquire, before the group's accesses, and one behind these, before the release.
+// The group's side of the protocol: a warp or a thread block, of which one thread makes the calls.
+// The group has a barrier after an acquire, before its accesses, and one after these, before the
+// release.
 #pragma once
 
 #include "vmem/detail/paging_pins.h"
@@ -8,14 +9,15 @@
 
 namespace vmem::paging {
 
-// Rules, for whoever wants no deadlock:
-// - acquire() waits, so it is refused to a group that holds pins; what is needed together is acquired together.
-//   try_acquire() and prefetch() never wait, and are free.
-// - A group that holds pins waits for no group that may be acquiring (a barrier of the grid, a lock, a queue). The
-//   protocol cannot see that; acquires end with no_progress then.
-// - What is pinned is released soon: a block leaves only when no group has it.
-// One object a group; nothing in it is shared. A block may be in a list more than once.
-// kRounds: how often it tries without the token; with it, the oldest comes first.
+// To avoid deadlocks:
+// - acquire() waits, so it refuses a group that holds pins: acquire together what is needed
+//   together. try_acquire() and prefetch() never wait, and are always allowed.
+// - A group that holds pins waits for no group that may be acquiring (a barrier of the grid, a
+//   lock, a queue). The protocol cannot see that; acquires then end with no_progress.
+// - Release pins soon: a block leaves only when no group has it.
+//
+// One object per group; it shares nothing. A list may have a block more than once. kRounds: tries
+// without the token; with it, the group that has waited longest comes first.
 template <typename Atomics, uint32_t kRounds = 4>
 class Group : private Pins<Atomics> {
   using Pins<Atomics>::table_;
@@ -26,12 +28,13 @@ class Group : private Pins<Atomics> {
   using Pins<Atomics>::ask;
 
  public:
-  // patience: for how long, in Atomics::now()'s units, an acquire waits while the server gets nothing done for anybody.
-  // longest: .. and for how long in all.
+  // patience: how long, in units of Atomics::now(), an acquire waits while the server makes no
+  // progress for any group. longest: how long it waits in all.
   VMEM_PAGING Group(const Table<Atomics>& table, uint64_t patience, uint64_t longest = ~uint64_t{0})
       : Pins<Atomics>(table), patience_(patience), longest_(longest) {}
 
-  // Whether to go on waiting. Progress for anybody counts: who is behind others in a long queue is served yet.
+  // Whether to go on waiting. Progress for any group counts: a group far back in the queue will
+  // still be served.
   class Watch {
    public:
     VMEM_PAGING Watch(const Table<Atomics>& table, uint64_t patience, uint64_t longest)
@@ -61,7 +64,7 @@ class Group : private Pins<Atomics> {
 
   VMEM_PAGING Watch watch() const { return Watch(table_, patience_, longest_); }
 
-  // Pins the block, or requests it and says not_yet.
+  // Pins the block, or requests it and returns not_yet.
   VMEM_PAGING Answer try_acquire(uint32_t block, Intent intent) {
     if (block >= table_.blocks) return Answer::out_of_range;
     const Answer answer = pin(block, intent);
@@ -69,14 +72,15 @@ class Group : private Pins<Atomics> {
       ++held_;
     } else if (answer == Answer::not_yet) {
       ask(block, Urgency::wait);
-      // Only who waits for it looks at this otherwise.
+      // Otherwise only a group that waits looks at this.
       if (Atomics::load(&table_.control->ended) != 0) return ended();
     }
     return answer;
   }
 
-  // The same for who only loads a little: the block may be in place, and *home is the address of its bytes then; 0:
-  // they are at the block's own. Its pin waits for nobody.
+  // As try_acquire, for a group that only loads a little. The block may be in place: *home is then
+  // the address of its bytes, and otherwise 0 (they are at the block's own address). A pin in place
+  // waits for nothing.
   VMEM_PAGING Answer try_read(uint32_t block, uint64_t* home) {
     *home = 0;
     if (block >= table_.blocks) return Answer::out_of_range;
@@ -90,25 +94,27 @@ class Group : private Pins<Atomics> {
     return answer;
   }
 
-  // A hint: it may be lost when many ask at once.
+  // A hint, which may be lost when many groups ask at once.
   VMEM_PAGING void prefetch(uint32_t block) {
     if (block < table_.blocks) ask(block, Urgency::prefetch);
   }
 
-  // For a group that tries to read the block again and again from here on, as others meanwhile.
+  // Requests a block that the group tries to read repeatedly from here on, among others.
   VMEM_PAGING void request(uint32_t block) {
     if (block < table_.blocks) ask(block, Urgency::rows);
   }
 
   VMEM_PAGING Answer acquire(uint32_t block, Intent intent) { return acquire_all(&block, 1, intent); }
 
-  // All of them (list[0] to list[count - 1], block numbers), or none and an error.
+  // Pins all blocks list[0] to list[count - 1], or none and returns an error.
   //
-  // A group that lacks one gives up those that it has before it waits, so that nobody waits for memory that is held by
-  // somebody who waits. That alone could go on for ever, each evicting what another has just been given; so after some
-  // rounds a group waits for the token. Who has it keeps what it gets: only so many blocks can be had in this way that
-  // there are frames for all of them. A group that wants one block needs it, too, where others have taken the block
-  // from it each time.
+  // - A group that lacks a block gives up the others before it waits, so that no group waits for
+  //   memory that a waiting group holds.
+  // - That alone could go on for ever, each group evicting what another has just got. So after some
+  //   rounds a group waits for the token.
+  // - A group with the token keeps the blocks that it gets. Tokens are given for no more blocks
+  //   than there are frames for.
+  // - A group that wants one block needs the token, too, if others have taken the block each time.
   template <typename List>
   VMEM_PAGING Answer acquire_all(const List& list, uint32_t count, Intent intent) {
     if (held_ != 0) return Answer::would_deadlock;
@@ -132,7 +138,7 @@ class Group : private Pins<Atomics> {
     }
   }
 
-  // Of one that was acquired, by whatever call; all accesses are done.
+  // Releases a block that any of these calls has pinned, after all accesses.
   VMEM_PAGING void release(uint32_t block) { release_all(&block, 1); }
   template <typename List>
   VMEM_PAGING void release_all(const List& list, uint32_t count) {
@@ -149,9 +155,10 @@ class Group : private Pins<Atomics> {
   }
   VMEM_PAGING Answer ended() const { return static_cast<Answer>(Atomics::load(&table_.control->ended)); }
 
-  // For list[which], until a pin may succeed or bring an error, which is `present`; or it is to wait no longer. It asks
-  // again each time: the block may have come and gone, or the ring have been full. Those after it are requested too,
-  // but none of them is held for a group that is not looking for it, unless it is the one with the token.
+  // Waits for list[which] until a pin may succeed or bring an error (returns present), or until the
+  // group must stop waiting. It asks again each time: the block may have come and gone, or the ring
+  // may have been full. It also requests the blocks after it, but none of these is held for a group
+  // that does not look for it, unless the group has the token.
   template <typename List>
   VMEM_PAGING Answer wait_for(const List& list, uint32_t which, uint32_t count, Urgency urgency, Watch* watch) {
     const Urgency others = urgency == Urgency::first ? Urgency::first : Urgency::needed;
@@ -166,10 +173,11 @@ class Group : private Pins<Atomics> {
     }
   }
 
-  // The oldest of those that wait has the next turn: each says what its ticket is where it finds a younger one, or
-  // none, and takes the token where it finds its own. Who has it, or gives up, takes its ticket back, and the others
-  // say theirs again. So nothing is left of a group that has given up, and an older one is passed over only while it
-  // does not look. The token passes no data, only leave to wait: every order is relaxed.
+  // The group that has waited longest has the next turn. Each group stores its ticket in `turn` if
+  // it finds a younger one or none, and takes the token if it finds its own. A group that has the
+  // token or gives up takes its ticket back, and the others store theirs again. So a group that has
+  // given up leaves nothing behind, and an older group is passed over only while it does not look.
+  // The token passes no data, only permission to wait: every order is relaxed.
   VMEM_PAGING Answer wait_for_token(uint32_t count, Watch* watch) {
     auto* const control = table_.control;
     const uint64_t ticket = Atomics::add(&control->tickets, uint64_t{1}) + 1;

@@ -1,4 +1,5 @@
-// What a group does to the words of one block: pins and their ends, and requests. paging_group.h says when.
+// The group's accesses to the words of one block: pins, their ends, and requests. paging_group.h
+// says when.
 #pragma once
 
 #include "vmem/detail/paging_protocol.h"
@@ -11,24 +12,24 @@ class Pins {
  protected:
   VMEM_PAGING explicit Pins(const Table<Atomics>& table) : table_(table) {}
 
-  // not_yet: nothing is pinned. home: not null where the block may be in place.
+  // not_yet: nothing is pinned. home: null unless the block may be in place.
   VMEM_PAGING Answer pin(uint32_t block, Intent intent, uint64_t* home = nullptr) {
     // A look that leaves no trace: waiting groups do not disturb an eviction.
     const uint64_t state = Atomics::load(&table_.state[block]), asked = Atomics::load(&table_.asked[block]);
     const bool in_place = kind_of(state) == Kind::in_place && home != nullptr;
     if (kind_of(state) != Kind::present && !in_place) return refusal(state);
     Atomics::add(&table_.use[block], kPinned);  // [pin]
-    // If this generation has passed, the mark does no harm: nobody compares with it any more. If it has not, and the
-    // pin comes too late, a block counts as written that was not.
+    // If this generation has passed the mark does no harm: nothing compares with it any more. If it
+    // has not, and the pin comes too late, a block counts as written that was not.
     if (intent == Intent::write) {
       raise(&table_.written[block], generation_of(state));  // [mark]
       stores_ = true;
     }
     Atomics::fence();                                                    // [pin], [bytes], [alias]
     const uint64_t again = Atomics::load_acquire(&table_.state[block]);  // [pin]
-    // The same word: the block was there all the time, and what was marked is what is pinned.
+    // The same word: the block was there all the time, and the mark is of the pinned generation.
     if (again == state && in_place) {
-      *home = Atomics::load(&table_.home[block]);  // [bytes]: it was stored before the state
+      *home = Atomics::load(&table_.home[block]);  // [bytes]: stored before the state
       return Answer::present;
     }
     if (again == state) {
@@ -66,20 +67,21 @@ class Pins {
     return Answer::present;
   }
 
-  // A block that came since this group waited for it, which waits for another now: it need not stay until it is had.
+  // Takes and releases a pin on a block that came since this group waited for it, while the group
+  // waits for another one: the block need not stay until it is used.
   VMEM_PAGING void let_go(uint32_t block) {
     if (pin(block, Intent::read) == Answer::present) unpin(&block, 1);
   }
 
-  // Generations never come round, so larger is later; who finds a later one leaves it.
+  // Generations never wrap, so larger is later. Leaves a later one as it is.
   VMEM_PAGING static void raise(typename Atomics::template Word<uint64_t>* word, uint64_t least) {
     uint64_t found = Atomics::load(word);
     while (found < least && !Atomics::swap_if(word, &found, least)) continue;
   }
 
-  // Requests a block that is not present, or is in place and to be present, once a generation and urgency. False: it is
-  // not requested for now, because the ring was full; whoever waits asks again. Every order is relaxed: `asked` carries
-  // nothing but itself.
+  // Requests a block that is not present, or that is in place and should be present, once per
+  // generation and urgency. False: the ring was full and the block is not requested; a group that
+  // waits asks again. Every order is relaxed: `asked` carries nothing but itself.
   VMEM_PAGING bool ask(uint32_t block, Urgency urgency) {
     const uint64_t state = Atomics::load(&table_.state[block]);
     const bool leaves_its_place = kind_of(state) == Kind::in_place && urgency > Urgency::rows;
@@ -87,22 +89,23 @@ class Pins {
     const uint64_t want = asked_word(generation_of(state), urgency);
     uint64_t found = Atomics::load(&table_.asked[block]);
     do {
-      if (found >= want) return true;  // as urgently at least; or for a generation that this group has not seen yet
+      if (found >= want) return true;  // at least as urgent, or for a generation that this group has not seen yet
     } while (!Atomics::swap_if(&table_.asked[block], &found, want));
     if (push(block, urgency)) return true;
-    // Others that saw our mark wait for what was never requested: without it they ask again. Where it is no longer
-    // ours, somebody with a request of his own has come.
+    // Groups that saw our mark would wait for what was never requested; without it they ask again.
+    // If the mark is no longer ours, another group has made a request of its own.
     uint64_t mine = want;
     Atomics::swap_if(&table_.asked[block], &mine, found);
     return false;
   }
 
-  // [ring]: each cell has one owner at a time. False: full, as far as the server has said. No group loads a cell: they
-  // are in the host's memory, and many groups that load there at once hold up all else that goes over the link.
+  // [ring]: each cell has one owner at a time. False: the ring is full, as far as the server has
+  // said. No group loads a cell: cells are in the host's memory, and loads by many groups at once
+  // hold up all other traffic on the link.
   VMEM_PAGING bool push(uint32_t block, Urgency urgency) {
     uint64_t position = Atomics::load(&table_.control->ring_head);
     do {
-      // Behind it: another group has claimed the position, and this finds the latest.
+      // If the position is behind it, another group has claimed it, and the swap finds the latest.
       const uint64_t taken = Atomics::load(&table_.control->ring_taken);
       if (position >= taken && position - taken >= table_.cells) return false;
     } while (!Atomics::swap_if(&table_.control->ring_head, &position, position + 1));
@@ -118,7 +121,7 @@ class Pins {
   Table<Atomics> table_;
 
  private:
-  bool stores_ = false;  // it has pinned something for writing, at some time
+  bool stores_ = false;  // it has pinned a block for writing before
 };
 
 }  // namespace vmem::paging

@@ -1,4 +1,5 @@
-// Whole numbers by their size, also where a program is compiled at run time (NVRTC), without the C library's headers.
+// Integers by size, also for programs that are compiled at run time (NVRTC) without the C library's
+// headers.
 #pragma once
 
 #ifdef __CUDACC_RTC__
