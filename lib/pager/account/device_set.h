@@ -1,8 +1,9 @@
 // The devices: the memory that blocks may have on each, what is on its way there, and whether the
 // device is lost.
 //
-// - A device has a budget from its first use on. Charged are the blocks that tables have there,
-//   leased those under leases there. The charges exceed the limit only after the limit was lowered.
+// - A device has a budget from its first use on. Its charges are the blocks that tables have there,
+//   and its leased bytes are the blocks under leases there. The charges exceed the limit only after
+//   the limit was lowered.
 // - A lost device stays lost; the log says so once. Until `rescue` is reset, host memory may have
 //   the last copies of its blocks.
 //

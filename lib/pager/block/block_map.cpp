@@ -178,8 +178,8 @@ void BlockMap::match_hold(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
   Frame& frame = frame_table_[block.aux];
-  // holds_for_lease() has core::broken("lease_hold"). This line has the build compile this file
-  // again for it.
+  // holds_for_lease() has core::broken("lease_hold"). The build looks for that text here, and
+  // compiles this file again for it.
   if (!frame.admitted || frame.leased == holds_for_lease(r, b)) return;
   frame.leased = !frame.leased;
   if (frame.leased) {
