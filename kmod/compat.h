@@ -19,7 +19,7 @@ static inline void vm_flags_set(struct vm_area_struct *vma, vm_flags_t flags)
 #define eventfd_signal(eventfd) eventfd_signal(eventfd, 1)
 #endif
 
-/* Drops whatever lock the fault came with, mmap_lock or the mapping's own. */
+/* Drops the lock that the fault came with: mmap_lock or the mapping's own. */
 #ifndef VMEM_HAVE_RELEASE_FAULT_LOCK
 static inline void release_fault_lock(struct vm_fault *vmf)
 {
@@ -27,7 +27,7 @@ static inline void release_fault_lock(struct vm_fault *vmf)
 }
 #endif
 
-/* Page table entries that map any part of the folio; exact under its lock. Not exported to 6.9. */
+/* Page table entries that map a part of the folio; exact under its lock. Not exported up to 6.9. */
 static inline long vmem_folio_mapcount(struct folio *folio)
 {
 #ifdef VMEM_HAVE_FOLIO_LARGE_MAPCOUNT
@@ -48,14 +48,14 @@ static inline long vmem_folio_mapcount(struct folio *folio)
 #define list_lru_del_obj(lru, item) list_lru_del(lru, item)
 #endif
 
-/* The parameters of a function that list_lru_walk_one() calls. */
+/* Parameters of a callback of list_lru_walk_one(). */
 #ifdef VMEM_HAVE_LIST_LRU_WALK_UNLOCKED
 #define VMEM_LRU_ITEM struct list_head *item, struct list_lru_one *list, void *arg
 #else
 #define VMEM_LRU_ITEM struct list_head *item, struct list_lru_one *list, spinlock_t *lock, void *arg
 #endif
 
-/* Registers a shrinker like @model, which stays, and its @lru; NULL: no memory. */
+/* Registers a shrinker like @model, which stays, and its @lru. NULL: no memory. */
 static inline struct shrinker *vmem_shrinker_start(struct shrinker *model, struct list_lru *lru)
 {
 #ifdef VMEM_HAVE_SHRINKER_ALLOC
@@ -72,7 +72,7 @@ static inline struct shrinker *vmem_shrinker_start(struct shrinker *model, struc
 		return shrinker;
 	}
 	shrinker_free(shrinker);
-#else	/* the list needs the number that a shrinker gets here; without frames it finds none */
+#else	/* the list needs the number that a shrinker gets here; there are no frames yet */
 #define shrinker_free(shrinker) unregister_shrinker(shrinker)
 	if (register_shrinker(model, "vmem"))
 		return NULL;

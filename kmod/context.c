@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * context.c - loading; an open file, its ranges of offsets, its mappings, its calls
- * Each context has an inode and address_space of its own: zapping an offset zaps it in no other.
+ * context.c - module load; open files: ranges of offsets, mappings, calls
+ * Each context has its own inode and address_space: zapping an offset zaps it in no other context.
  */
 
 #include <linux/miscdevice.h>
@@ -30,14 +30,14 @@ static int vmem_fs_init_context(struct fs_context *fc)
 	return init_pseudo(fc, VMEM_FS_MAGIC) ? 0 : -ENOMEM;
 }
 
-/* No .owner: the mount would pin the module that ends it. It is never registered. */
+/* No .owner: the mount would pin the module that has to end it. It is never registered. */
 static struct file_system_type vmem_fs = {
 	.name = "vmem",
 	.init_fs_context = vmem_fs_init_context,
 	.kill_sb = kill_anon_super,
 };
 
-/* Charges @n records to the user, or (negative) gives them back. False: a limit. */
+/* Charges @n records to the user, or returns them if negative. False: over a limit. */
 bool vmem_record(struct vmem_ctx *ctx, int n)
 {
 	u64 limit = vmem_get(vmem_user_limit_records);
@@ -52,7 +52,7 @@ bool vmem_record(struct vmem_ctx *ctx, int n)
 	return true;
 }
 
-/* Who pays for the caller: docs/kernel-module.md, "Users and their namespaces". */
+/* The user who pays for the caller: docs/kernel-module.md, "Users and their namespaces". */
 static kuid_t vmem_payer(void)
 {
 	struct user_namespace *ns;
@@ -67,7 +67,7 @@ static kuid_t vmem_payer(void)
 	return uid;
 }
 
-/* The caller's account, made at first use, or NULL: no memory. */
+/* Returns the caller's account, made at the first use. NULL: no memory. */
 static struct vmem_user *vmem_user_get(void)
 {
 	struct vmem_user *user, *fresh = kzalloc(sizeof(*fresh), GFP_KERNEL_ACCOUNT);
@@ -80,7 +80,7 @@ static struct vmem_user *vmem_user_get(void)
 	list_add_tail(&fresh->link, &vmem_users);
 	list_for_each_entry(user, &vmem_users, link)
 		if (uid_eq(user->uid, fresh->uid))
-			break;	/* at the latest: the fresh one */
+			break;	/* at the latest the fresh one */
 	if (user != fresh) {
 		refcount_inc(&user->ref);
 		list_del(&fresh->link);
@@ -107,7 +107,7 @@ static void vmem_range_free(struct kref *ref)
 	int records = 1;
 	void *unit;
 
-	/* The last user is gone: a region holds no frames, a pool's are not installed. */
+	/* This was the last use: a region holds no frames, a pool's frames are not installed. */
 	xa_for_each(&range->units, index, unit) {
 		if (range->kind == VMEM_KIND_POOL) {
 			vmem_frame_free(range, unit);
@@ -128,7 +128,7 @@ void vmem_range_put(struct vmem_range *range)
 	kref_put(&range->ref, vmem_range_free);
 }
 
-/* The range of @kind (0: any) that holds byte @offset, referenced, or NULL. */
+/* Returns the range of @kind (0: any) that holds byte @offset, referenced, or NULL. */
 struct vmem_range *vmem_range_find(struct vmem_ctx *ctx, u64 offset, u32 kind)
 {
 	struct vmem_range *range;
@@ -141,7 +141,7 @@ struct vmem_range *vmem_range_find(struct vmem_ctx *ctx, u64 offset, u32 kind)
 	return range;
 }
 
-/* The same with @count whole units from @offset on, and the number of the first; or an error. */
+/* The same for @count whole units from @offset on; *@index: number of the first. Or an error. */
 struct vmem_range *vmem_units_find(struct vmem_ctx *ctx, u64 offset, u32 kind, u32 count,
 				   unsigned long *index)
 {
@@ -178,7 +178,7 @@ static int vmem_create(struct vmem_ctx *ctx, void *argument)
 	vmem_lock(ctx);
 	start = ALIGN(ctx->next_pgoff, align);
 	err = start + pages > (MAX_LFS_FILESIZE >> PAGE_SHIFT) - 2 * align ? -ENOSPC : 0;
-	/* A gap between ranges: no mapping grows or merges from one into the next. */
+	/* A gap between ranges: no mapping grows or merges into the next range. */
 	if (!err)
 		ctx->next_pgoff = start + pages + align;
 	vmem_unlock(ctx);
@@ -222,7 +222,7 @@ static int vmem_destroy(struct vmem_ctx *ctx, void *argument)
 	else if (range->kind == VMEM_KIND_POOL && !xa_empty(&range->units))
 		err = -EBUSY;
 	else
-		range->dead = true;	/* from here on this thread alone ends it */
+		range->dead = true;	/* from here on only this thread ends it */
 	vmem_unlock(ctx);
 	if (!err) {
 		if (range->kind == VMEM_KIND_REGION)
@@ -254,11 +254,11 @@ static int vmem_mmap(struct file *file, struct vm_area_struct *vma)
 		return -ENXIO;
 	}
 	vmem_point();
-	/* DONTEXPAND: mremap cannot grow it; mlock, KSM, khugepaged, migration let it be. */
+	/* DONTEXPAND: mremap cannot grow it; mlock, KSM, khugepaged, migration skip it. */
 	vm_flags_set(vma, VM_DONTCOPY | VM_DONTEXPAND | VM_DONTDUMP);
 	vma->vm_ops = range->kind == VMEM_KIND_POOL || range->longterm ?
 		      &vmem_vm_ops : &vmem_watched_vm_ops;
-	vma->vm_private_data = range;	/* the reference goes with it */
+	vma->vm_private_data = range;	/* takes over the reference */
 	return 0;
 }
 
@@ -286,10 +286,10 @@ static int vmem_open(struct inode *inode, struct file *file)
 		kfree(ctx);
 		return err;
 	}
-	/* The kernel maps nothing as huge that reaches beyond the file's end. */
+	/* The kernel maps no huge entry that reaches beyond the file's end. */
 	i_size_write(ctx->inode, MAX_LFS_FILESIZE);
 	spin_lock_init(&ctx->lock);
-	/* vmem_range_find() takes no lock. A tree of another kind the kernel frees wrongly. */
+	/* vmem_range_find() takes no lock. The kernel frees a tree of another kind wrongly. */
 	mt_init_flags(&ctx->ranges, MT_FLAGS_ALLOC_RANGE | MT_FLAGS_USE_RCU);
 	xa_init_flags(&ctx->pins, XA_FLAGS_ALLOC1 | XA_FLAGS_ACCOUNT);
 	init_waitqueue_head(&ctx->event_wq);
@@ -298,7 +298,7 @@ static int vmem_open(struct inode *inode, struct file *file)
 	INIT_LIST_HEAD(&ctx->events);
 	ctx->owner = get_pid(task_tgid(current));
 	ctx->knobs_seen = atomic_read(&vmem_knobs_seq);
-	ctx->next_pgoff = PMD_SIZE >> PAGE_SHIFT;	/* offset 0 is nobody's name */
+	ctx->next_pgoff = PMD_SIZE >> PAGE_SHIFT;	/* offset 0 names nothing */
 	file->private_data = ctx;
 	file->f_mapping = ctx->inode->i_mapping;
 	mutex_lock(&vmem_ctx_list_lock);
@@ -308,7 +308,7 @@ static int vmem_open(struct inode *inode, struct file *file)
 	return nonseekable_open(inode, file);
 }
 
-/* Parked threads find the context dead and get SIGBUS; what is present stays so. */
+/* Parked threads find the context dead and get SIGBUS; present blocks stay present. */
 static int vmem_shutdown(struct vmem_ctx *ctx, void *unused)
 {
 	int i;
@@ -323,8 +323,8 @@ static int vmem_shutdown(struct vmem_ctx *ctx, void *unused)
 }
 
 /*
- * Each close(2), also at exit. When the process that opened closes, nobody will answer any more;
- * mappings hold the file, so ->release would come too late for who waits in one of them.
+ * Called at each close(2), also at exit. When the opener closes, no process answers any more.
+ * Mappings hold the file: ->release would come too late for threads that wait in one of them.
  */
 static int vmem_flush(struct file *file, fl_owner_t id)
 {
@@ -333,7 +333,7 @@ static int vmem_flush(struct file *file, fl_owner_t id)
 	return task_tgid(current) == ctx->owner ? vmem_shutdown(ctx, NULL) : 0;
 }
 
-/* No mapping, parked thread or call is left: each holds the file. */
+/* No mapping, parked thread or call is left: each of them holds the file. */
 static int vmem_file_release(struct inode *inode, struct file *file)
 {
 	struct vmem_ctx *ctx = file->private_data;
@@ -344,7 +344,7 @@ static int vmem_file_release(struct inode *inode, struct file *file)
 	list_del(&ctx->link);
 	mutex_unlock(&vmem_ctx_list_lock);
 	vmem_unpin_all(ctx);
-	/* Regions first: they hand their frames back to the pools. */
+	/* Regions first: they return their frames to the pools. */
 	mt_for_each(&ctx->ranges, range, index, ULONG_MAX)
 		if (range->kind == VMEM_KIND_REGION)
 			vmem_region_empty(range);
@@ -417,7 +417,7 @@ static int vmem_info(struct vmem_ctx *ctx, void *argument)
 	return 0;
 }
 
-/* Size of a call's argument, and who takes a pointer to it. */
+/* Size of each call's argument, and its handler. */
 static const struct {
 	u8 size;
 	int (*call)(struct vmem_ctx *ctx, void *arg);
@@ -435,7 +435,7 @@ static const struct {
 	[_IOC_NR(VMEM_IOC_SHUTDOWN)] = { 0, vmem_shutdown },
 };
 
-/* No lock is held over either copy: the memory may lie in a region of this context. */
+/* No lock is held during the copies: the memory may lie in a region of this context. */
 static long vmem_ioctl(struct file *file, unsigned int cmd, unsigned long uarg)
 {
 	struct vmem_ctx *ctx = file->private_data;
@@ -493,7 +493,7 @@ static struct miscdevice vmem_misc = {
 	.mode = 0600,	/* the udev rule opens it to the group vmem */
 };
 
-/* Ends what vmem_init() began, however far it came. No file is open: each pins the module. */
+/* Ends what vmem_init() began, however far it got. No file is open: each one pins the module. */
 static void vmem_cleanup(void)
 {
 	vmem_frames_end();
@@ -504,7 +504,7 @@ static void vmem_cleanup(void)
 		list_lru_destroy(&vmem_frames);
 	}
 	kern_unmount(vmem_mnt);
-	rcu_barrier();	/* ranges on their way through kfree_rcu() */
+	rcu_barrier();	/* ranges that kfree_rcu() still frees */
 	vmem_sysfs_exit();
 }
 
@@ -515,7 +515,7 @@ static int __init vmem_init(void)
 
 	BUILD_BUG_ON(BITS_PER_LONG != 64);
 	atomic64_set(&vmem_files[vmem_frame_limit_bytes].value, limit);
-	/* One leaves a quarter to others; records of 1 % of RAM, or 20 % if each has xa_nodes. */
+	/* A user leaves a quarter to others; records: 1 % of RAM, or 20 % if each has xa_nodes. */
 	atomic64_set(&vmem_files[vmem_user_limit_bytes].value, limit / 4 * 3);
 	atomic64_set(&vmem_files[vmem_user_limit_records].value,
 		     max(65536UL, totalram_pages() / 4));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * events.c - how the runtime hears: read(2), poll(2), eventfd; and of short memory
- * The queue is a list of blocks: an event costs no memory, comes once, and posting cannot fail.
+ * events.c - events for the runtime: read(2), poll(2), eventfd; and memory pressure
+ * The queue is a list of blocks: an event needs no memory, comes once, and posting cannot fail.
  */
 
 #include <linux/memcontrol.h>
@@ -9,12 +9,12 @@
 
 #include "vmem.h"
 
-#define VMEM_ANSWER_TIME	(2 * HZ)	/* without a release: does not answer */
+#define VMEM_ANSWER_TIME	(2 * HZ)	/* without a release: it does not answer */
 #define VMEM_ASKED_HALF		(5 * HZ)
 #define VMEM_ASK_FRAMES		128UL		/* looked at in one go, under a lock */
-#define VMEM_LINGER		(HZ / 50)	/* at a cgroup's limit, each time it is scanned */
+#define VMEM_LINGER		(HZ / 50)	/* each time a cgroup at its limit is scanned */
 
-/* Something new is there. ctx->lock. */
+/* Announces a new event. Needs ctx->lock. */
 void vmem_notify(struct vmem_ctx *ctx)
 {
 	lockdep_assert_held(&ctx->lock);
@@ -29,7 +29,7 @@ static bool vmem_has_events(struct vmem_ctx *ctx)
 	       READ_ONCE(ctx->knobs_seen) != atomic_read(&vmem_knobs_seq);
 }
 
-/* The next event; of a fault also its block, in use, the region referenced. False: none. */
+/* Takes the next event; of a fault also its block, in use, the region referenced. False: none. */
 static bool vmem_take(struct vmem_ctx *ctx, struct vmem_event *event, struct vmem_block **block)
 {
 	int seq = atomic_read(&vmem_knobs_seq);
@@ -55,7 +55,7 @@ static bool vmem_take(struct vmem_ctx *ctx, struct vmem_event *event, struct vme
 	return event->type;
 }
 
-/* The reader could not take it: as if it had never been taken. */
+/* Puts an event back that the reader could not take. */
 static void vmem_give_back(struct vmem_ctx *ctx, struct vmem_event *event, struct vmem_block *block)
 {
 	vmem_lock(ctx);
@@ -132,7 +132,7 @@ int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument)
 	}
 	vmem_lock(ctx);
 	swap(ctx->eventfd, eventfd);
-	/* What is there already was signalled to nobody. */
+	/* Events that are there already were not signalled to it. */
 	if (ctx->eventfd && vmem_has_events(ctx))
 		eventfd_signal(ctx->eventfd);
 	vmem_unlock(ctx);
@@ -142,14 +142,14 @@ int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument)
 }
 
 /*
- * The shrinker: docs/kernel-module.md, "Memory is short". It asks contexts, by an event. Amid other
- * people's allocations it waits for no context's lock. Only who is about to fail for its own
- * cgroup's limit gives contexts there time to answer.
+ * The shrinker: docs/kernel-module.md, "Memory is short". It asks contexts, by an event. It runs in
+ * allocations of other processes, so it waits for no context's lock. Only a thread that is about to
+ * fail at its own cgroup's limit gives contexts there time to answer.
  */
 struct list_lru vmem_frames;
 DECLARE_WAIT_QUEUE_HEAD(vmem_given);
 
-/* What was asked counts half as much each five seconds: to be short then is news. ctx->lock. */
+/* Halves what was requested every five seconds: a shortage after that is new. Needs ctx->lock. */
 u64 vmem_asked(struct vmem_ctx *ctx)
 {
 	unsigned long halves = (jiffies - ctx->asked_at) / VMEM_ASKED_HALF;
@@ -163,7 +163,7 @@ u64 vmem_asked(struct vmem_ctx *ctx)
 	return ctx->asked_bytes;
 }
 
-/* Whether a cgroup around @memcg is at its limit, and the page cache on the way is no way out. */
+/* True if a cgroup around @memcg is at its limit, and page cache on the way is no way out. */
 static bool vmem_memcg_short(struct mem_cgroup *memcg)
 {
 #ifdef CONFIG_MEMCG
@@ -191,28 +191,28 @@ static unsigned long vmem_shrink_count(struct shrinker *shrinker, struct shrink_
 	unsigned long frames = 0, all;
 	int nid;
 
-	/* While the module loads the list may not be there: see vmem_shrinker_start(). */
+	/* While the module loads there may be no list yet: see vmem_shrinker_start(). */
 	if (vmem_get(vmem_frame_bytes))
 		for_each_node_state(nid, N_MEMORY)
 			frames += list_lru_count_one(&vmem_frames, nid, sc->memcg);
 	if (!frames)
 		return SHRINK_EMPTY;
 	all = max(1UL, list_lru_count(&vmem_frames));
-	/* Page cache that churns is no shortage: what is available can be had without us. */
+	/* Page cache that churns is no shortage: available memory needs no help from us. */
 	if (!vmem_memcg_short(sc->memcg) && si_mem_available() >=
 	    (long)(totalram_pages() / 100 * vmem_get(vmem_pressure_percent)))
 		return 0;
-	/* Pages, as if all frames were of one size. */
+	/* In pages, as if all frames had one size. */
 	return max(1UL, mult_frac(vmem_get(vmem_frame_bytes) >> PAGE_SHIFT, frames, all));
 }
 
 struct vmem_asking {
 	u64 bytes;	/* still wanted */
 	int nid;	/* on this node, or NUMA_NO_NODE */
-	bool hope;	/* who was asked may answer yet */
+	bool hope;	/* a context that was asked may answer yet */
 };
 
-/* Asks the context of one frame for as much as the frame has. The list's lock. */
+/* Asks the context of one frame for as much as the frame has. Under the list's lock. */
 static enum lru_status vmem_ask(VMEM_LRU_ITEM)
 {
 	struct vmem_frame *frame = container_of(item, struct vmem_frame, link);
@@ -225,7 +225,7 @@ static enum lru_status vmem_ask(VMEM_LRU_ITEM)
 	if (asking->nid != NUMA_NO_NODE && asking->nid != page_to_nid(frame->piece[0]))
 		return LRU_ROTATE;
 	if (!spin_trylock(&ctx->lock))
-		return LRU_ROTATE;	/* at work: asked for another frame, or next time */
+		return LRU_ROTATE;	/* busy: asked for another frame, or next time */
 	if (!vmem_asked(ctx)) {
 		ctx->asked_at = jiffies;
 		ctx->answered_at = jiffies;
@@ -244,7 +244,7 @@ static enum lru_status vmem_ask(VMEM_LRU_ITEM)
 	asking->bytes -= bytes;
 	ctx->asked_bytes += bytes;
 	ctx->pressure_bytes += bytes;
-	if (bytes && ctx->pressure_bytes == bytes) {	/* else an event is there already */
+	if (bytes && ctx->pressure_bytes == bytes) {	/* else there is an unread event */
 		vmem_add(vmem_pressure_requests, 1);
 		vmem_notify(ctx);
 	}
@@ -270,7 +270,7 @@ static unsigned long vmem_shrink_scan(struct shrinker *shrinker, struct shrink_c
 	own = limit && mem_cgroup_from_task(current) == sc->memcg;
 	rcu_read_unlock();
 #endif
-	/* Who asks for its own cgroup, may sleep, and would not rather fail: waits a little. */
+	/* A thread that asks for its own cgroup, may sleep, and need not fail waits a little. */
 	if (own && asking.hope && !(current->flags & (PF_KTHREAD | PF_EXITING)) &&
 	    (sc->gfp_mask & (GFP_KERNEL | __GFP_NORETRY | __GFP_RETRY_MAYFAIL)) == GFP_KERNEL)
 		wait_event_killable_timeout(vmem_given, vmem_get(vmem_frame_bytes) < before,
@@ -281,7 +281,7 @@ static unsigned long vmem_shrink_scan(struct shrinker *shrinker, struct shrink_c
 struct shrinker vmem_shrinker_model = {
 	.count_objects = vmem_shrink_count,
 	.scan_objects = vmem_shrink_scan,
-	.batch = 1024,		/* pages: what is asked for in one go */
+	.batch = 1024,		/* pages: requested at a time */
 	.seeks = DEFAULT_SEEKS,
 	.flags = SHRINKER_MEMCG_AWARE | SHRINKER_NUMA_AWARE | SHRINKER_NONSLAB,
 };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * frames.c - memory that stays: the frames of pools, and pins of the caller's buffers
- * A frame is the size of a block, made of equal, physically contiguous pieces, one where memory
- * allows. It is zeroed before anybody sees it and belongs to its context alone until it is freed.
+ * A frame has the size of a block, in equal, physically contiguous pieces: one if memory allows. It
+ * is zeroed before any process sees it, and belongs to its context alone until it is freed.
  */
 
 #include <linux/delay.h>
@@ -14,9 +14,9 @@
 #define VMEM_PIN_STEP	512	/* pages between looks at signals */
 
 /*
- * A fault installs its entry under the lock of the piece, after a look at the state under that same
- * lock. So whoever changes the state and then passes through every lock knows: all entries of the
- * old state stand, and unmapping removes them all. May sleep; the caller keeps the frame alive.
+ * A fault sets its entry under the lock of the piece, after a look at the state under that lock.
+ * So after a change of state and a pass through every lock all entries of the old state are set,
+ * and unmapping removes them. May sleep; the caller keeps the frame alive.
  */
 void vmem_frame_barrier(struct vmem_frame *frame)
 {
@@ -34,7 +34,7 @@ static unsigned int vmem_folio_pins(struct folio *folio)
 					 folio_ref_count(folio) / GUP_PIN_COUNTING_BIAS;
 }
 
-/* Pins (FOLL_PIN) on the frame now. Never sleeps. */
+/* Returns the pins (FOLL_PIN) on the frame now. Never sleeps. */
 unsigned int vmem_frame_pins(struct vmem_frame *frame)
 {
 	unsigned int i, pins = 0;
@@ -44,7 +44,7 @@ unsigned int vmem_frame_pins(struct vmem_frame *frame)
 	return pins;
 }
 
-/* Whether an error was found in a piece, in any page: not each kernel marks the folio for each. */
+/* True if any page of the piece has an error: not every kernel marks the folio for each page. */
 static bool vmem_piece_broken(struct page *page, unsigned int order)
 {
 	unsigned long i;
@@ -66,11 +66,11 @@ bool vmem_frame_broken(const struct vmem_frame *frame)
 }
 
 /*
- * Whether anybody holds the frame beyond the module, page tables and pins. Where entries can still
- * come and go (the pool's own mapping) they are told apart under the piece's lock: none is added
- * there, and references are read first. Pins are read before and after them, and the fewer count:
- * what comes or goes in between makes the frame look held, not free. A broken piece is never used
- * again: who deals with its error holds it for good. Without @wait: never sleeps, locked is held.
+ * True if the frame is held beyond the module, page tables and pins. Where entries can come and go
+ * (the pool's own mapping), they are counted under the piece's lock, where none is added, and after
+ * the references. Pins are read before and after, and the lower number counts: pins that change in
+ * between make the frame look held, not free. A broken piece is never used again: the kernel's
+ * error handling holds it for good. Without @wait it never sleeps; a locked piece counts as held.
  */
 bool vmem_frame_held(struct vmem_frame *frame, bool wait)
 {
@@ -87,9 +87,9 @@ bool vmem_frame_held(struct vmem_frame *frame, bool wait)
 		if (wait)
 			folio_lock(folio);
 		pins = vmem_folio_pins(folio);
-		smp_rmb();	/* the same */
+		smp_rmb();	/* pins before references */
 		refs = folio_ref_count(folio) - 1;
-		smp_rmb();	/* references before entries, see above */
+		smp_rmb();	/* references before entries */
 		refs -= vmem_folio_mapcount(folio);
 		if (folio_test_large(folio))
 			refs -= min(pins, vmem_folio_pins(folio));
@@ -102,8 +102,8 @@ bool vmem_frame_held(struct vmem_frame *frame, bool wait)
 }
 
 /*
- * Whether the frame is in use: by more than @base_pins pins at once; by a plain reference after
- * some patience, as a fault may be about to give it back. *@patience_us is used up.
+ * True if the frame is in use: at once if it has more than @base_pins pins; for a plain reference
+ * after some patience, as a fault may be about to drop it. Uses up *@patience_us.
  */
 bool vmem_frame_pinned(struct vmem_frame *frame, unsigned int base_pins, unsigned int *patience_us)
 {
@@ -116,7 +116,7 @@ bool vmem_frame_pinned(struct vmem_frame *frame, unsigned int base_pins, unsigne
 	return vmem_frame_pins(frame) > base_pins;
 }
 
-/* Charges frame bytes before memory is asked for, or (negative) gives them back. */
+/* Charges frame bytes before the allocation, or returns them if negative. */
 static int vmem_charge(struct vmem_ctx *ctx, s64 bytes)
 {
 	u64 limit = vmem_get(vmem_frame_limit_bytes), own = vmem_get(vmem_context_limit_bytes);
@@ -140,9 +140,9 @@ static int vmem_charge(struct vmem_ctx *ctx, s64 bytes)
 }
 
 /*
- * Frames that nobody owns any more, but somebody refers to: a pipe, a socket's queue, a transfer.
- * They stay charged until the last reference goes, of which nobody is told: we look now and then,
- * for a sixteenth of a CPU's time at most, whoever leaves how many.
+ * Frames without an owner that are still referenced: by a pipe, a socket's queue, a transfer. They
+ * stay charged until the last reference goes, which nothing reports. A work looks at them now and
+ * then, for at most a sixteenth of a CPU's time, however many there are.
  */
 #define VMEM_LEFT_SOON	(HZ / 20UL)
 #define VMEM_LEFT_LATE	(10UL * HZ)
@@ -154,7 +154,7 @@ static DEFINE_SPINLOCK(vmem_left_lock);
 static unsigned long vmem_left_pause = VMEM_LEFT_SOON;	/* vmem_left_lock */
 static DECLARE_DELAYED_WORK(vmem_left_later, vmem_left_work);
 
-/* Frees the pieces that nobody refers to, or @anyway; true: those were all. */
+/* Frees the pieces without other references, or all if @anyway. True: no piece is left. */
 static bool vmem_pieces_free(struct vmem_frame *frame, bool anyway)
 {
 	s64 bytes = (s64)PAGE_SIZE << frame->order;
@@ -216,7 +216,7 @@ static void vmem_left_work(struct work_struct *unless_end)
 	spin_unlock(&vmem_left_lock);
 }
 
-/* The module goes: whoever refers to a page keeps it alive, and nobody counts it. */
+/* The module goes: other references keep their pages alive, which are counted no longer. */
 void vmem_frames_end(void)
 {
 	cancel_delayed_work_sync(&vmem_left_later);
@@ -225,14 +225,14 @@ void vmem_frames_end(void)
 }
 
 /*
- * Gives the memory back, or leaves it to vmem_left_work() as long as somebody refers to it. A piece
- * with a memory error is kept for good: core code would hand on what is next to it, or even itself.
+ * Frees the memory, or leaves it to vmem_left_work() while it is referenced. A piece with a memory
+ * error is kept for good: core code would hand on its neighbours, or even the broken page.
  */
 void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame)
 {
 	s64 left;
 
-	list_lru_del_obj(&vmem_frames, &frame->link);	/* nobody looks at it from here on */
+	list_lru_del_obj(&vmem_frames, &frame->link);	/* the shrinker no longer sees it */
 	if (!vmem_pieces_free(frame, false)) {
 		left = (s64)frame->pieces * (PAGE_SIZE << frame->order);
 		frame->user = pool->ctx->user;
@@ -252,7 +252,7 @@ void vmem_frame_free(struct vmem_range *pool, struct vmem_frame *frame)
 	wake_up(&vmem_given);
 }
 
-/* A frame for @pool in pieces of @order, zeroed and charged, or an error. */
+/* Makes a frame for @pool in pieces of @order, zeroed and charged, or returns an error. */
 static struct vmem_frame *vmem_frame_alloc(struct vmem_range *pool, const struct vmem_populate *arg,
 					   unsigned int order)
 {
@@ -299,11 +299,11 @@ static int vmem_populate_slot(struct vmem_range *pool, unsigned long index, void
 	int err;
 
 	while ((frame = vmem_frame_alloc(pool, arg, order)) == ERR_PTR(-ENOMEM) && order)
-		order = order > 4 ? 4 : 0;	/* 64 KiB is what an SSD still likes */
+		order = order > 4 ? 4 : 0;	/* 64 KiB still suits an SSD */
 	if (IS_ERR(frame))
 		return PTR_ERR(frame);
 	frame->offset = vmem_unit_offset(pool, index);
-	frame->state = VMEM_MOVING;	/* nobody's until its pool is known to live */
+	frame->state = VMEM_MOVING;	/* until its pool is known to live */
 	vmem_point();
 	err = xa_insert(&pool->units, index, frame, VMEM_CALL_GFP);
 	if (!err) {
@@ -363,7 +363,7 @@ static int vmem_release_slot(struct vmem_range *pool, unsigned long index, void 
 	return err;
 }
 
-/* Lets @work have @count slots from @offset on, one by one until the first error. */
+/* Calls @work for @count slots from @offset on, one by one until the first error. */
 static int vmem_each_slot(struct vmem_ctx *ctx, u64 offset, u32 count, u32 *done, void *arg,
 			  int (*work)(struct vmem_range *pool, unsigned long index, void *arg))
 {
@@ -409,9 +409,9 @@ int vmem_release(struct vmem_ctx *ctx, void *argument)
 
 /* Long-term pins of the caller's own memory. */
 struct vmem_pinned {
-	const struct cred *cred;	/* keeps its user: not all of 6.1 export free_uid() */
-	struct mm_struct *mm;	/* whose pinned_vm counts them */
-	unsigned long charged;	/* pages, or 0: on the accounts of its and the context's user */
+	const struct cred *cred;	/* keeps its user: not every 6.1 exports free_uid() */
+	struct mm_struct *mm;	/* its pinned_vm counts the pages */
+	unsigned long charged;	/* pages, or 0: to the caller's user and the context's */
 	unsigned long pages;	/* pinned */
 	unsigned long all;	/* pages, in the counters */
 	bool write;

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * ops.c - batches of operations on blocks, and the end of a region
- * INSTALL, FAIL and the like are a change of state under ctx->lock. Others have steps, see
- * docs/kernel-module.md, "How a block leaves": (1) the new state, and busy, which turns operations
- * away; (2) barrier and unmapping; (3) the end, or the old state. A batch does each for all.
+ * INSTALL, FAIL and others are a change of state under ctx->lock. The rest have three steps
+ * (docs/kernel-module.md, "How a block leaves"): (1) the new state, and busy, which refuses other
+ * operations; (2) barrier and unmapping; (3) the end, or the old state. A batch does each for all.
  */
-
 #include "vmem.h"
 
 struct vmem_task {
 	struct vmem_range *region;	/* referenced from begin to the batch's end */
-	struct vmem_block *block;	/* in use while steps 2 and 3 are due, else NULL */
+	struct vmem_block *block;	/* in use while steps 2 and 3 are to come, else NULL */
 };
 
-/* Puts @frame into the block, or (NULL) gives the block's back to its pool. ctx->lock. */
+/* Puts @frame into the block, or (NULL) returns the block's to its pool. Needs ctx->lock. */
 static void vmem_put_frame(struct vmem_block *block, struct vmem_frame *frame, u32 flags)
 {
 	s64 bytes = vmem_unit_bytes(block->region) * (frame ? 1 : -1);
@@ -27,7 +26,7 @@ static void vmem_put_frame(struct vmem_block *block, struct vmem_frame *frame, u
 	vmem_block_answer(block);
 }
 
-/* ctx->lock */
+/* Needs ctx->lock. */
 static int vmem_install(struct vmem_block *block, struct vmem_frame *frame, u32 flags)
 {
 	if (block->state == VMEM_PRESENT)
@@ -36,7 +35,7 @@ static int vmem_install(struct vmem_block *block, struct vmem_frame *frame, u32 
 		return -ENOENT;
 	if (frame->state != VMEM_FREE)
 		return frame->state == VMEM_INSTALLED ? -EADDRINUSE : -EINPROGRESS;
-	/* A frame out of a destroyed region may be under somebody's DMA, or in a pipe. */
+	/* A frame of a destroyed region may be under DMA, or in a pipe. */
 	if (frame->suspect && (vmem_frame_pins(frame) > frame->base_pins ||
 			       vmem_frame_held(frame, false)))
 		return -EBUSY;
@@ -48,7 +47,7 @@ static int vmem_install(struct vmem_block *block, struct vmem_frame *frame, u32 
 	return 0;
 }
 
-/* Step 1 of an operation on a known block; complete unless it sets task->block. ctx->lock. */
+/* Step 1 of an operation on a known block; complete unless it sets task->block. Needs ctx->lock. */
 static int vmem_begin_locked(struct vmem_block *block, struct vmem_range *pool, unsigned long slot,
 			     struct vmem_op *op, struct vmem_task *task)
 {
@@ -95,7 +94,7 @@ static int vmem_begin_locked(struct vmem_block *block, struct vmem_range *pool, 
 			block->flags &= ~VMEM_STATE_DIRTY;
 		break;
 	case VMEM_OP_WATCH:
-		/* Cleared before the unmapping: a store after it sets the mark again. */
+		/* Cleared before unmapping: a store after that sets the mark again. */
 		block->flags &= ~VMEM_STATE_DIRTY;
 		break;
 	}
@@ -127,7 +126,7 @@ static int vmem_begin(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_task
 	block = vmem_block_get(region, index, gfp);
 	if (IS_ERR(block))
 		return PTR_ERR(block);
-	if (!block)	/* absent, and nobody waits for it */
+	if (!block)	/* absent, and no thread waits for it */
 		return op->op == VMEM_OP_UNFAIL ? -ENODATA : op->op <= VMEM_OP_WATCH ? -ENOENT : 0;
 	if (op->op == VMEM_OP_INSTALL)
 		pool = vmem_units_find(ctx, op->frame, VMEM_KIND_POOL, 1, &slot);
@@ -161,7 +160,7 @@ static void vmem_finish(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_bl
 	if (op->op == VMEM_OP_REMOVE && !pinned) {
 		vmem_put_frame(block, NULL, 0);
 	} else {
-		/* Present still; who came while it was leaving is served or reported now. */
+		/* Still present; faults that came while it was leaving are served or reported. */
 		block->state = VMEM_PRESENT;
 		if (pinned) {
 			block->flags &= ~VMEM_STATE_PROTECTED;
@@ -174,7 +173,7 @@ static void vmem_finish(struct vmem_ctx *ctx, struct vmem_op *op, struct vmem_bl
 	vmem_unlock(ctx);
 }
 
-/* Unmaps the blocks of all pending tasks, neighbours in one go, until the caller is killed. */
+/* Unmaps the blocks of all pending tasks, adjacent ones together, until the caller is killed. */
 static void vmem_unmap(struct vmem_ctx *ctx, struct vmem_task *task, const struct vmem_task *end)
 {
 	for (; task < end && !fatal_signal_pending(current); task++) {
@@ -241,8 +240,8 @@ out:
 }
 
 /*
- * The end of a region that is marked dead, so that nothing enters any more: parked threads leave
- * with SIGBUS, frames go back. Waits for operations under way, which end by themselves. May sleep.
+ * Ends a region that is marked dead, so that nothing enters any more: parked threads leave with
+ * SIGBUS, frames go back. Waits for operations under way, which end by themselves. May sleep.
  */
 void vmem_region_empty(struct vmem_range *region)
 {
@@ -256,7 +255,7 @@ void vmem_region_empty(struct vmem_range *region)
 		if (!block)
 			continue;
 		wait_event(*vmem_block_queue(block), !READ_ONCE(block->busy));
-		/* Whoever was busy gives the frame back after it says so, under the lock. */
+		/* An operation gives the frame back after it clears busy, under the lock. */
 		vmem_lock(ctx);
 		frame = block->frame;
 		vmem_unlock(ctx);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * sysfs.c - /sys/class/misc/vmem/: one value a file; docs/kernel-module.md has a row for each
- * A changed knob is told in two ways: poll(2) on its file, and an event to every context.
+ * sysfs.c - /sys/class/misc/vmem/: one value per file; docs/kernel-module.md has a row for each
+ * A changed knob is announced twice: by poll(2) on its file, and by an event to every context.
  */
 
 #include <linux/kstrtox.h>
@@ -18,7 +18,7 @@ static ssize_t vmem_show(struct device *dev, struct device_attribute *attr, char
 			  atomic64_read(&container_of(attr, struct vmem_file, attr)->value));
 }
 
-/* 1: changed; 0: it was so already; or what is wrong with the value. vmem_ctx_list_lock. */
+/* Returns 1: changed; 0: it was so already; or an error of the value. Needs vmem_ctx_list_lock. */
 static int vmem_knob_set(struct vmem_file *knob, u64 value)
 {
 	struct vmem_ctx *ctx;

@@ -7,7 +7,7 @@
 
 #include "vmem.h"
 
-/* The block's record if there is one, counted as in use. Takes ctx->lock. */
+/* Returns the block's record if there is one, counted as in use. Takes ctx->lock. */
 static struct vmem_block *vmem_block_find(struct vmem_range *region, unsigned long index)
 {
 	struct vmem_block *block;
@@ -21,8 +21,8 @@ static struct vmem_block *vmem_block_find(struct vmem_range *region, unsigned lo
 }
 
 /*
- * The same, and with @gfp one is made where there is none: an error pointer then, of a limit or of
- * no memory, else NULL. May sleep. The caller holds the region.
+ * The same; with @gfp makes a record if there is none, or returns an error pointer for a limit or
+ * no memory. Without @gfp returns NULL. May sleep. The caller holds the region.
  */
 struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index, gfp_t gfp)
 {
@@ -46,7 +46,7 @@ struct vmem_block *vmem_block_get(struct vmem_range *region, unsigned long index
 		if (!old)
 			return block;
 		err = xa_err(old);
-		/* Who was first may be gone by now, and the record with it. */
+		/* The thread that was first may be done, and its record gone. */
 		old = err ? NULL : vmem_block_find(region, index);
 	} while (!old && !err);
 	kfree(block);
@@ -55,7 +55,7 @@ err_record:
 	return err ? ERR_PTR(err) : old;
 }
 
-/* Done with it; a record that says nothing goes with its last user. Takes ctx->lock. */
+/* Drops a use; a record that says nothing goes with its last use. Takes ctx->lock. */
 void vmem_block_put(struct vmem_block *block)
 {
 	struct vmem_ctx *ctx = block->region->ctx;
@@ -79,7 +79,7 @@ wait_queue_head_t *vmem_block_queue(struct vmem_block *block)
 	return &block->region->ctx->fault_wq[hash_ptr(block, ilog2(VMEM_QUEUES))];
 }
 
-/* Sends every parked thread to look again. */
+/* Makes every parked thread look again. */
 void vmem_block_kick(struct vmem_block *block)
 {
 	lockdep_assert_held(&block->region->ctx->lock);
@@ -87,7 +87,7 @@ void vmem_block_kick(struct vmem_block *block)
 	wake_up_all(vmem_block_queue(block));
 }
 
-/* The same, and the report is done with: who waits again reports again. */
+/* The same, and ends the report: a thread that waits again reports again. */
 void vmem_block_answer(struct vmem_block *block)
 {
 	block->flags &= ~VMEM_STATE_WAITED;
@@ -101,8 +101,8 @@ static bool vmem_fault_remote(const struct vm_fault *vmf)
 }
 
 /*
- * Whether it may come from hmm_range_fault(), for a GPU, or from an IOMMU that shares page tables.
- * They are called for a process's own memory or by a kernel thread, with an mmu notifier.
+ * True if the fault may come from hmm_range_fault(), for a GPU, or from an IOMMU that shares page
+ * tables. They fault for the process's own memory or in a kernel thread, with an mmu notifier.
  */
 static bool vmem_fault_hmm(const struct vm_fault *vmf)
 {
@@ -118,13 +118,13 @@ static void vmem_unmap_page(const struct vm_fault *vmf)
 			    PAGE_SIZE, 1);
 }
 
-/* A reader in line for the mmap_lock of a process, behind who wants it to write. */
+/* A reader in the queue for a process's mmap_lock, behind a waiting writer. */
 struct vmem_line {
 	struct list_head link;		/* vmem_lines */
 	struct work_struct work;
 	struct mm_struct *mm;
 	unsigned int looks;		/* of faults that held the lock meanwhile */
-	unsigned long since;		/* jiffies: the first of them */
+	unsigned long since;		/* jiffies: the first look */
 };
 
 static LIST_HEAD(vmem_lines);
@@ -145,9 +145,9 @@ static void vmem_line_work(struct work_struct *work)
 }
 
 /*
- * Whether faults have kept @mm's lock from a writer for too long. Who lets go of it between faults,
- * as a device does, cannot be told apart by looks. But readers queue behind a writer that waits: so
- * one of ours stands there, and until it has had the lock, who holds it has held it all along.
+ * True if faults have kept @mm's lock from a writer for too long. Looks cannot tell a fault that
+ * drops the lock between its tries, as a device's does. But readers queue behind a waiting writer.
+ * So a reader of ours queues there: until it has had the lock, the holder has held it all along.
  */
 static bool vmem_holds_up(struct mm_struct *mm)
 {
@@ -160,11 +160,11 @@ static bool vmem_holds_up(struct mm_struct *mm)
 			break;
 	if (!list_entry_is_head(line, &vmem_lines, link)) {
 		if (work_pending(&line->work) || !line->looks++)
-			line->since = jiffies;	/* it has not been there before */
+			line->since = jiffies;	/* not in the queue until now */
 		late = line->looks > VMEM_HELD_LOOKS && time_after(jiffies, line->since + HZ);
 	} else if (mmap_lock_is_contended(mm)) {
 		line = kzalloc(sizeof(*line), GFP_NOWAIT | __GFP_NOWARN);
-		if (line) {	/* else the next look tries again */
+		if (line) {	/* otherwise the next look tries again */
 			mmgrab(mm);
 			line->mm = mm;
 			INIT_WORK(&line->work, vmem_line_work);
@@ -177,8 +177,8 @@ static bool vmem_holds_up(struct mm_struct *mm)
 }
 
 /*
- * Whether a wait of this fault harms nobody. Of the kernel, for a system call or another's memory:
- * if that was granted, and not when the task is to freeze and came back once: it cannot in there.
+ * True if a wait of this fault harms no other task. The kernel, for a system call or another's
+ * memory, waits if that was granted, unless the task is to freeze and came back once: it cannot.
  */
 static bool vmem_may_wait(const struct vm_fault *vmf, const struct vmem_ctx *ctx)
 {
@@ -191,7 +191,7 @@ static bool vmem_may_wait(const struct vm_fault *vmf, const struct vmem_ctx *ctx
 	return READ_ONCE(ctx->kernel_faults) || vmem_fault_hmm(vmf);
 }
 
-/* Queues an event for the fault and starts its deadline. ctx->lock. */
+/* Queues an event for the fault and starts its deadline. Needs ctx->lock. */
 static void vmem_report(struct vm_fault *vmf, struct vmem_block *block)
 {
 	struct vmem_ctx *ctx = block->region->ctx;
@@ -213,8 +213,8 @@ static void vmem_report(struct vm_fault *vmf, struct vmem_block *block)
 }
 
 /*
- * The page that the fault may be served with now, or NULL. Its block gets @marks: what is marked
- * under the page's lock stands marked before the entry does: vmem_frame_barrier(). ctx->lock.
+ * Returns the page that can serve the fault now, or NULL. Its block gets @marks. Marks made under
+ * the page's lock are set before the entry is: vmem_frame_barrier(). Needs ctx->lock.
  */
 static struct page *vmem_standing(struct vm_fault *vmf, struct vmem_range *range, u32 marks)
 {
@@ -232,7 +232,7 @@ static struct page *vmem_standing(struct vm_fault *vmf, struct vmem_range *range
 			return NULL;
 		block->flags |= marks;
 		frame = block->frame;
-		/* A pin that was going at INSTALL must not hide one that this entry leads to. */
+		/* A pin that was ending at INSTALL must not hide one that this entry leads to. */
 		if (marks && frame->base_pins)
 			frame->base_pins = min(frame->base_pins, vmem_frame_pins(frame));
 	} else if (frame->state == VMEM_MOVING) {
@@ -243,8 +243,8 @@ static struct page *vmem_standing(struct vm_fault *vmf, struct vmem_range *range
 }
 
 /*
- * For a fault that cannot be served: SIGBUS, or reports the block if need be and waits by the rules
- * above, not frozen with mmap_lock held. Comes with ctx->lock, a use of the block; goes without.
+ * For a fault that cannot be served: SIGBUS, or reports the block if necessary and waits by the
+ * rules above, not frozen with mmap_lock held. Drops ctx->lock and the use of the block.
  */
 static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	__releases(&block->region->ctx->lock)
@@ -267,7 +267,7 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		vmem_add(gone ? vmem_sigbus : vmem_timeouts, 1);
 		return VM_FAULT_SIGBUS;
 	}
-	/* Whoever takes the block out answers it before long; then it is reported. */
+	/* The REMOVE that takes the block out answers it before long; then it is reported. */
 	if (!leaving) {
 		if (expired || !(block->flags & VMEM_STATE_WAITED))
 			vmem_report(vmf, block);
@@ -280,12 +280,12 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 		return VM_FAULT_RETRY;
 	}
 	if (retry) {
-		/* A signal may interrupt what can be started anew: an access of user code. */
+		/* A signal may interrupt an access that can start anew: one of user code. */
 		if (vmf->flags & FAULT_FLAG_USER && vmf->flags & FAULT_FLAG_INTERRUPTIBLE)
 			state = TASK_INTERRUPTIBLE;
-		else	/* it comes back to be asked whether its cgroup freezes */
+		else	/* it returns to check whether its cgroup freezes */
 			timeout = min_t(long, timeout, VMEM_FREEZE_LOOK);
-		/* Without the lock the mapping may go, and take region and file along. */
+		/* Without the lock the mapping may go, and with it region and file. */
 		get_file(file);
 		kref_get(&region->ref);
 		release_fault_lock(vmf);
@@ -298,7 +298,7 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 					   READ_ONCE(region->dead) || READ_ONCE(ctx->dead)),
 		      state, 0, timeout, __ret = schedule_timeout(__ret));
 	vmem_lock(ctx);
-	/* With mmap_lock held, an answer that brings no block is none: it could come for ever. */
+	/* With mmap_lock held an answer without a block does not count: it could come for ever. */
 	served = !retry && vmem_standing(vmf, region, 0);
 	vmem_unlock(ctx);
 	vmem_block_put(block);
@@ -316,7 +316,7 @@ static vm_fault_t vmem_wait(struct vm_fault *vmf, struct vmem_block *block)
 	return VM_FAULT_NOPAGE;
 }
 
-/* Locks the page if, so locked, it is still the one to serve the fault with. */
+/* Locks the page if, once locked, it is still the one to serve the fault with. */
 static bool vmem_enter(struct vm_fault *vmf, struct vmem_range *range, struct page *page, u32 marks)
 {
 	bool stands;
@@ -356,24 +356,24 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 			return PTR_ERR(block) == -ENOMEM ? VM_FAULT_OOM : VM_FAULT_SIGBUS;
 		vmem_lock(ctx);
 	}
-	/* User code comes again; the kernel would ask again and again with mmap_lock held. */
+	/* User code comes again; the kernel would retry for ever with mmap_lock held. */
 	moving = !page && vmf->flags & FAULT_FLAG_USER && xa_load(&range->units, index);
 	if (page)
 		get_page(page);
 	vmem_unlock(ctx);
 	if (block)
 		vmem_block_put(block);
-	if (moving)	/* RELEASE works on it, perhaps on this CPU: let it */
+	if (moving)	/* RELEASE works on it, perhaps on this CPU: let it run */
 		schedule_timeout_uninterruptible(1);
 	if (!page)
 		return moving ? VM_FAULT_NOPAGE : VM_FAULT_SIGBUS;
-	/* Entries of a longterm region are writable at once: nothing more is heard. */
+	/* Entries of a longterm region are writable at once: later stores are not seen. */
 	if (!vmem_enter(vmf, range, page,
 			VMEM_STATE_TOUCHED | (range->longterm ? VMEM_STATE_DIRTY : 0))) {
 		put_page(page);
 		return VM_FAULT_NOPAGE;	/* it moved meanwhile: the access comes again */
 	}
-	/* Core code would look for a page with an error in the page cache, and this has none. */
+	/* Core code would look for a broken page in the page cache, where this one is not. */
 	if (PageHWPoison(page)) {
 		unlock_page(page);
 		put_page(page);
@@ -385,7 +385,7 @@ static vm_fault_t vmem_fault(struct vm_fault *vmf)
 
 /*
  * The first store through an entry. A store that must wait loses its entry and comes again as a
- * fault: that may wait without mmap_lock, and without core code's reference to the page.
+ * fault, which may wait without mmap_lock and without core code's reference to the page.
  */
 static vm_fault_t vmem_mkwrite(struct vm_fault *vmf)
 {
@@ -414,7 +414,7 @@ const struct vm_operations_struct vmem_vm_ops = {
 	.fault = vmem_fault,
 };
 
-/* Entries start read-only, each first store is seen: exact dirty marks, protection. */
+/* Entries start read-only and each first store is seen: exact dirty marks, protection. */
 const struct vm_operations_struct vmem_watched_vm_ops = {
 	.open = vmem_vma_open,
 	.close = vmem_vma_close,

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * vmem.h - what the files of vmem.ko share; who may see what, until when: docs/kernel-module.md
- * Each object is complete before it can be found; what is decided about it is decided under one
- * lock, where the decision is also looked at: of two calls that race the later sees the earlier's.
+ * vmem.h - shared by the files of vmem.ko; visibility and lifetimes: docs/kernel-module.md
+ * Each object is complete before it can be found. A decision about it is made under one lock, and
+ * read under that lock: of two calls that race the later one sees the decision of the earlier.
  */
 #ifndef VMEM_KMOD_VMEM_H
 #define VMEM_KMOD_VMEM_H
@@ -24,7 +24,7 @@
 #include "../include/vmem/vmem_uapi.h"
 #include "compat.h"
 
-/* Where a race would be won: test builds (make VMEM_DELAY=y) sleep here, now and then. */
+/* Points where calls race: test builds (make VMEM_DELAY=y) sleep here now and then. */
 #ifdef VMEM_DELAY
 void vmem_point(void);
 #else
@@ -37,43 +37,43 @@ static inline void vmem_point(void) { }
 #define VMEM_UNIT_MAX		(32UL << 20)
 #define VMEM_RANGE_MAX		BIT_ULL(46)
 #define VMEM_BATCH_MAX		1024U
-#define VMEM_BATCH_FEW		8U	/* so many need no memory of their own */
-#define VMEM_CTX_RECORDS	16	/* an open file weighs as much */
+#define VMEM_BATCH_FEW		8U	/* so many need no allocation */
+#define VMEM_CTX_RECORDS	16	/* counted for an open file */
 #define VMEM_QUEUES		32	/* wait queues a context hashes its blocks to */
 #define VMEM_HELD_WAIT_MS	4	/* longest sleep of a fault that holds mmap_lock */
-#define VMEM_HELD_LOOKS		50	/* so many, and a second, while somebody wants to write */
-#define VMEM_PATIENCE_US	10000	/* a call's, in all, for plain references on frames to go */
-#define VMEM_FREEZE_LOOK	(HZ / 2)	/* so often a system call that waits looks */
-#define VMEM_EXPIRED		HZ	/* so long a late fault gets SIGBUS; then it is news */
-/* A call's memory: never the OOM killer. Who could give frames back may be the one that calls. */
+#define VMEM_HELD_LOOKS		50	/* so many sleeps, and a second, while a writer waits */
+#define VMEM_PATIENCE_US	10000	/* per call, for plain references on frames to go */
+#define VMEM_FREEZE_LOOK	(HZ / 2)	/* how often a waiting system call looks */
+#define VMEM_EXPIRED		HZ	/* so long after the deadline SIGBUS; then reported anew */
+/* Memory for calls: never the OOM killer, since the caller may be the one that can free frames. */
 #define VMEM_CALL_GFP	(GFP_KERNEL_ACCOUNT | __GFP_RETRY_MAYFAIL | __GFP_NOWARN)
 
-/* LEAVING: REMOVE is taking it out, faults wait, unreported. */
+/* LEAVING: REMOVE takes the block out; faults wait, unreported. */
 enum vmem_block_state { VMEM_ABSENT, VMEM_PRESENT, VMEM_LEAVING, VMEM_FAILED };
 
-/* FREE: the runtime's. INSTALLED: in a block. MOVING: POPULATE gives, RELEASE takes it: theirs. */
+/* FREE: of the runtime. INSTALLED: in a block. MOVING: POPULATE or RELEASE works on it. */
 enum vmem_frame_state { VMEM_FREE, VMEM_INSTALLED, VMEM_MOVING };
 
-/* struct vmem_user - what all contexts and left frames of one user hold: see vmem_payer() */
+/* struct vmem_user - totals of all contexts and left frames of one user: see vmem_payer() */
 struct vmem_user {
 	struct list_head link;		/* vmem_ctx_list_lock */
 	refcount_t ref;			/* 0 under vmem_ctx_list_lock: gone */
 	kuid_t uid;
 	atomic64_t frame_bytes;
-	atomic64_t records;		/* blocks, ranges and VMEM_CTX_RECORDS a context */
-	atomic_long_t pinned;		/* pages, where RLIMIT_MEMLOCK holds */
+	atomic64_t records;		/* blocks, ranges, and VMEM_CTX_RECORDS per context */
+	atomic_long_t pinned;		/* pages under RLIMIT_MEMLOCK */
 };
 
 /*
  * struct vmem_ctx - one open file
- * Lock order: docs/kernel-module.md. Under none of those locks is mmap_lock
- * taken, so no copy to or from user memory, nor memory allocated that may sleep.
+ * Lock order: docs/kernel-module.md. mmap_lock is never taken under these locks: no copy to or from
+ * user memory, and no allocation that may sleep.
  */
 struct vmem_ctx {
 	spinlock_t lock;		/* see above */
-	struct inode *inode;		/* carries the mappings: its own, see context.c */
-	struct pid *owner;		/* process that opened; constant */
-	struct vmem_user *user;		/* who opened; constant */
+	struct inode *inode;		/* carries the mappings; one per context, see context.c */
+	struct pid *owner;		/* process that opened the file; constant */
+	struct vmem_user *user;		/* user who opened the file; constant */
 	bool unlimited;			/* may exceed the limits of a user; constant */
 	struct list_head link;		/* vmem_ctx_list_lock */
 	struct maple_tree ranges;	/* page offset -> range; own lock */
@@ -82,14 +82,14 @@ struct vmem_ctx {
 	wait_queue_head_t fault_wq[VMEM_QUEUES];
 
 	/* protected by lock */
-	struct list_head events;	/* blocks with an event nobody read */
+	struct list_head events;	/* blocks with an unread event */
 	struct eventfd_ctx *eventfd;
 	pgoff_t next_pgoff;
 	u64 frame_bytes, installed_bytes;
-	u64 pressure_bytes, asked_bytes; /* asked for: event not read; not released, vmem_asked() */
-	unsigned long asked_at, answered_at;	/* jiffies: halved; last release, or first asking */
+	u64 pressure_bytes, asked_bytes; /* requested: event unread; unreleased, vmem_asked() */
+	unsigned long asked_at, answered_at;	/* jiffies: halved; last release or first request */
 	bool asked_reported;
-	int knobs_seen;			/* vmem_knobs_seq that read(2) delivered */
+	int knobs_seen;			/* vmem_knobs_seq that read(2) has returned */
 	bool ready, dead, kernel_faults; /* only ever set: handshake; end; system calls may wait */
 
 	atomic64_t pinned_bytes;
@@ -110,16 +110,16 @@ struct vmem_range {
 
 /* struct vmem_frame - the memory of one slot: 1 << (unit_shift - order) pieces */
 struct vmem_frame {
-	struct list_head link;		/* vmem_frames; vmem_left once it is nobody's, but in use */
+	struct list_head link;		/* in vmem_frames; in vmem_left if unowned but in use */
 	struct vmem_ctx *ctx;		/* constant, valid while in vmem_frames */
-	struct vmem_user *user;		/* who is charged, once it is in vmem_left */
+	struct vmem_user *user;		/* the user charged, while in vmem_left */
 	u64 offset;			/* in the file, constant */
-	unsigned int order, pieces;	/* of each piece; how many; constant */
+	unsigned int order, pieces;	/* of each piece; number of pieces; constant */
 	struct page **piece;
 
 	/* protected by ctx->lock */
 	enum vmem_frame_state state;
-	bool suspect;			/* left a destroyed region, perhaps in use */
+	bool suspect;			/* left a destroyed region, may be in use */
 	unsigned int base_pins;		/* pins at INSTALL, or fewer seen at a fault since */
 };
 
@@ -131,16 +131,16 @@ struct vmem_block {
 	/* protected by ctx->lock */
 	enum vmem_block_state state;
 	bool busy;		/* an operation works on it outside the lock */
-	unsigned int users;	/* who follow a pointer to it outside the lock */
+	unsigned int users;	/* uses of a pointer to it outside the lock */
 	u32 flags;		/* VMEM_STATE_*: DIRTY, PROTECTED, TOUCHED, WAITED (reported) */
-	u32 answers;		/* counts answers; parked threads watch it */
+	u32 answers;		/* number of answers; parked threads watch it */
 	unsigned long deadline;	/* jiffies, while WAITED */
 	struct vmem_frame *frame;	/* while PRESENT or LEAVING */
-	struct list_head event;	/* in ctx->events, while WAITED and not read */
+	struct list_head event;	/* in ctx->events, while WAITED and unread */
 	struct vmem_event report;	/* while WAITED */
 };
 
-/* Knobs, then counters: each a file of its name in sysfs (sysfs.c, docs/kernel-module.md). */
+/* Knobs, then counters: each has a file of its name in sysfs (sysfs.c, docs/kernel-module.md). */
 enum vmem_value {
 	vmem_frame_limit_bytes, vmem_context_limit_bytes, vmem_readahead_bytes,
 	vmem_fault_timeout_ms, vmem_watermark_low_percent, vmem_watermark_high_percent,
@@ -156,12 +156,12 @@ struct vmem_file {
 	struct device_attribute attr;
 	atomic64_t value;
 	u64 min, max;		/* of a knob */
-	char name[24];		/* of a memory node's file */
+	char name[24];		/* of a memory node */
 };
 
 extern struct vmem_file vmem_files[vmem_values_end];
 extern struct vmem_file *vmem_node_files;	/* frame bytes on each memory node */
-extern atomic_t vmem_knobs_seq;			/* counts changes of knobs */
+extern atomic_t vmem_knobs_seq;			/* number of changes of knobs */
 extern const struct attribute_group *vmem_groups[];
 int vmem_sysfs_init(void);
 void vmem_sysfs_exit(void);
@@ -191,7 +191,7 @@ static inline u64 vmem_unit_bytes(const struct vmem_range *range)
 	return (u64)PAGE_SIZE << range->unit_shift;
 }
 
-/* In the file, of the range's block or frame number @index. */
+/* Offset in the file of the range's block or frame @index. */
 static inline u64 vmem_unit_offset(const struct vmem_range *range, unsigned long index)
 {
 	return ((u64)range->pgoff << PAGE_SHIFT) + index * vmem_unit_bytes(range);
@@ -229,8 +229,8 @@ ssize_t vmem_read(struct file *file, char __user *buf, size_t size, loff_t *pos)
 __poll_t vmem_poll(struct file *file, struct poll_table_struct *table);
 int vmem_set_eventfd(struct vmem_ctx *ctx, void *argument);
 u64 vmem_asked(struct vmem_ctx *ctx);
-extern struct list_lru vmem_frames;		/* by who pays: memory cgroup and node */
-extern struct wait_queue_head vmem_given;	/* some were given back */
+extern struct list_lru vmem_frames;		/* by the memory cgroup that pays, and node */
+extern struct wait_queue_head vmem_given;	/* frames were given back */
 extern struct shrinker vmem_shrinker_model;
 
 #endif /* VMEM_KMOD_VMEM_H */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * point.h - for the race tests alone (make VMEM_DELAY=y): the calls sleep where they could be
- * overtaken, now and then, as long as the parameter delay_us says. Included once, by context.c.
+ * point.h - for the race tests only (make VMEM_DELAY=y): now and then calls sleep where they could
+ * be overtaken, for up to the parameter delay_us. Included once, by context.c.
  */
 #include <linux/delay.h>
 #include <linux/random.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* Asks for nothing: if it does not compile, nothing is known of this kernel. */
+/* Uses nothing: if it does not compile, the headers of this kernel do not compile. */
 #include <linux/eventfd.h>
 #include <linux/mm.h>
 #include <linux/list_lru.h>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* 6.8: what finds an item's memory cgroup and node by itself has a name of its own. */
+/* 6.8: the call that finds an item's memory cgroup and node itself has a name of its own. */
 #include <linux/mm.h>
 #include <linux/list_lru.h>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* 6.13: whom list_lru_walk_one() calls is not told of the lock. */
+/* 6.13: list_lru_walk_one() does not pass the lock to its callback. */
 #include <linux/mm.h>
 #include <linux/list_lru.h>
 

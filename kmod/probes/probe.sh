@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: GPL-2.0-only
 # probe.sh FOLDER COMPILER ARGS.. - prints -DVMEM_HAVE_<NAME> for each probe of the folder that compiles
 #
-# A probe may fail for one reason: the kernel lacks what it asks for. So kernel_headers.c, which asks for nothing, must
-# compile, and each error of a probe must name what it asks for, the second word of its line below. Else this prints
-# "error: .." and Kbuild stops: a wrong guess would build a module that is wrong for its kernel.
+# A probe may fail only because the kernel lacks what it uses. So kernel_headers.c, which uses nothing, must compile, and
+# each error of a probe must name what it uses: the second word of its line below. Otherwise this prints "error: .." and
+# Kbuild stops, because a wrong guess would build a module that is wrong for its kernel.
 folder=$1
 shift
 compile() { LC_ALL=C "$@" -Werror=implicit-function-declaration -Werror=incompatible-pointer-types -c -o /dev/null "$source" 2>&1; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-/* 6.5: a fault may hold a lock of its mapping in place of mmap_lock. */
+/* 6.5: a fault may hold a lock of its mapping instead of mmap_lock. */
 #include <linux/mm.h>
 
 void probe(struct vm_fault *vmf);
