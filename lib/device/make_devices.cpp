@@ -109,9 +109,9 @@ Status make_devices(Kind kind, size_t unit, std::span<const Kind> automatic, con
 }
 
 Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::string* why) {
-  // CUDA's driver loads libraries and opens files that the environment names, whatever program
-  // wrote it: CUDA_INJECTION64_PATH, NVTX_INJECTION64_PATH and CUDA_CACHE_PATH were seen to work in
-  // a set-user-ID program.
+  // CUDA's driver loads libraries and opens files that the environment names, also if another user
+  // has set it: CUDA_INJECTION64_PATH, NVTX_INJECTION64_PATH and CUDA_CACHE_PATH were seen to work
+  // in a set-user-ID program.
   if (kind == Kind::automatic && core::has_more_rights()) {
     out->reset();
     *why =

@@ -168,13 +168,12 @@ class PiecePool {
   std::vector<Piece> pieces_;    // protected by mutex_; by number
   std::vector<uint32_t> idle_;   // protected by mutex_; idle pieces; capacity for all
   std::vector<uint32_t> empty_;  // protected by mutex_; numbers without memory; capacity for all
-  std::vector<uint32_t>
-      left_;  // protected by mutex_; shared, without a block, could not be destroyed; capacity for all
+  std::vector<uint32_t> left_;   // protected by mutex_; shared pieces still to be destroyed; capacity for all
 };
 
-// A pool for each size of unit; pieces are numbered per size. Before a piece is made because none
-// of its size is idle, idle ones of other sizes go, as many bytes. So there are never more bytes in
-// all than units had at some time, except pieces that cannot be destroyed.
+// A pool for each size of unit; pieces are numbered per size. A piece is made when none of its size
+// is idle. Before that, idle ones of other sizes are destroyed, as many bytes as it has. So there
+// are never more bytes in all than units had at some time, except pieces that cannot be destroyed.
 class PiecePools {
  public:
   using Make = std::function<core::Status(size_t size, uint32_t number, Piece* out)>;

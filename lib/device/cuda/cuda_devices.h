@@ -8,7 +8,7 @@
 // - Such parts are prefetched one at a time, on an otherwise empty stream, and synchronised. No
 //   copy is queued behind a prefetch.
 //
-// Locks are leaves; none is taken while another is held, but Gpu::mutex under a lock of Clearing.
+// Locks are leaves: none is taken under another, except Gpu::mutex under a lock of Clearing.
 // - uvm_mutex_: the file
 // - Gpu::open_mutex: first use; held while the context is made
 // - Gpu::mutex: reason, idle streams and events
@@ -35,7 +35,7 @@ inline void* pointer(uintptr_t address) {
 
 struct PagingMemory;  // cuda_paging.cpp
 
-// How a thread waits for an event: asleep until the device interrupts the CPU, or by looking at it.
+// How a thread waits for an event: asleep until the device interrupts the CPU, or by polling.
 enum class Waits : uint8_t { asleep, looking };
 struct EventPool {
   std::vector<CUevent> idle;

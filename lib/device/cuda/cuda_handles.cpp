@@ -30,13 +30,13 @@ using cuda::Timeline;
 
 namespace {
 
-constexpr unsigned kSayAfter = 1000;  // refused tries, one each ms, until the log says so
-// Bytes from which on a kernel makes zeros. The caller then waits until the kernel has begun, but
-// for no copy: worse for small blocks, much better for large ones.
+constexpr unsigned kSayAfter = 1000;  // refused tries, 1 ms apart, before the log says so
+// A kernel makes zeros of this many bytes or more. The caller then waits until the kernel has begun,
+// but for no copy: worse for small blocks, much better for large ones.
 constexpr size_t kClearedByKernel = size_t{8} << 20;
-// Smallest unit for which mapping has an order among copies and unmapping. Smaller units take as
-// long to map as to copy. Both go on side by side in any order, and waiting for an order loses what
-// the order wins.
+// Mapping of units of this size and more is ordered against copies and unmapping. Smaller units take
+// as long to map as to copy: the two go on side by side in any order, and waiting for an order costs
+// what the order saves.
 constexpr size_t kMappedInTurn = size_t{8} << 20;
 // Most units that one call gives access to. During the call no other thread maps or unmaps, which
 // takes long beside copies that mapping waits for.
@@ -334,7 +334,7 @@ void CudaDevices::let_unmapping_go_first() {
 }
 
 // Gives access to several adjacent units by one call. Alone that takes as long as a call for each;
-// it wins where other threads call the driver at the same time (the cause is not profiled).
+// it helps if other threads call the driver at the same time (the cause is not profiled).
 Status CudaDevices::backend_show(const Span& span) {
   Timeline timeline("map");
   if (Status s = notice(gpu(span.unit(0).device.load())); !s.ok()) return s;
@@ -378,7 +378,7 @@ Status CudaDevices::backend_show(const Span& span) {
       if (size >= kMappedInTurn) let_unmapping_go_first();
       const CUdeviceptr at = span.address() + i * size;
       const size_t run = (next - i) * size;
-      // Access of other devices is advice: go on without if it is refused.
+      // Access for other devices is only advice: go on without if it is refused.
       CUresult given = driver_.mem_set_access(at, run, &access[0], access.size());
       if (given != CUDA_SUCCESS && access.size() > 1) given = driver_.mem_set_access(at, run, &access[0], 1);
       s = result(g, given, "giving access to a block");

@@ -21,7 +21,7 @@ namespace vmem::device {
 
 namespace {
 
-constexpr unsigned kSayAfter = 1000;  // refused tries, one each ms, until the log says so
+constexpr unsigned kSayAfter = 1000;  // refused tries, 1 ms apart, before the log says so
 
 Status protect(uintptr_t address, size_t size, int protection) {
   if (mprotect(reinterpret_cast<void*>(address), size, protection) == 0) return {};
