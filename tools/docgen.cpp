@@ -1,6 +1,7 @@
-// docgen FOLDER [HEADER]: writes the pages of the documentation that come from the code: FOLDER/settings.md and
-// FOLDER/man/vmem-settings.7 from the table of settings, FOLDER/man/libvmem-tier.3 from HEADER (include/vmem/vmem.h).
-// docgen --calls FOLDER [HEADER]: writes a manual page of each call of HEADER, FOLDER/CALL.3vmem, and nothing else.
+// docgen FOLDER [HEADER] writes the generated pages of the documentation: FOLDER/settings.md and
+// FOLDER/man/vmem-settings.7 from the table of settings, and FOLDER/man/libvmem-tier.3 from HEADER
+// (include/vmem/vmem.h). docgen --calls FOLDER [HEADER] writes one manual page for each call of
+// HEADER, FOLDER/CALL.3vmem, and nothing else.
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
@@ -21,7 +22,7 @@ bool write(const std::string& path, const std::string& text) {
   return static_cast<bool>(out);
 }
 
-// A line of text for roff: nothing in it is a request or an escape.
+// Escapes a line of text for roff, so that none of it is a request or an escape.
 std::string roff(const std::string& line, bool code) {
   std::string out;
   for (const char c : line) {
@@ -36,7 +37,7 @@ std::string roff(const std::string& line, bool code) {
   return !out.empty() && (out[0] == '.' || out[0] == '\'') ? "\\&" + out : out;
 }
 
-// A comment's lines without its signs, one paragraph per element.
+// Strips a comment's markers and returns one paragraph per element.
 std::vector<std::string> paragraphs(const std::vector<std::string>& comment) {
   std::vector<std::string> out{""};
   for (std::string line : comment) {
@@ -56,7 +57,7 @@ std::vector<std::string> paragraphs(const std::vector<std::string>& comment) {
   return out;
 }
 
-// What is declared, with the comment over it.
+// A declaration with the comment above it.
 struct Item {
   std::vector<std::string> comment, code;
 };
@@ -80,14 +81,14 @@ std::vector<Item> items_of(const std::string& header) {
   return items;
 }
 
-// Guards, pragmas and the like: not for readers.
+// Returns true for guards, pragmas and similar lines, which readers do not need.
 bool machinery(const Item& item) {
   if (item.code.empty()) return true;
   const std::string& first = item.code.front();
   return first.rfind("#if", 0) == 0 || first.rfind("#include", 0) == 0 || first.rfind("#endif", 0) == 0;
 }
 
-// The name that a line of code declares, if it declares a call; else "".
+// Returns the name of the call that a line of code declares, or "".
 std::string call_of(const std::string& line) {
   const size_t open = line.find('(');
   if (open == std::string::npos || line[0] == '\t' || line[0] == ' ' || line[0] == '#') return "";
@@ -100,7 +101,7 @@ bool is_name(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// Whether `text` has `name` as a word of its own.
+// Returns true if `text` contains `name` as a whole word.
 bool mentions(const std::string& text, const std::string& name) {
   for (size_t at = text.find(name); at != std::string::npos; at = text.find(name, at + 1)) {
     if ((at == 0 || !is_name(text[at - 1])) && (at + name.size() == text.size() || !is_name(text[at + name.size()]))) {
@@ -116,7 +117,8 @@ std::string joined(const std::vector<std::string>& lines, const char* between) {
   return out;
 }
 
-// Text of a comment as a manual page has it: `x` in italics, errors with a minus sign that can be searched for.
+// Marks up a comment for a manual page: `x` in italics, errors with a minus sign that can be
+// searched for.
 std::string marked(const std::string& text) {
   std::string out;
   bool inside = false;
@@ -133,7 +135,8 @@ std::string marked(const std::string& text) {
   return out;
 }
 
-// What a call does, in a line: the beginning of its comment, up to the first sign that ends or interrupts a sentence.
+// Summarizes a call in a line: the start of its comment, up to the first sign that ends or
+// interrupts a sentence.
 std::string summary(const std::vector<std::string>& comment) {
   std::string text;
   for (const char c : comment.empty() ? std::string() : comment.front()) {
@@ -146,12 +149,12 @@ std::string summary(const std::vector<std::string>& comment) {
   }
   text.resize(end);
   if (!text.empty() && text.back() == '.') text.pop_back();
-  // Not a name in capitals.
+  // Leaves a name in capitals as it is.
   if (text.size() > 1 && std::isupper(text[1]) == 0) text[0] = static_cast<char>(std::tolower(text[0]));
   return text;
 }
 
-// What the comment over the include guard says: it holds for every call.
+// Returns the comment above the include guard, which holds for every call.
 std::string about(const std::vector<Item>& items) {
   std::string out;
   for (const Item& item : items) {
@@ -171,7 +174,7 @@ std::vector<std::string> calls_of(const Item& item) {
   return out;
 }
 
-// The page of the calls that `item` declares: with the types and constants that they name.
+// Returns the page of the calls that `item` declares, with the types and constants that they name.
 std::string call_page(const std::vector<Item>& items, const Item& item) {
   const std::vector<std::string> calls = calls_of(item);
   const std::vector<std::string> text = paragraphs(item.comment);

@@ -1,5 +1,5 @@
-// C += A * B of t x t fp32 numbers by a BLAS that is looked for when the program runs, or by a plain loop. Used by
-// examples.
+// C += A * B for t x t fp32 matrices, by a BLAS library loaded at run time or by a plain loop. Used
+// by the examples.
 #pragma once
 
 #include <dlfcn.h>
@@ -14,7 +14,7 @@ namespace blas {
 
 class Library {
  public:
-  // path: of the library; "" looks for the usual names; "none": the loop.
+  // path: the library's path; "" tries the usual names; "none" uses the loop.
   explicit Library(const std::string& path) {
     if (path == "none") return;
     const std::vector<std::string> usual = {"libopenblas.so.0", "libmkl_rt.so.2", "libblis.so.4", "libblas.so.3"};
@@ -25,7 +25,7 @@ class Library {
       if (sgemm_ == nullptr) continue;
       Dl_info info;
       name_ = name;
-      // What lies behind the name: several libraries go by libblas.so.3.
+      // Finds the real file: several libraries install a link libblas.so.3.
       if (dladdr(reinterpret_cast<void*>(sgemm_), &info) != 0 && info.dli_fname != nullptr) {
         char* real = realpath(info.dli_fname, nullptr);
         name_ = real != nullptr ? real : info.dli_fname;
@@ -37,7 +37,7 @@ class Library {
   }
   std::string words() const { return sgemm_ != nullptr ? "BLAS of " + name_ : "a plain loop: no BLAS was found"; }
   bool found() const { return sgemm_ != nullptr; }
-  // By rows: C' = B' * A' for a library that counts by columns.
+  // Row-major: computes C' = B' * A' because the library is column-major.
   void tile(const float* a, const float* b, float* c, size_t t) const {
     const int n = static_cast<int>(t);
     const float one = 1;

@@ -1,5 +1,5 @@
-// The command line of an example or a tool, and how it ends: what is wrong is said in one line that begins with the
-// program's name.
+// Parses the command line of an example or a tool and chooses its exit status. An error is one line
+// on stderr that begins with the program's name.
 #pragma once
 
 #include <fcntl.h>
@@ -16,7 +16,7 @@
 #include "core/status.h"
 #include "core/text.h"
 
-// For an option's transform(): a size as settings are given, from `least` to `most` bytes.
+// For an option's transform(): parses a size as settings do and accepts `least` to `most` bytes.
 inline CLI::Validator size_from(uint64_t least, uint64_t most = uint64_t{1} << 50) {
   return {[least, most](std::string& text) -> std::string {
             uint64_t bytes = 0;
@@ -31,13 +31,13 @@ inline CLI::Validator size_from(uint64_t least, uint64_t most = uint64_t{1} << 5
           "SIZE"};
 }
 
-// The same with the bounds of a setting.
+// Like size_from(), with the bounds of a setting.
 inline CLI::Validator size_of(vmem::core::Option setting) {
   const vmem::core::OptionInfo& info = vmem::core::option_table()[static_cast<size_t>(setting)];
   return size_from(info.min, info.max);
 }
 
-// For an option's check(): CLI::Range takes NaN, whatever the bounds are.
+// For an option's check(): CLI::Range would accept NaN.
 inline CLI::Validator between(double least, double most) {
   const std::string words = vmem::core::strprintf("%g to %g", least, most);
   return {[=](std::string& text) -> std::string {
@@ -48,7 +48,8 @@ inline CLI::Validator between(double least, double most) {
           words};
 }
 
-// An empty variable of a shell is no name of a file, and is not as if nothing was given either.
+// Refuses an option whose value is empty, such as an unset shell variable: it is neither a file
+// name nor a missing option.
 inline void refuse_empty(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     for (const std::string& text : option->results()) {
@@ -58,21 +59,24 @@ inline void refuse_empty(const CLI::App& app) {
   for (const CLI::App* command : app.get_subcommands()) refuse_empty(*command);
 }
 
-// Where a standard stream was closed, the next file that is opened has its number, and gets what is printed.
+// Opens /dev/null on closed standard streams. Otherwise the next file opened would get that
+// descriptor, and printed text would go into the file.
 inline void open_closed_streams() {
   for (int fd = 0; fd < 3; ++fd) {
     if (fcntl(fd, F_GETFD) < 0) static_cast<void>(open("/dev/null", O_RDONLY));  // a write is an error
   }
 }
 
-// The status to end with: a full disk or a closed output does not look like success.
+// Returns the exit status: `status`, or 1 if standard output could not be written (a full disk, a
+// closed pipe).
 inline int ended(const char* name, int status) {
   if (fflush(stdout) == 0 && ferror(stdout) == 0) return status;
   fprintf(stderr, "%s: standard output cannot be written\n", name);
   return status != 0 ? status : 1;
 }
 
-// The status to end with, if the program is not to go on: 0 after --help, 2 for a line that is not understood.
+// Returns the exit status if the program must end now (0 after --help, 2 for a bad command line),
+// else nullopt.
 inline std::optional<int> command_line(CLI::App& app, const char* name, int argc, char** argv) {
   try {
     app.parse(argc, argv);
@@ -86,8 +90,8 @@ inline std::optional<int> command_line(CLI::App& app, const char* name, int argc
   }
 }
 
-// What `run` returns; 1 where a result is wrong or cannot be made or printed, 2 where the command line or an input is
-// not right.
+// Returns the status of `run`; 1 if a result is wrong or cannot be made or printed; 2 if the
+// command line or an input is wrong.
 template <typename Run>
 int run_to_end(const char* name, Run run) {
   open_closed_streams();
@@ -101,7 +105,7 @@ int run_to_end(const char* name, Run run) {
   return ended(name, status);
 }
 
-// An example from its command line to its status.
+// Parses the command line and runs an example. Returns its exit status.
 template <typename Run>
 int run_program(CLI::App& app, const char* name, int argc, char** argv, Run run) {
   return run_to_end(name, [&] {

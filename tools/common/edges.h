@@ -1,12 +1,13 @@
-// Edges of a graph as people have them. Used by examples.
+// Reads the edges of a graph from a file. Used by the examples. Two formats are accepted:
 //
-// - An edge list: two vertices a line, from 0, between them blanks, tabs or one comma. Behind them may be a weight and
-//   a time (two numbers at most), or attributes ({..}), which are left out. # and % begin comments.
-// - Matrix Market's coordinates, by the format's rules: vertices from 1, and as many as the matrix has rows. Of a
-//   symmetric, skew-symmetric or Hermitian matrix each entry is an edge both ways. An entry is an edge, whatever its
-//   value is.
+// - An edge list: two vertices a line, counted from 0, separated by blanks, tabs or one comma. A
+//   weight and a time (at most two numbers) or attributes ({..}) may follow and are ignored. # and
+//   % begin comments.
+// - Matrix Market's coordinate format: vertices count from 1, and there are as many as the matrix
+//   has rows. Each entry of a symmetric, skew-symmetric or Hermitian matrix is an edge in both
+//   directions. An entry is an edge whatever its value.
 //
-// Anything else is refused, with its line and the reason.
+// Any other input is refused with its line number and the reason.
 #pragma once
 
 #include <algorithm>
@@ -37,7 +38,7 @@ inline std::string lower(std::string_view text) {
   return out;
 }
 
-// The words of a line, which any of `between` separate.
+// Splits a line into words at any of the characters in `between`.
 inline void split(std::string_view line, const char* between, std::vector<std::string_view>* words) {
   words->clear();
   for (size_t at = line.find_first_not_of(between); at != std::string_view::npos;
@@ -48,14 +49,14 @@ inline void split(std::string_view line, const char* between, std::vector<std::s
   }
 }
 
-// The whole word is a number of this type.
+// Returns true if the whole word is a number of type T.
 template <typename T>
 bool is_number(std::string_view word, T* out) {
   const auto [end, err] = std::from_chars(word.data(), word.data() + word.size(), *out);
   return err == std::errc() && end == word.data() + word.size() && !word.empty();
 }
 
-// The same where a plus sign may come before it, and (of a real number) whatever its size is.
+// Like is_number(), but accepts a leading plus sign and a real number of any size.
 template <typename T>
 bool is_value(std::string_view word) {
   if (word.size() > 1 && word[0] == '+' && word[1] != '-') word.remove_prefix(1);
@@ -65,7 +66,7 @@ bool is_value(std::string_view word) {
          end == word.data() + word.size();
 }
 
-// A line that begins like Matrix Market's first.
+// Returns true if a line begins like Matrix Market's first line.
 inline bool is_banner(std::string_view line) {
   const size_t at = line.find_first_not_of("% \t");
   return at != std::string_view::npos && line.substr(0, at).find('%') != std::string_view::npos &&
@@ -74,7 +75,7 @@ inline bool is_banner(std::string_view line) {
 
 class Market {
  public:
-  // The first line. The functions return why the line is refused; "": it is not.
+  // Parses the first line. Each parser returns why the line is refused, or "".
   std::string banner(std::string_view line) {
     const std::string text = lower(line);
     split(text, " \t", &words_);
@@ -139,7 +140,7 @@ class Market {
   uint64_t vertices_ = 0, entries_ = 0;
 };
 
-// One line of an edge list; why it is refused, or "".
+// Parses one line of an edge list. Returns why it is refused, or "".
 inline std::string list_line(std::string_view line, uint64_t (&ends)[2]) {
   constexpr const char* kBlanks = " \t";
   const auto skip = [&](const char* what) { line.remove_prefix(std::min(line.find_first_not_of(what), line.size())); };
@@ -168,7 +169,8 @@ inline std::string list_line(std::string_view line, uint64_t (&ends)[2]) {
   return "";
 }
 
-// Calls edge(from, to) for each edge of the file; vertices count from 0. Returns how many vertices there are.
+// Calls edge(from, to) for each edge of the file; vertices count from 0. Returns the number of
+// vertices.
 template <typename Edge>
 uint64_t read(const input::File& file, Edge edge) {
   Lines lines(file, kLongestLine);
@@ -211,8 +213,8 @@ uint64_t read(const input::File& file, Edge edge) {
   return market ? matrix.vertices() : vertices;
 }
 
-// The edges of a file that read() took, by a second way, for a check of the first: with the C library's lines and
-// numbers, and with no rules.
+// Reads the edges a second way, to check read(): uses the C library's line and number parsing and
+// no format rules.
 template <typename Edge>
 void read_plainly(const input::File& file, Edge edge) {
   const std::unique_ptr<FILE, int (*)(FILE*)> text(fopen(file.again().c_str(), "re"), fclose);

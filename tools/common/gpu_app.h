@@ -1,8 +1,10 @@
-// The application's side of a device, for the example and the benchmark: streams, plain device memory, copies, times.
-// Two backends: CUDA, and the simulated device of libvmem (lib/device/sim/sim_device.h), on which a program runs end to
-// end without a GPU; its figures mean nothing. Failures are exceptions with words.
+// The application's side of a device, for the example and the benchmark: streams, plain device
+// memory, copies, times. There are two backends: CUDA, and libvmem's simulated device
+// (lib/device/sim/sim_device.h). On the simulated device a program runs end to end without a GPU,
+// but its figures mean nothing. Failures are exceptions with a message.
 //
-// The simulated device lives between vmem_init() and vmem_shutdown(): so must everything made here.
+// The simulated device exists only between vmem_init() and vmem_shutdown(), and so must every
+// object made here.
 #pragma once
 
 #include <cstdint>
@@ -28,16 +30,17 @@ class Mark {
  public:
   virtual ~Mark() = default;
   virtual void wait() = 0;                       // sleeps until the stream is there
-  virtual double seconds_since(Mark& from) = 0;  // both reached
+  virtual double seconds_since(Mark& from) = 0;  // both must have been reached
 };
 using MarkPtr = std::unique_ptr<Mark>;
 
 class App {
  public:
   virtual ~App() = default;
-  virtual const char* setting() const = 0;  // of libvmem's "device"
+  virtual const char* setting() const = 0;  // value for libvmem's setting "device"
   virtual std::string words() = 0;          // the device, the driver
-  // Managed memory that this process may have alive: unified memory beyond what the card has can hang the driver.
+  // Managed memory that this process may have allocated at once: unified memory beyond the card's
+  // size can hang the driver.
   virtual uint64_t managed_limit() = 0;
   virtual uint64_t free_bytes() = 0;  // device memory
   virtual void* stream() = 0;
@@ -174,8 +177,8 @@ class CudaApp final : public App {
 };
 #endif
 
-// wanted: a value of setting device, but none. Null where there is no such device, and *why says why. auto is cuda
-// where there is a GPU.
+// wanted: a value of the setting device other than none. auto means cuda if there is a GPU. Returns
+// null if there is no such device, with the reason in *why.
 inline std::unique_ptr<App> make_app(const std::string& wanted, std::string* why) {
   if (wanted.starts_with("sim")) return std::make_unique<SimApp>(wanted);
 #ifdef VMEM_HAVE_CUDA

@@ -1,4 +1,5 @@
-// Memory and streams of a gpuapp::App that end with the object, and what copies between them reach.
+// Memory and streams of a gpuapp::App with the lifetime of an object, and the copy rate between
+// them.
 #pragma once
 
 #include <sys/mman.h>
@@ -74,7 +75,8 @@ class Stream {
   void* stream_;
 };
 
-// GB/s of copies between pinned and plain memory in pieces: a limit to hold figures against. in: to the device.
+// Measures copies between pinned and plain memory in pieces, in GB/s, as a limit to compare figures
+// with. in: to the device.
 inline double copy_rate(App& app, Pinned& host, Plain& device, size_t piece, uint64_t total, bool in) {
   Stream a(app), b(app);
   const size_t span = std::min(host.size(), device.size()) / piece * piece;

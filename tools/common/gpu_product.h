@@ -1,5 +1,5 @@
-// Products of matrices, for the examples: by cuBLAS, which is loaded when it is asked for, so that the program starts
-// where there is none; on the simulated device, and without a device, by a CPU.
+// Matrix products for the examples. cuBLAS computes them; it is loaded on demand, so the program
+// also starts without it. On the simulated device, or without a device, a CPU computes them.
 //   run   Y = X * W of square 16-bit matrices: fp16, fp32 sums; on the simulated device whole numbers modulo 65536
 //   tile  C += A * B of t x t fp32 numbers
 #pragma once
@@ -22,7 +22,7 @@ class Product {
   virtual void tile(const float* a, const float* b, float* c, size_t t, void* stream) = 0;
 };
 
-// C += A * B by the calling thread.
+// Computes C += A * B on the calling thread.
 inline void multiply_tile(const float* a, const float* b, float* c, size_t t) {
   for (size_t i = 0; i < t; ++i) {
     for (size_t k = 0; k < t; ++k) {
@@ -66,7 +66,7 @@ class SimProduct final : public Product {
 #ifdef VMEM_HAVE_CUDA
 class CublasProduct final : public Product {
  public:
-  // path: of the library; "" looks for the usual names. Throws where there is none.
+  // path: the library's path; "" tries the usual names. Throws if no library is found.
   explicit CublasProduct(const std::string& path) {
     std::string tried;
     for (const std::string& name : path.empty()
@@ -88,7 +88,7 @@ class CublasProduct final : public Product {
     find("cublasGetVersion_v2", &version_);
     must(create_(&handle_), "cublasCreate");
   }
-  ~CublasProduct() override { destroy_(handle_); }  // the library stays: its threads may
+  ~CublasProduct() override { destroy_(handle_); }  // the library stays loaded: its threads may still run
   std::string words() const override {
     int v = 0;
     version_(handle_, &v);

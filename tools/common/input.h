@@ -1,5 +1,5 @@
-// Files that a program is given: ordinary files with as many bytes as they say, which can be read again and again.
-// Used by examples.
+// Input files of a program: regular files that really have the size they report and can be read
+// repeatedly. Used by the examples.
 #pragma once
 
 #include <fcntl.h>
@@ -14,18 +14,19 @@
 
 namespace input {
 
-// An argument or an input is not right: the program ends with status 2 (common/command_line.h).
+// An argument or an input is wrong: the program ends with status 2 (common/command_line.h).
 class Refused : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The line of a text that is not right, and why.
+// Names the wrong line of a text, and the reason.
 inline Refused refused_line(const std::string& path, uint64_t line, const std::string& why) {
   return Refused(path + ", line " + std::to_string(line) + ": " + why);
 }
 
-// Why a file of this mode cannot be read again, as the end of a sentence; "" for an ordinary file.
+// Why a file of this mode cannot be read repeatedly, as the end of a sentence; "" for a regular
+// file.
 inline std::string kind_words(mode_t mode) {
   constexpr const char* kOnce = ", which can be read only once: write what comes from it to a file, and give that";
   if (S_ISREG(mode)) return "";
@@ -37,7 +38,8 @@ inline std::string kind_words(mode_t mode) {
 
 class File {
  public:
-  // Refuses what is no ordinary file, without opening it, and files of the kernel's (/proc, /sys), whose size is none.
+  // Refuses anything but a regular file, without opening it, and files of /proc and /sys, which
+  // report size 0.
   explicit File(const std::string& path) : path_(path) {
     if (stat(path.c_str(), &status_) != 0) throw Refused(path + ": " + strerrordesc_np(errno));
     if (!S_ISREG(status_.st_mode)) throw Refused(path + " " + kind_words(status_.st_mode));
@@ -59,9 +61,10 @@ class File {
   int fd() const { return fd_; }
   uint64_t size() const { return static_cast<uint64_t>(status_.st_size); }
   const struct stat& status() const { return status_; }
-  // To open it again: this file, whatever has its name by then.
+  // A path to open this file again, even if its name now leads to another file.
   std::string again() const { return "/proc/self/fd/" + std::to_string(fd_); }
-  // Reads `size` bytes at an offset, to plain memory: a system call may not wait for a block of a region.
+  // Reads `size` bytes at an offset into plain memory: a system call must not wait for a block of a
+  // region.
   void read(void* to, size_t size, uint64_t at) const {
     for (size_t done = 0; done < size;) {
       const ssize_t n = pread(fd_, static_cast<char*>(to) + done, size - done, static_cast<off_t>(at + done));
@@ -71,7 +74,7 @@ class File {
       done += static_cast<size_t>(n);
     }
   }
-  // For a file that is read several times: it may be somebody else's.
+  // For a file that is read several times: another user may own it and change it.
   void must_be_unchanged() const {
     struct stat now;
     const auto same = [](const timespec& a, const timespec& b) {

@@ -1,4 +1,4 @@
-// Lines of a text, by and by. Used by examples.
+// Reads a text line by line. Used by the examples.
 #pragma once
 
 #include <fcntl.h>
@@ -17,12 +17,14 @@
 
 class Lines {
  public:
-  // most: bytes of a line. A file may have one that no memory would hold. Of what can be read only once, too.
+  // most: the longest line in bytes; a longer one might not fit into memory. Also accepts files
+  // that can be read only once.
   Lines(const std::string& path, size_t most)
       : path_(path), most_(most), own_(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOCTTY)), fd_(own_) {
     if (fd_ < 0) throw input::Refused(path + ": " + strerrordesc_np(errno));
   }
-  // From the file's beginning, no further than its size was: one that grows all the time would have no end.
+  // Reads from the file's beginning up to its size at open: a file that keeps growing would never
+  // end.
   Lines(const input::File& file, size_t most)
       : path_(file.path()), most_(most), fd_(file.fd()), at_(0), end_(file.status().st_size) {}
   Lines(const Lines&) = delete;
@@ -30,8 +32,8 @@ class Lines {
   ~Lines() {
     if (own_ >= 0) close(own_);
   }
-  // The next line, without its end. False: there are no more. A file that cannot be read to its end is an exception,
-  // and so is a line that is too long.
+  // Gets the next line, without its end. Returns false at the end of the file. Throws if the file
+  // cannot be read or a line is too long.
   bool next(std::string* line) {
     line->clear();
     ++number_;
@@ -47,7 +49,7 @@ class Lines {
       if (end != nullptr) return true;
     }
   }
-  // Of the line that next() gave, from 1.
+  // The number of the line that next() returned, from 1.
   uint64_t number() const { return number_; }
 
  private:
@@ -66,7 +68,7 @@ class Lines {
   std::string path_;
   size_t most_;
   int own_ = -1, fd_;
-  off_t at_ = -1, end_ = 0;  // -1: where the descriptor is
+  off_t at_ = -1, end_ = 0;  // -1: read at the descriptor's own position
   std::vector<char> buffer_ = std::vector<char>(64 << 10);
   size_t used_ = 0, filled_ = 0;
   uint64_t number_ = 0;

@@ -1,4 +1,4 @@
-// Matrices of 32-bit floats in NumPy's files (.npy, written by rows). Used by examples.
+// Matrices of 32-bit floats in NumPy's file format (.npy, row-major). Used by the examples.
 #pragma once
 
 #include <fcntl.h>
@@ -20,12 +20,12 @@
 
 namespace npy {
 
-// A header: a dictionary as Python writes it, with the three keys in any order.
+// Parses a header: a Python dictionary literal with the three keys in any order.
 class Header {
  public:
-  // longs: numbers may end with L, as those of Python 2 do.
+  // longs: numbers may end with L, as Python 2 writes them.
   Header(std::string_view text, bool longs) : text_(text), longs_(longs) {}
-  // Why it is refused, or "".
+  // Returns why the header is refused, or "".
   std::string parse() {
     bool again = false;
     if (!take('{')) return "has a header that is no dictionary";
@@ -61,7 +61,7 @@ class Header {
     ++at_;
     return true;
   }
-  // Without escapes; Python 2 writes u before it.
+  // Parses a string without escapes; Python 2 writes a u before it.
   bool string(std::string* out) {
     if (is_next('u')) ++at_;
     if (at_ >= text_.size() || (text_[at_] != '\'' && text_[at_] != '"')) return false;
@@ -93,7 +93,7 @@ class Header {
     const size_t from = at_;
     for (*out = 0; at_ < text_.size() && text_[at_] >= '0' && text_[at_] <= '9'; ++at_)
       *out = std::min<uint64_t>(*out * 10 + static_cast<uint64_t>(text_[at_] - '0'), kMost + 1);
-    const bool is = at_ > from && (text_[from] != '0' || at_ == from + 1);  // Python takes no zeros before a number
+    const bool is = at_ > from && (text_[from] != '0' || at_ == from + 1);  // Python accepts no leading zeros
     if (longs_ && at_ < text_.size() && text_[at_] == 'L') ++at_;
     return is;
   }
@@ -121,7 +121,8 @@ class Header {
   bool has_type_ = false, has_order_ = false, has_shape_ = false;
 };
 
-// A file that is read. Behind its numbers there may be more (NumPy reads the first of several arrays, too).
+// A file to read. More bytes may follow the numbers (NumPy, too, reads the first of several
+// arrays).
 class File {
  public:
   explicit File(const std::string& path) : file_(path) {
@@ -143,12 +144,12 @@ class File {
     if (const std::string why = header.parse(); !why.empty()) throw refused(why);
     rows = header.rows, columns = header.columns;
     data_ = before + size;
-    // In this order nothing of it wraps, whatever the shape is.
+    // This order of divisions cannot overflow for any shape.
     if ((file_.size() - data_) / 4 / columns < rows)
       throw refused("is cut off: it has " + std::to_string(file_.size() - data_) + " bytes for " +
                     std::to_string(rows) + " x " + std::to_string(columns) + " numbers");
   }
-  // `count` elements of a row from a column on, to plain memory.
+  // Reads `count` elements of a row from a column on into plain memory.
   void read(size_t row, size_t column, float* to, size_t count) const {
     file_.read(to, count * 4, data_ + (row * columns + column) * 4);
   }
@@ -165,7 +166,8 @@ class File {
   uint64_t data_ = 0;
 };
 
-// The same file by a second way, for a check of the first: a stream, and of the header only its length.
+// Reads the same file a second way, to check File: through a stream, using only the length of the
+// header.
 class Plain {
  public:
   explicit Plain(const input::File& file) : stream_(file.again(), std::ios::binary) {
@@ -177,7 +179,7 @@ class Plain {
       size |= static_cast<uint64_t>(stream_.get()) << shift;
     data_ = static_cast<uint64_t>(stream_.tellg()) + size;
   }
-  // How many of `count` elements from the `first` on, by rows, are not those, bit for bit.
+  // Counts which of `count` elements (row-major, from `first` on) differ bitwise from `those`.
   size_t differences(uint64_t first, const float* those, size_t count) {
     std::vector<float> read(count);
     stream_.seekg(static_cast<std::streamoff>(data_ + first * 4));
@@ -192,7 +194,7 @@ class Plain {
   uint64_t data_ = 0;
 };
 
-// A file that is there already is made one of this shape.
+// Turns an existing file into an .npy file of this shape.
 class NewFile {
  public:
   NewFile(const std::string& path, size_t rows, size_t columns)
@@ -208,7 +210,7 @@ class NewFile {
   NewFile(const NewFile&) = delete;
   NewFile& operator=(const NewFile&) = delete;
   ~NewFile() { close(fd_); }
-  // From plain memory.
+  // Writes from plain memory.
   void write(size_t row, size_t column, const float* from, size_t count) const {
     write_at(from, count * 4, data_ + (row * columns_ + column) * 4);
   }

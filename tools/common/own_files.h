@@ -1,5 +1,5 @@
-// Files that a program makes on its way to a result: gone however it ends, but by SIGKILL. Used by examples and
-// by vmemctl bench.
+// Temporary files on the way to a result. They are removed however the program ends, except by
+// SIGKILL. Used by the examples and by vmemctl bench.
 #pragma once
 
 #include <fcntl.h>
@@ -28,7 +28,8 @@ struct Slot {
 inline Slot slots[4];
 inline Slot folders[2];
 
-// Async-signal-safe. The signal then does what it does by default, with the program's exit status.
+// Removes the files, then raises the signal with its default action, so that the exit status shows
+// it. Async-signal-safe.
 inline void on_signal(int signal) {
   for (Slot& slot : slots) {
     if (slot.there.load()) unlink(slot.path);
@@ -42,8 +43,8 @@ inline void on_signal(int signal) {
   raise(signal);
 }
 
-// Also where libvmem could not get the bytes of a block (SIGBUS), nobody reads what is printed (SIGPIPE), or a limit is
-// met (SIGXCPU, SIGXFSZ).
+// Installs on_signal(), also for SIGBUS (libvmem could not provide a block), SIGPIPE (the reader of
+// the output has gone) and SIGXCPU, SIGXFSZ (a limit).
 inline void handle_signals() {
   struct sigaction ours = {}, before;
   ours.sa_handler = on_signal;
@@ -53,7 +54,8 @@ inline void handle_signals() {
   }
 }
 
-// What `make` does with the name of a result, as the command line has it: where it fails, that line is not right.
+// Runs `make`, which uses the name of a result from the command line. A failure counts as a wrong
+// command line.
 template <typename Make>
 decltype(auto) as_named(Make make) {
   try {
@@ -63,12 +65,12 @@ decltype(auto) as_named(Make make) {
   }
 }
 
-// For a result that must not replace anything.
+// Throws if the path exists: the result must not replace anything.
 inline void must_be_new(const std::string& path) {
   if (access(path.c_str(), F_OK) == 0) throw std::system_error(EEXIST, std::generic_category(), path);
 }
 
-// No signal comes while there is one of these: between a file and its name in a slot.
+// Blocks signals during its life: between the creation of a file and its entry in a slot.
 class NoSignals {
  public:
   NoSignals() {
@@ -84,14 +86,15 @@ class NoSignals {
   sigset_t before_;
 };
 
-// Where files go that nobody asked for by name.
+// The folder for files whose name the user did not choose.
 inline std::string temporary_place() {
   const char* tmp = secure_getenv("TMPDIR");
   return tmp != nullptr && tmp[0] != '\0' ? tmp : "/var/tmp";
 }
 
-// A new folder in `place` that nobody else can enter, under a name that nobody can guess: in a folder of
-// all users a name that is known beforehand is a link that somebody has put there. Removed at the end if it is empty.
+// A new folder in `place` that only this user can enter, under an unpredictable name: in a folder
+// of all users, another user could have put a link at a predictable name. The folder is removed at
+// the end if it is empty.
 class PrivateFolder {
  public:
   explicit PrivateFolder(const std::string& name, const std::string& place = temporary_place()) {
@@ -119,11 +122,11 @@ class PrivateFolder {
   Slot* slot_ = nullptr;
 };
 
-// A new file beside `path`, named after it: removed at the end unless it got its name, or was put in the place of
-// another.
+// A new file beside `path`, named after it. It is removed at the end unless it was renamed to its
+// final name or replaced another file.
 class OwnFile {
  public:
-  // mode: as open() takes it.
+  // mode: as for open().
   explicit OwnFile(const std::string& path, mode_t mode = 0666) {
     for (Slot& slot : slots) {
       if (!slot.there.load()) slot_ = &slot;
@@ -132,7 +135,7 @@ class OwnFile {
       throw std::system_error(ENAMETOOLONG, std::generic_category(), path);
     for (int n = 0; fd_ < 0; ++n) {
       path_ = path + "." + std::to_string(getpid()) + "." + std::to_string(n) + ".part";
-      const NoSignals quiet;  // a file that was there is not ours to remove
+      const NoSignals quiet;  // a file that existed before must not be removed by us
       fd_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
       const int why = errno;
       strcpy(slot_->path, path_.c_str());
@@ -151,20 +154,22 @@ class OwnFile {
   }
   const std::string& path() const { return path_; }
   int fd() const { return fd_; }
-  // To open it again: this file, whatever has its name by then in a folder that others may write to.
+  // A path to open this file again, even if another user has replaced its name in a shared folder.
   std::string again() const { return "/proc/self/fd/" + std::to_string(fd_); }
-  // At once and for good: whoever opens `path` finds the old file or the whole new one.
+  // Replaces `path` atomically and durably: an open of `path` finds the old file or the whole new
+  // one.
   void put_in_place_of(const std::string& path) {
     if (fsync(fd_) != 0 || rename(path_.c_str(), path.c_str()) != 0)
       throw std::system_error(errno, std::generic_category(), path);
     named(path);
   }
-  // The same where nothing may be: a file that came to be there meanwhile stays, and this one goes (EEXIST).
+  // Like put_in_place_of(), but fails with EEXIST if `path` exists; the existing file stays and
+  // this one is removed.
   void put_as_new(const std::string& path) {
     int rc = fsync(fd_);
     if (rc == 0) {
       rc = renameat2(AT_FDCWD, path_.c_str(), AT_FDCWD, path.c_str(), RENAME_NOREPLACE);
-      if (rc != 0 && (errno == EINVAL || errno == ENOSYS)) {  // not on this file system (NFS)
+      if (rc != 0 && (errno == EINVAL || errno == ENOSYS)) {  // not supported by this file system (NFS)
         rc = link(path_.c_str(), path.c_str());
         if (rc == 0) unlink(path_.c_str());
       }

@@ -1,4 +1,5 @@
-// Texts with "key, tab, value" in each line. A value may have tabs; empty lines are left out. Used by examples.
+// Reads texts with "key, tab, value" in each line. A value may contain tabs; empty lines are
+// skipped. Used by the examples.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,8 @@
 
 namespace pairs {
 
-// Calls pair(key, value, at) for each line; `at` is the value's offset in the file. longest: bytes of a line.
+// Calls pair(key, value, at) for each line; `at` is the value's offset in the file. longest: the
+// longest line in bytes.
 template <typename Pair>
 void read(const input::File& file, size_t longest, Pair pair) {
   Lines text(file, longest);

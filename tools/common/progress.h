@@ -1,5 +1,6 @@
-// What a program is at, on stderr: a bar that moves twice a second on a terminal; elsewhere a line at once, after a
-// second, and every ten. Without a total, how long it has taken so far. Used by examples.
+// Shows a program's progress on stderr. On a terminal a bar moves twice a second; elsewhere a line
+// appears at once, after a second, and every ten seconds. Without a total it shows the elapsed
+// time. Used by the examples.
 #pragma once
 
 #include <unistd.h>

@@ -1,5 +1,6 @@
-// The limit beside every figure: what io_uring with O_DIRECT and huge-page buffers gets from the same file system, in
-// the same run. Used by examples and benchmarks; not part of the library.
+// Measures what io_uring with O_DIRECT and huge-page buffers gets from the same file system in the
+// same run: the limit shown beside every figure. Used by the examples and benchmarks; not part of
+// the library.
 #pragma once
 
 #include <fcntl.h>
@@ -33,10 +34,11 @@ struct Plan {
   uint64_t total = 0;      // bytes to read (and, with write_back, to write)
   size_t block = 2 << 20;  // bytes an operation
   unsigned depth = 16;
-  unsigned buffers = 0;  // that take turns; 0: depth. A cache holds many, and transfers to many can cost more
+  // Buffers used in turn; 0: depth. A cache holds many buffers, and transfers to many can cost more.
+  unsigned buffers = 0;
   bool random = false;
   bool write = false;       // write instead of read
-  bool write_back = false;  // read each block and write it back: mixed
+  bool write_back = false;  // mixed: read each block and write it back
   bool direct = true;
   uint64_t seed = 1;
 };
@@ -45,7 +47,7 @@ inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Of the process, all its threads.
+// CPU time of all threads of the process.
 inline double cpu_seconds() {
   rusage u;
   getrusage(RUSAGE_SELF, &u);
@@ -146,8 +148,8 @@ out:
   return result;
 }
 
-// Fills a file with bytes that do not compress, through O_DIRECT where possible: a new one, or the caller's own, by no
-// other name. Returns "" or what failed.
+// Fills a file with incompressible bytes, through O_DIRECT where possible. `path` is a new file or
+// the caller's own, opened under no other name. Returns "" or what failed.
 inline std::string fill(const std::string& path, uint64_t bytes, uint64_t seed,
                         const std::function<void(uint64_t)>& wrote = {}) {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0600);

@@ -1,6 +1,7 @@
-// Edges of a synthetic graph of 2^scale vertices, row by row, so that nothing needs sorting: R-MAT (Chakrabarti, Zhan,
-// Faloutsos, "R-MAT: a recursive model for graph mining", SDM 2004) with quadrants of 0.57, 0.19, 0.19 and 0.05, or
-// uniform. A row has as many edges as it is expected to have; each bit of a column depends on that bit of the row.
+// Generates the edges of a synthetic graph of 2^scale vertices row by row, so that no sorting is
+// needed. The graph is R-MAT (Chakrabarti, Zhan, Faloutsos, "R-MAT: a recursive model for graph
+// mining", SDM 2004) with quadrants of 0.57, 0.19, 0.19 and 0.05, or uniform. A row has its
+// expected number of edges; each bit of a column depends on the same bit of the row.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct Generator {
     for (unsigned b = 0; b < scale && !uniform; ++b) d *= (row >> b & 1) != 0 ? 0.48 : 1.52;
     return static_cast<uint64_t>(d + static_cast<double>(mix(row + 1) >> 11) * 0x1p-53);
   }
-  // The first `count` edges of a row, in no order; the same at every call.
+  // Writes the first `count` edges of a row, unordered; the same at every call.
   void edges_of(uint64_t row, uint32_t* edges, uint64_t count) const {
     for (uint64_t i = 0; i < count; ++i) {
       uint64_t column = 0, random = 0;

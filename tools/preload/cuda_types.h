@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What <vmem/cuda.h> takes from CUDA's headers, with the signatures of CUDART_VERSION: this is built without a toolkit.
- */
+/* The declarations of CUDA that <vmem/cuda.h> uses, with the signatures of CUDART_VERSION: this is built without a
+   toolkit. */
 #ifndef VMEM_PRELOAD_CUDA_TYPES_H
 #define VMEM_PRELOAD_CUDA_TYPES_H
 
@@ -50,7 +50,7 @@ cudaError_t cudaMemPrefetchAsync(const void* ptr, size_t size, int device, cudaS
 cudaError_t cudaMemAdvise(const void* ptr, size_t size, enum cudaMemoryAdvise advice, int device);
 #endif
 
-/* libvmem's, of whichever copy of it the process has: preload.c. */
+/* The calls of the process's copy of libvmem, wherever it is: preload.c. */
 #define vmem_query vmem_preload_query
 #define vmem_prefetch vmem_preload_prefetch
 #define vmem_advise vmem_preload_advise

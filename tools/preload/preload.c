@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * libvmem-cuda-calls.so, for LD_PRELOAD: a program's own cudaMemPrefetchAsync and cudaMemAdvise on addresses of regions
- * ask libvmem, as <vmem/cuda.h> has them, in programs that are not compiled with it. All other ranges are CUDA's.
+ * libvmem-cuda-calls.so, for LD_PRELOAD. It makes a program's own cudaMemPrefetchAsync and cudaMemAdvise work on
+ * regions, as <vmem/cuda.h> does for programs that are compiled with it. Other ranges go to CUDA.
  *
- * It needs neither libvmem nor CUDA: both are found when a call comes, in whatever the process has loaded by then. A
- * process that has no libvmem has no regions. Nothing is kept between calls, so there is nothing to protect.
+ * It links neither libvmem nor CUDA: each call looks both up in what the process has loaded by then. A process without
+ * libvmem has no regions. No state is kept between calls, so no lock is needed.
  *
- * The two calls have one name and two signatures. Arguments are taken as the registers they come in (x86-64 and aarch64
- * pass integers and a struct of two ints alike), and read as the runtime that the caller has says that they are meant.
+ * Each of the two calls has one name and two signatures. The arguments are taken as raw registers (x86-64 and aarch64
+ * pass integers and a struct of two ints alike) and interpreted by the version of the caller's runtime.
  */
 #include "preload.h"
 
@@ -19,7 +19,7 @@
 #define NOT_INITIALIZED 3     /* cudaErrorInitializationError */
 #define PER_THREAD ((void*)2) /* cudaStreamPerThread */
 
-/* dlsym gives objects; ISO C has no way from there to a function but through memory. */
+/* dlsym returns object pointers; ISO C converts them to function pointers only through memory. */
 union call {
   void* object;
   int (*query)(const void*, size_t, struct vmem_residency*);
@@ -28,7 +28,8 @@ union call {
   int (*version)(int*);
 };
 
-/* A shared one, however it was loaded; or the program's own, where it lets others see it (-rdynamic). */
+/* Finds libvmem's call: in a shared libvmem, however it was loaded, or in the program itself, if exported (-rdynamic).
+ */
 static union call of_libvmem(const char* name) {
   union call found;
   void* library;
@@ -61,8 +62,9 @@ int vmem_preload_advise(const void* ptr, size_t size, int advice, int location) 
 }
 
 /*
- * Of the runtime that the caller is linked with, of which a process may have several: what it, or what it needs, has.
- * The program itself is linked with what everybody sees behind this library. own: is not meant.
+ * Finds a call of the runtime that the caller is linked with; a process may have several runtimes. Looks in the
+ * caller's module and its dependencies, then (for the program itself) in what follows this library. own: this
+ * library's own function, which is not wanted.
  */
 static union call of_cuda(const char* name, const void* caller, const void* own) {
   static const char* const names[] = {"libcudart.so.13", "libcudart.so.12", "libcudart.so"};
@@ -79,7 +81,7 @@ static union call of_cuda(const char* name, const void* caller, const void* own)
     }
   }
   if (!found.object || found.object == own) found.object = dlsym(RTLD_NEXT, name);
-  /* Who has no runtime by its dependencies was given one by a handle. */
+  /* A caller without a runtime among its dependencies got one from dlopen. */
   for (i = 0; !found.object && i < sizeof(names) / sizeof(names[0]); i++) {
     library = dlopen(names[i], RTLD_LAZY | RTLD_NOLOAD);
     if (!library) continue;
@@ -120,7 +122,7 @@ static int advise(struct from from, int with_location, const void* ptr, size_t s
   return vmem_preload_advise_12(ptr, size, advice, (int)a, real.object);
 }
 
-/* As dlsym has it (POSIX). */
+/* Converts a function pointer to an object pointer, as dlsym does (POSIX). */
 #define FROM(name) ((struct from){#name, (const void*)name, caller})
 
 #define PREFETCH(name, with_location, per_thread)                                       \
@@ -136,7 +138,7 @@ static int advise(struct from from, int with_location, const void* ptr, size_t s
     return advise(FROM(name), with_location, ptr, size, advice, a);         \
   }
 
-/* The names of both runtimes; _v2 has a location in CUDA 12, _ptsz means default streams of threads. */
+/* The names of both runtimes: _v2 takes a location in CUDA 12, _ptsz means per-thread default streams. */
 PREFETCH(cudaMemPrefetchAsync, version(caller) >= 13000, 0)
 PREFETCH(cudaMemPrefetchAsync_ptsz, version(caller) >= 13000, 1)
 PREFETCH(cudaMemPrefetchAsync_v2, 1, 0)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The calls in both signatures, as CUDA 12 and CUDA 13 have them. A struct cudaMemLocation, two ints, travels as the
- * register it is passed in. real: CUDA's own call, for ranges that are of no region.
+ * The calls in the signatures of CUDA 12 and CUDA 13. A struct cudaMemLocation, two ints, is passed on as the register
+ * it arrives in. real: CUDA's own call, for ranges outside regions.
  */
 #ifndef VMEM_PRELOAD_H
 #define VMEM_PRELOAD_H

@@ -1,7 +1,8 @@
-// Traces of block touches: made by pattern, read from and written to files.
+// Traces of block touches: generated from a pattern, read from files and written to files.
 //
-// Text: one touch a line, "block" or "block r" or "block w"; empty lines and lines that start with # are skipped.
-// Binary: "VMEMTRC1", then 8 bytes a touch, little-endian: block * 2 + (1 for a write).
+// Text: one touch a line, "block" or "block r" or "block w"; empty lines and lines that start with
+// # are skipped. Binary: "VMEMTRC1", then 8 bytes a touch, little-endian: block * 2 + (1 for a
+// write).
 #pragma once
 
 #include <algorithm>
@@ -36,7 +37,8 @@ inline const std::vector<std::string>& pattern_names() {
   return names;
 }
 
-// Draws ranks 0 .. n-1 with probability proportional to 1 / (rank + 1)^skew, by a table of the sums.
+// Draws ranks 0 .. n-1 with probability proportional to 1 / (rank + 1)^skew, from a table of
+// cumulative sums.
 class Zipf {
  public:
   Zipf(uint64_t n, double skew) : sums_(n) {
@@ -52,13 +54,13 @@ class Zipf {
   std::vector<double> sums_;
 };
 
-// Empty when the name is unknown.
+// Returns an empty trace if the name is unknown.
 inline Trace generate(const Pattern& p) {
   Trace trace;
   trace.reserve(p.length);
   std::mt19937_64 random(p.seed);
   const uint64_t n = std::max<uint64_t>(p.blocks, 1), hot = std::clamp<uint64_t>(p.hot != 0 ? p.hot : n / 8, 1, n);
-  // A rank's block: popularity has nothing to do with the place.
+  // Maps a rank to a block at random: popularity is independent of the address.
   std::vector<uint64_t> place(n);
   std::iota(place.begin(), place.end(), 0);
   std::shuffle(place.begin(), place.end(), random);
@@ -72,13 +74,13 @@ inline Trace generate(const Pattern& p) {
     const Zipf zipf(n, p.skew);
     for (uint64_t i = 0; i < p.length; ++i) trace.push_back({place[zipf(random)]});
   } else if (p.name == "scan") {
-    // A third of the time a hot set, then one pass over all the rest, then the hot set again.
+    // A third of the time a hot set, then one pass over all other blocks, then the hot set again.
     const uint64_t each = p.length > n - hot ? (p.length - (n - hot)) / 2 : 0;
     for (uint64_t i = 0; i < each; ++i) trace.push_back({random() % hot});
     for (uint64_t b = hot; b < n; ++b) trace.push_back({b});
     for (uint64_t i = 0; i < each; ++i) trace.push_back({random() % hot});
   } else if (p.name == "mixed") {
-    // Every other touch goes to the hot set, the others walk once through the rest.
+    // Every other touch goes to the hot set; the others walk once through all other blocks.
     for (uint64_t i = 0, next = hot; i < p.length; ++i) {
       if (i % 2 == 0) {
         trace.push_back({random() % hot});
@@ -88,11 +90,11 @@ inline Trace generate(const Pattern& p) {
       }
     }
   } else if (p.name == "phase") {
-    // Four sets that have nothing in common, one after the other; inside each, skewed.
+    // Four disjoint sets, one after the other; inside each the touches are skewed.
     const Zipf zipf(hot, p.skew);
     for (uint64_t i = 0; i < p.length; ++i) trace.push_back({place[(i * 4 / p.length * hot + zipf(random)) % n]});
   } else if (p.name == "loops") {
-    // The same with loops: the set of each phase is read round and round.
+    // The same four sets, each read in a loop during its phase.
     for (uint64_t i = 0; i < p.length; ++i) trace.push_back({(i * 4 / p.length * hot + i % hot) % n});
   } else if (p.name == "stride") {
     for (uint64_t i = 0, at = 0; i < p.length; ++i) {
@@ -101,17 +103,17 @@ inline Trace generate(const Pattern& p) {
       if (at >= n) at = (at + 1) % p.stride;
     }
   } else if (p.name == "two-tenants") {
-    // One half belongs to a loop, the other to a skewed load.
+    // Half of the touches belong to a loop, half to a skewed load.
     const uint64_t half = std::max<uint64_t>(n / 2, 1);
     const Zipf zipf(n - half, p.skew);
     for (uint64_t i = 0; i < p.length; ++i) {
       trace.push_back({i % 2 == 0 ? i / 2 % half : half + place[zipf(random)] % (n - half)});
     }
   } else if (p.name == "rewrite") {
-    // Written in order, then read back in order, again and again.
+    // Written in order, then read back in order, repeatedly.
     for (uint64_t i = 0; i < p.length; ++i) trace.push_back({i % n, i / n % 2 == 0});
   } else if (p.name == "merge") {
-    // Eight sorted runs are merged: eight streams at random speeds, then the next pass.
+    // Merges eight sorted runs: eight streams at random speeds, then the next pass.
     constexpr uint64_t kRuns = 8;
     const uint64_t run = std::max<uint64_t>(n / kRuns, 1);
     std::vector<uint64_t> at(kRuns, 0);

@@ -1,4 +1,4 @@
-// vmem-replay: what each eviction policy, and the read-ahead, would have made of a trace.
+// vmem-replay: replays a trace against each eviction policy and read-ahead.
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
@@ -74,7 +74,7 @@ bool write_trace(const std::string& path, const Trace& trace, bool binary) {
   return static_cast<bool>(out.flush());
 }
 
-// The trace names blocks of a whole address space perhaps: number them densely, in order of their place.
+// A trace may use block numbers of a whole address space: renumber them densely, in address order.
 void make_dense(Trace* trace) {
   if (replay::blocks_of(*trace) <= 16 * trace->size() + 4096) return;
   std::vector<uint64_t> names;

@@ -1,4 +1,5 @@
-// A pager in miniature: blocks of one size, instant I/O, one policy. Counts what a real one would pay for.
+// A miniature pager: blocks of one size, instant I/O, one policy. It counts the costs of a real
+// pager.
 #pragma once
 
 #include <algorithm>
@@ -91,8 +92,8 @@ class Pager {
     core::FrameId id = 0;
     uint64_t left_at = 0;  // 0: never
   };
-  // The pager sees that a block read ahead is touched only where it traps; those before it in its stream are presumed
-  // used.
+  // The pager sees the use of a read-ahead block only if the touch traps; earlier blocks of its
+  // stream are presumed used.
   void used_up_to(uint64_t block) {
     const int64_t stride = blocks_[block].stride;
     for (auto at = static_cast<int64_t>(block); at >= 0 && at < static_cast<int64_t>(blocks_.size()); at -= stride) {
@@ -152,7 +153,7 @@ class Pager {
     readahead_.presume(run);
   }
   void read_ahead(const policy::Window& w) {
-    // As the real pager: no more than a quarter of memory is read ahead at a time.
+    // As in the real pager, at most a quarter of memory is read ahead at a time.
     const uint64_t count = std::min<uint64_t>(w.count, std::max<uint64_t>(setup_.capacity / 4, 1));
     if (count < w.count) readahead_.on_dropped(static_cast<uint32_t>(w.count - count));
     uint64_t blocks = 0;
@@ -188,14 +189,15 @@ inline uint64_t blocks_of(const Trace& trace) {
   return trace.empty() ? 0 : last + 1;
 }
 
-// The first `warmup` touches are not counted.
+// Does not count the first `warmup` touches.
 inline Result simulate(const Trace& trace, const Setup& setup, uint64_t warmup = 0) {
   Pager pager(setup, blocks_of(trace));
   for (uint64_t i = 0; i < trace.size(); ++i) pager.touch(trace[i].block, i >= warmup);
   return pager.result();
 }
 
-// Yardsticks that need what no pager has: every touch seen (LRU, SIEVE), the future known (OPT, Belady).
+// Reference policies with knowledge that a pager lacks: every touch (LRU, SIEVE), or the future
+// (OPT, Belady).
 inline Result simulate_lru(const Trace& trace, uint64_t capacity, uint64_t warmup = 0) {
   Result r;
   r.policy = "lru*";

@@ -1,6 +1,6 @@
-// vmemctl bench: which depth and block size suit this SSD, and this GPU, measured through the library itself beside the
-// disk's own limit, and written down as settings. Everything is measured in rounds, one after the other, until the
-// figures are steady: nothing is chosen by chance.
+// vmemctl bench: finds the I/O depth and block size that suit this SSD and this GPU, and writes
+// them as settings. It measures through the library, beside the disk's own limit, in rounds until
+// the figures are steady, so that noise decides nothing.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
@@ -44,21 +44,22 @@ void set(const char* name, const std::string& value) {
 struct Row {
   unsigned depth;
   size_t block;
-  Figure host_gbs, random, device_gbs;  // none: not measured; GB = 1e9 bytes
+  Figure host_gbs, random, device_gbs;  // empty: not measured; GB = 1e9 bytes
 };
 
 class Bench {
  public:
   Bench(const BenchOptions& options, std::string file, size_t size)
       : options_(options), file_(std::move(file)), size_(size) {}
-  // Depth first, with large blocks; then the block size at that depth; then the device.
+  // Chooses the depth with large blocks, then the block size at that depth, then measures the
+  // device.
   void run();
   const std::vector<Row>& rows() const { return rows_; }
   const Figure& raw_gbs() const { return raw_gbs_; }
   unsigned depth() const { return depth_; }
   size_t block() const { return block_; }
   const std::string& device_words() const { return device_words_; }
-  // Why nothing is chosen; "" where something is.
+  // Why nothing was chosen, or "".
   const std::string& unsteady() const { return unsteady_; }
 
  private:
@@ -82,7 +83,8 @@ class Bench {
   std::string device_words_ = "not measured";
 };
 
-// Bytes a second of `step` (which returns the bytes it moved), in 1e9, over the time that was asked for.
+// Rate of `step` (which returns the bytes it moved) in 1e9 bytes a second, measured for the
+// requested time.
 double Bench::rate(const std::function<size_t()>& step) const {
   const double began = rawdisk::now();
   size_t moved = 0;
@@ -112,7 +114,7 @@ double Bench::sequential(size_t block) {
   });
 }
 
-// Touches a second, of one thread, anywhere: what a block costs that is wanted for a few bytes only.
+// Random touches a second of one thread: the cost of a block of which only a few bytes are used.
 double Bench::random_touches(size_t block) {
   set("block_size", std::to_string(block));
   vmem::region r(size_, file_, 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
@@ -128,7 +130,7 @@ double Bench::random_touches(size_t block) {
          });
 }
 
-// SSD to GPU in order, one part ahead.
+// Streams from SSD to GPU in order, one part ahead.
 double Bench::to_device() {
   vmem::region r(size_, file_, 0, VMEM_MAP_READ);
   auto* bytes = static_cast<unsigned char*>(r.data());
@@ -166,8 +168,8 @@ void Bench::measure_device() {
   rows_.insert(rows_.end(), tried.begin(), tried.end());
 }
 
-// Measures the rows in turns, so that what disturbs for a while disturbs all of them, until `figure` of those that
-// could be chosen is steady.
+// Measures the rows in turns, so that a passing disturbance affects all of them, until `figure` is
+// steady for every row that could be chosen.
 size_t Bench::choose(std::vector<Row>& rows, Figure Row::*figure, const char* what,
                      const std::function<void(Row&)>& measure) {
   std::vector<const Figure*> figures;
@@ -190,7 +192,7 @@ size_t Bench::choose(std::vector<Row>& rows, Figure Row::*figure, const char* wh
   return verdict.chosen;
 }
 
-// Stops at the first choice that would rest on noise.
+// Stops at the first choice that noise would decide.
 void Bench::measure() {
   std::vector<Row> tried;
   for (const unsigned depth : {4u, 8u, 16u, 32u, 64u}) tried.push_back({depth, 2 * kMiB, {}, {}, {}});
@@ -248,7 +250,8 @@ Failure not_written(const std::string& path, int err) {
   return {err == EACCES || err == EPERM ? kForbidden : kFailed, path + ": " + strerrordesc_np(err)};
 }
 
-// What --force writes over is a file, under its own name: a link leads where somebody else chose.
+// --force overwrites only a regular file under its own name: another user may have chosen where a
+// link leads.
 void check_output(const std::string& path, bool force) {
   struct stat s {};
   if (lstat(path.c_str(), &s) != 0) return;
@@ -256,8 +259,9 @@ void check_output(const std::string& path, bool force) {
   if (!S_ISREG(s.st_mode)) throw Failure{kTaken, path + " is a link, a folder or a device; give the name of a file"};
 }
 
-// The file that was there is not written to, whoever owns it: a new one of the caller's takes its name. It is to be
-// sourced, so nobody else may be able to write to it, now or by what he has open.
+// Writes a new file and renames it over the old one, whoever owns that. The file is meant to be
+// sourced, so no other user may be able to write to it, by its mode or through a descriptor that is
+// open already.
 void write_settings(const std::string& path, const std::string& text, bool force) {
   check_output(path, force);
   const auto write_to = [&](int fd) {
@@ -280,7 +284,7 @@ void write_settings(const std::string& path, const std::string& text, bool force
   }
 }
 
-// "2.04 (1.98-2.10)": the median, and the least and the most of all rounds.
+// "2.04 (1.98-2.10)": the median, and the lowest and highest of all rounds.
 std::string spread(const Figure& f, const char* format) {
   if (f.count() == 0) return "-";
   const auto number = [&](double v) {
@@ -306,7 +310,7 @@ void print(const Bench& bench) {
     printf("chosen: io_depth=%u block_size=%s\n", bench.depth(), vmem::core::human_bytes(bench.block()).c_str());
 }
 
-// KEY, the median; KEY_spread, the least and the most.
+// KEY is the median; KEY_spread the lowest and the highest.
 void write_figure(Json& json, const std::string& key, const Figure& f) {
   json.field(key, f.median()).key(key + "_spread").array();
   json.value(f.low()).value(f.high()).end();
@@ -325,7 +329,7 @@ int bench(const Common& common, const BenchOptions& options) {
   if (!options.output.empty()) {
     check_output(options.output, options.force);
     try {
-      const ownfiles::OwnFile trial(options.output);  // removed again; said before anything is measured
+      const ownfiles::OwnFile trial(options.output);  // removed again; an error shows before anything is measured
     } catch (const std::system_error& e) {
       throw not_written(options.output, e.code().value());
     }
@@ -336,7 +340,7 @@ int bench(const Common& common, const BenchOptions& options) {
                                vmem::core::human_bytes(size) + " wants twice its size; give a smaller --size"};
   }
   ownfiles::handle_signals();
-  std::optional<ownfiles::PrivateFolder> own;  // what is opened by its name again is the file that was filled
+  std::optional<ownfiles::PrivateFolder> own;  // a private folder: a later open by name finds the file that was filled
   std::optional<ownfiles::OwnFile> file;
   try {
     own.emplace("vmemctl-bench", folder);

@@ -1,4 +1,4 @@
-// The commands. Each returns an exit code, or throws Failure with the words and the code.
+// The commands. Each returns an exit code, or throws Failure with a message and a code.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@ namespace vmemctl {
 
 struct StatusOptions {
   int pid = 0;           // 0: every process
-  double seconds = 0.5;  // over which rates are measured; 0: no rates
+  double seconds = 0.5;  // rates are measured over this time; 0: no rates
 };
 int status(const Common& common, const StatusOptions& options);
 
@@ -26,7 +26,7 @@ int top(const Common& common, const TopOptions& options);
 struct TuneOptions {
   int pid = 0;
   bool machine = false;                  // knobs of the module
-  std::vector<std::string> assignments;  // NAME=VALUE, or NAME to see it; none: all
+  std::vector<std::string> assignments;  // NAME=VALUE, or NAME to show it; none: all
   std::string sysfs = "/sys/class/misc/vmem";
 };
 int tune(const Common& common, const TuneOptions& options);
@@ -43,15 +43,15 @@ struct BenchOptions {
 int bench(const Common& common, const BenchOptions& options);
 
 struct DoctorOptions {
-  std::string root;  // prefix of /proc, /sys and /dev: tests
-  std::string path;  // where the SSD tier would be; "" as setting ssd_path
+  std::string root;  // prefix of /proc, /sys and /dev, for tests
+  std::string path;  // where the SSD tier would be; "" follows the setting ssd_path
 };
 int doctor(const Common& common, const DoctorOptions& options);
 
 struct ExportOptions {
   std::string listen = "127.0.0.1:9448";
   bool once = false;               // to standard output
-  std::vector<std::string> hosts;  // names under which it is asked
+  std::vector<std::string> hosts;  // host names accepted in requests
   std::string sysfs = "/sys/class/misc/vmem";
 };
 int serve_metrics(const Common& common, const ExportOptions& options);

@@ -1,4 +1,4 @@
-// What every command of vmemctl shares: exit codes, failures, text that is safe to print, a writer of JSON.
+// Shared by vmemctl's commands: exit codes, failures, text that is safe to print, a JSON writer.
 #pragma once
 
 #include <cstdint>
@@ -30,7 +30,7 @@ struct Common {
   std::string folder;  // of publications; "" the usual ones
 };
 
-// Names come from processes that nobody vouches for.
+// Makes names printable: they come from untrusted processes.
 using vmem::core::printable;
 // "1.5 GiB", "0"
 std::string bytes(double n);
@@ -39,7 +39,7 @@ std::string duration(double seconds);
 // Pads to `width` columns; longer text is cut.
 std::string column(const std::string& text, size_t width, bool right = false);
 
-// Writes one JSON text. Keys are the program's own; strings are made printable.
+// Writes one JSON text. Keys come from the program; strings are made printable.
 class Json {
  public:
   Json& object() { return open('{', '}'); }

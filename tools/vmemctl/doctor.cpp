@@ -1,4 +1,5 @@
-// vmemctl doctor: what this machine and this user's rights give libvmem, found out by trying where that is possible.
+// vmemctl doctor: reports what this machine and this user's rights offer to libvmem, by trying
+// where possible.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -36,7 +37,7 @@ constexpr const char* kStates[] = {"ok", "degraded", "missing"};
 struct Line {
   const char* name;
   State state;
-  std::string found, advice;  // advice: "" when there is nothing to do
+  std::string found, advice;  // advice: "" if there is nothing to do
   bool essential = false;     // missing: libvmem does not work here
 };
 
@@ -73,7 +74,7 @@ class Doctor {
 
   const DoctorOptions& options_;
   std::vector<Line> lines_;
-  bool refused_ = false;  // something that a container's filter may have refused
+  bool refused_ = false;  // a container's filter may have refused something
 };
 
 void Doctor::kernel() {
@@ -96,7 +97,7 @@ void Doctor::trap() {
   Status s = vmem::trap::make_userfault_trap({}, &trap);
   if (!s.ok()) {
     refused_ = true;
-    const bool module = access(path("/dev/vmem").c_str(), R_OK | W_OK) == 0;  // stands in for it
+    const bool module = access(path("/dev/vmem").c_str(), R_OK | W_OK) == 0;  // replaces userfaultfd
     add("userfaultfd", State::missing, module ? "not to be had; the module does its work" : "not to be had",
         std::string(s.text()), !module);
     return;
@@ -225,7 +226,7 @@ void Doctor::ssd() {
   add("SSD", State::ok, one + space);
 }
 
-// What auto takes here, and whether the other backends could be had.
+// Reports the backend that auto chooses here, and whether the others are available.
 void Doctor::device_tier() {
   using vmem::device::Kind;
   std::unique_ptr<vmem::device::Devices> devices;
@@ -243,7 +244,7 @@ void Doctor::device_tier() {
   }
   for (const char* backend : {"handles", "managed"}) {
     if (taken == backend) continue;
-    devices.reset();  // one at a time
+    devices.reset();  // only one may exist at a time
     s = vmem::device::make_devices(vmem::device::kind_of(backend), vmem::device::kUnit, &devices, &why);
     if (s.ok()) {
       add(backend, State::ok, "can be had, and is not what auto takes (docs/device-tier.md)");

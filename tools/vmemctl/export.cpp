@@ -31,7 +31,7 @@ int serve_metrics(const Common& common, const ExportOptions& options) {
   Latest latest;
   server.run([&](const std::string& path) -> Answer {
     if (path == "/metrics") {
-      // Who asks more often is told the same: a look asks every process.
+      // Requests in quick succession get the same text: each look asks every process.
       return {200, "text/plain; version=0.0.4; charset=utf-8",
               latest.get(Clock::now(), [&] { return metrics(look(common, 0), options.sysfs); })};
     }

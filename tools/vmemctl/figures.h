@@ -1,5 +1,5 @@
-// What repeated measurements give: a middle, how far it may be off, and whether a choice between several rests on more
-// than noise.
+// Summarizes repeated measurements: the median, its possible error, and whether a choice between
+// several is more than noise.
 #pragma once
 
 #include <algorithm>
@@ -9,10 +9,10 @@
 
 namespace vmemctl {
 
-constexpr double kGood = 0.95;  // of the best is as good: the smaller value costs less memory and waits less
+constexpr double kGood = 0.95;  // of the best is good enough: a smaller value uses less memory and waits less
 constexpr int kMinRounds = 5, kMaxRounds = 15;
 
-// One thing, measured several times.
+// One quantity, measured several times.
 class Figure {
  public:
   void add(double value) { samples_.insert(std::upper_bound(samples_.begin(), samples_.end(), value), value); }
@@ -20,8 +20,9 @@ class Figure {
   double low() const { return samples_.empty() ? 0 : samples_.front(); }
   double high() const { return samples_.empty() ? 0 : samples_.back(); }
   double median() const { return quantile(0.5); }
-  // By how much, as a part of it, the median may be off, 19 times of 20: 1.57 interquartile ranges by the root of the
-  // count, the notches of a box plot (McGill, Tukey and Larsen 1978). One measurement far off moves it little.
+  // The relative error of the median, with 95 % confidence: 1.57 interquartile ranges divided by
+  // the root of the count, as the notches of a box plot (McGill, Tukey and Larsen 1978). One
+  // outlier moves it little.
   double error() const {
     if (samples_.size() < 2) return samples_.empty() ? 0 : 1;
     const double off = 1.57 * (quantile(0.75) - quantile(0.25)) / std::sqrt(static_cast<double>(samples_.size()));
@@ -41,11 +42,11 @@ class Figure {
 
 struct Verdict {
   size_t chosen = 0;    // the first that is as good as the best
-  bool steady = false;  // each that could be chosen is known to `tolerance`
+  bool steady = false;  // each candidate is known to `tolerance`
   double error = 0;     // the largest of theirs
 };
 
-// `figures`: of the smallest value to the largest, each with a count above 0.
+// `figures`: ordered from the smallest value to the largest, each with at least one sample.
 inline Verdict decide(const std::vector<const Figure*>& figures, double tolerance) {
   Verdict v;
   const auto higher = [](const Figure* a, const Figure* b) { return a->median() < b->median(); };

@@ -1,4 +1,4 @@
-// What top remembers of the processes that it sees.
+// Rates of the processes over time, for top.
 #pragma once
 
 #include <deque>
@@ -15,10 +15,11 @@ namespace vmemctl {
 class Histories {
  public:
   struct Rows {
-    std::deque<double> read, written, faults;  // the newest last
+    std::deque<double> read, written, faults;  // newest last
   };
 
-  // After each look: the rates since the one before. What is not there any more is forgotten.
+  // Called after each look: adds the rates since the one before and forgets processes that have
+  // gone.
   void add(const std::vector<Process>& before, const std::vector<Process>& now) {
     std::map<Key, Rows> kept;
     for (const Process& p : now) {
@@ -31,7 +32,7 @@ class Histories {
     }
     all_ = std::move(kept);
   }
-  // Null: it was not there at the last look.
+  // Returns null if the process was not there at the last look.
   const Rows* of(const Process& p) const {
     const auto it = all_.find(key(p));
     return it != all_.end() ? &it->second : nullptr;
@@ -39,7 +40,7 @@ class Histories {
   size_t size() const { return all_.size(); }
 
  private:
-  // Nothing that a publication says: its user could choose another's.
+  // Uses nothing that a publication says: its user could imitate another process.
   using Key = std::tuple<uid_t, pid_t, std::string>;
   static Key key(const Process& p) { return {p.owner, p.pid, p.name}; }
 

@@ -26,7 +26,7 @@ using vmem::publish::Fd;
 
 namespace {
 
-constexpr size_t kMemory = 16 << 10;  // of a connection, for its request's headers and the answer's
+constexpr size_t kMemory = 16 << 10;  // for one connection: the request's headers and the answer's
 constexpr size_t kMaxClients = 32;
 constexpr uint64_t kClientMs = 10000;  // from accept to the last byte, whatever the client does
 constexpr unsigned kSilentS = 5;       // of which it may say nothing for so long
@@ -42,10 +42,10 @@ uint64_t now_ms() {
 struct Client {
   int fd;
   uint64_t since;
-  bool ended = false;  // we have shut it down; the library closes it
+  bool ended = false;  // shut down by us; the library closes it
 };
 
-// The name in a Host header, without its port.
+// Extracts the name from a Host header, without its port.
 std::string name_in(const std::string& host) {
   if (!host.empty() && host[0] == '[') {
     const size_t end = host.find(']');
@@ -71,12 +71,14 @@ bool host_allowed(const std::string& host, const std::vector<std::string>& names
                      [&](const std::string& n) { return strcasecmp(n.c_str(), name.c_str()) == 0; });
 }
 
-// libmicrohttpd parses and answers; who is let in, and for how long, is decided here. One thread does it all.
+// libmicrohttpd parses and answers; this class decides which clients are accepted, and for how
+// long. One thread does all.
 class HttpServer::Daemon {
  public:
   Daemon(const std::function<Answer(const std::string&)>& handle, const std::vector<std::string>& names)
       : handle_(handle), names_(names) {
-    // No listening socket of its own: it would spin where there is no descriptor for a new connection.
+    // libmicrohttpd gets no listening socket: it would spin when there is no descriptor for a new
+    // connection.
     daemon_ = MHD_start_daemon(MHD_USE_EPOLL | MHD_USE_NO_LISTEN_SOCKET, 0, nullptr, nullptr, &Daemon::answer, this,
                                MHD_OPTION_CONNECTION_LIMIT, static_cast<unsigned>(kMaxClients),
                                MHD_OPTION_CONNECTION_MEMORY_LIMIT, kMemory, MHD_OPTION_CONNECTION_TIMEOUT, kSilentS,
@@ -89,14 +91,14 @@ class HttpServer::Daemon {
   Daemon& operator=(const Daemon&) = delete;
 
   int events() const { return MHD_get_daemon_info(daemon_, MHD_DAEMON_INFO_EPOLL_FD)->epoll_fd; }
-  // Milliseconds until there is work whatever happens; -1: never.
+  // Milliseconds until the next timed work; -1: none.
   int next() const {
     MHD_UNSIGNED_LONG_LONG ms = kTickMs;
     if (MHD_get_timeout(daemon_, &ms) != MHD_YES && clients_.empty()) return -1;
     return static_cast<int>(std::min<uint64_t>(ms, kTickMs));
   }
 
-  // Reads, answers and writes what can be done now.
+  // Reads, answers and writes what is ready.
   void work() {
     MHD_run(daemon_);
     const uint64_t now = now_ms();
@@ -105,7 +107,7 @@ class HttpServer::Daemon {
     }
   }
 
-  // False: there is no descriptor for another connection now.
+  // Returns false if there is no descriptor for another connection now.
   bool accept_from(int listening) {
     if (clients_.size() >= kMaxClients) {
       end_oldest();
@@ -131,7 +133,7 @@ class HttpServer::Daemon {
     if (!c.ended) shutdown(c.fd, SHUT_RDWR);
     c.ended = true;
   }
-  // Who came first has had the most time: an honest client needs little.
+  // Ends the connection that has had the most time: an honest client needs little.
   void end_oldest() {
     for (Client& c : clients_) {
       if (!c.ended) return end(c);
@@ -160,7 +162,7 @@ class HttpServer::Daemon {
   static MHD_Result answer(void* self, MHD_Connection* connection, const char* url, const char* method,
                            const char* /*version*/, const char* /*upload*/, size_t* /*upload_size*/, void** /*place*/) {
     Answer a;
-    std::unique_ptr<Body> kept;  // for as long as the response is
+    std::unique_ptr<Body> kept;  // kept during the life of the response
     try {
       try {
         a = static_cast<Daemon*>(self)->answer_to(connection, url, method);
@@ -237,7 +239,7 @@ void HttpServer::run(const std::function<Answer(const std::string& path)>& handl
   sigprocmask(SIG_BLOCK, &ends, nullptr);
   const Fd stop(signalfd(-1, &ends, SFD_CLOEXEC));
   Daemon daemon(handle, names_);
-  uint64_t closed_until = 0;  // no connection is accepted before that
+  uint64_t closed_until = 0;  // no connection is accepted before this time
   for (;;) {
     const bool open = now_ms() >= closed_until;
     std::array<pollfd, 3> wait{{{stop.get(), POLLIN, 0},

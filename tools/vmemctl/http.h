@@ -1,6 +1,7 @@
-// Answers GET and HEAD through libmicrohttpd: one answer a connection. Connections, their memory and their time are
-// bounded; when there are too many, or no descriptors, the oldest goes. A page in a browser that has been made to take
-// us for its own server (DNS rebinding) asks by its own name: only names that are ours are answered.
+// Answers GET and HEAD through libmicrohttpd, one answer a connection. The number, memory and time
+// of connections are bounded; with too many, or without descriptors, the oldest is closed. Requests
+// must use one of our host names: a web page that uses DNS rebinding to reach this server sends its
+// own name.
 #pragma once
 
 #include <functional>
@@ -16,19 +17,20 @@ namespace vmemctl {
 struct Answer {
   int status = 200;
   std::string type = "text/plain; charset=utf-8";
-  Body body;  // sent as it is: clients that get the same one share it
+  Body body;  // sent unchanged: clients that get the same text share it
 };
 Answer plain(int status, const std::string& text);
 
-// A host header: a number is ours (who made it up could have connected himself), a name must be one of these.
+// Checks a Host header. Any IP address is accepted (a client that can choose it could have
+// connected directly); a name must be in `names`.
 bool host_allowed(const std::string& host, const std::vector<std::string>& names);
 
 class HttpServer {
  public:
-  // "127.0.0.1:9448", "[::1]:9448", "0.0.0.0:0" (any free port). Fails with kUsage, kTaken or kForbidden. names: under
-  // which we are asked, beside localhost and the machine's.
+  // address: "127.0.0.1:9448", "[::1]:9448", "0.0.0.0:0" (any free port). Fails with kUsage, kTaken
+  // or kForbidden. names: host names accepted beside localhost and the machine's.
   HttpServer(const std::string& address, std::vector<std::string> names);
-  // As given, with the port that it became.
+  // The address as given, with the actual port.
   const std::string& address() const { return address_; }
   // Answers until a signal (SIGINT, SIGTERM) arrives. `handle` gets the path without its query.
   void run(const std::function<Answer(const std::string& path)>& handle);

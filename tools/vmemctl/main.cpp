@@ -1,4 +1,4 @@
-// vmemctl: sees and steers what libvmem does on this machine. docs/man/vmemctl.1 is its manual.
+// vmemctl shows and controls what libvmem does on this machine. Manual: docs/man/vmemctl.1.
 #include <CLI/CLI.hpp>
 #include <climits>
 #include <cstdio>
@@ -23,7 +23,7 @@ struct Options {
   ExportOptions serve;
 };
 
-// The command line; `chosen` is what it asks for.
+// Describes the command line; sets `chosen` to the requested command.
 void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   app.description("Sees and steers what libvmem does on this machine.");
   app.set_version_flag("--version",

@@ -15,7 +15,7 @@ namespace publish = vmem::publish;
 
 namespace {
 
-constexpr size_t kFirstBucket = 10, kLastBucket = 34;  // 1 us to 17 s; shorter times are in the first
+constexpr size_t kFirstBucket = 10, kLastBucket = 34;  // 1 us to 17 s; shorter times count in the first
 
 std::string label_text(std::string_view text) {
   std::string out;
@@ -32,10 +32,11 @@ std::string seconds(double s) {
   return text;
 }
 
-// What is left of each person's share of all families together: nobody fills the memory, or the database, of all.
+// The rest of each person's share over all families, so that one person cannot fill the memory, or
+// the database, of all.
 class Shares {
  public:
-  // False: so many more are not served.
+  // Returns false if the share is used up; these samples are counted as left out.
   bool take(const Process& p, size_t samples = 1) {
     size_t& used = used_[p.person];
     if (used + samples <= kMaxSamples) {
@@ -52,7 +53,7 @@ class Shares {
   std::map<uid_t, uint64_t> left_out_;
 };
 
-// One family of samples under its HELP and TYPE lines, whichever processes they come from.
+// One family of samples under its HELP and TYPE lines, from all processes.
 class Family {
  public:
   Family(std::string* out, const char* name, const char* type, const char* help) : out_(*out), name_(name) {
@@ -83,7 +84,7 @@ class Family {
 };
 
 std::string process_labels(const Process& p) {
-  const std::string name = p.pid == 0 ? "\",publication=\"" + p.name : "";  // by which they differ
+  const std::string name = p.pid == 0 ? "\",publication=\"" + p.name : "";  // what distinguishes them
   return "pid=\"" + std::to_string(p.pid) + name + "\",user=\"" + std::to_string(p.owner) +
          "\",command=" + label_text(p.now.header.command);
 }
@@ -174,7 +175,7 @@ void add_regions(const std::vector<Process>& processes, Shares* shares, std::str
   }
 }
 
-// One value a file: every file that holds a number is a sample.
+// Adds each file that holds a number as a sample: the module has one value a file.
 void add_module(const std::string& sysfs, std::string* out) {
   DIR* dir = opendir(sysfs.c_str());
   if (dir == nullptr) return;

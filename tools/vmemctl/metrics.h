@@ -1,4 +1,4 @@
-// What `vmemctl export` says: the Prometheus text format, version 0.0.4.
+// Writes the text of `vmemctl export`: the Prometheus text format, version 0.0.4.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace vmemctl {
 
-// Of all processes of one user together; what is more is counted in vmem_samples_left_out. Regions, then devices, then
-// moves are what is missing first.
+// For all processes of one user together; vmem_samples_left_out counts the excess. Regions are left
+// out first, then devices, then moves.
 inline constexpr size_t kMaxSamples = 40000;
 
-// sysfs: the module's folder; its counters are left out where it is not loaded.
+// sysfs: the module's folder; its counters are left out if the module is not loaded.
 std::string metrics(const Found& found, const std::string& sysfs);
 
 }  // namespace vmemctl

@@ -1,5 +1,6 @@
-// Who is behind a user: a person has the subordinate ids that /etc/subuid gives to him, tens of thousands, and can be
-// each of them (user namespaces, containers). What is a user's share is a person's.
+// Finds the person behind a user. /etc/subuid gives a person tens of thousands of subordinate ids,
+// and the person can act as each of them (user namespaces, containers). A person therefore gets one
+// user's share.
 #pragma once
 
 #include <sys/types.h>
@@ -17,9 +18,9 @@ namespace vmemctl {
 class Persons {
  public:
   Persons() = default;
-  // The lines of /etc/subuid: NAME-OR-NUMBER:FIRST:COUNT. Those that say something else are left out.
+  // Parses the lines of /etc/subuid, NAME-OR-NUMBER:FIRST:COUNT, and ignores others.
   explicit Persons(std::istream& subuid);
-  // The user whose subordinate id this is, or the user.
+  // Returns the user who owns this subordinate id, or the user itself.
   uid_t of(uid_t user) const;
 
  private:
@@ -29,8 +30,8 @@ class Persons {
   std::vector<Range> ranges_;
 };
 
-// Puts each person's first folder before anybody's second: who has thousands makes nobody wait but himself. Gives all
-// of a person's folders one share of kMaxOfAPerson publications.
+// Puts each person's first folder before any person's second, so that a person with thousands
+// delays only that person. All folders of a person get one share of kMaxOfAPerson publications.
 void take_turns(const Persons& persons, std::vector<Folder>* folders);
 
 }  // namespace vmemctl

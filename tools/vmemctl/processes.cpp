@@ -37,16 +37,16 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kOwnTime{1000};    // for the answers of the caller's own processes
-constexpr milliseconds kOthersTime{400};  // for those of all others together
+constexpr milliseconds kOthersTime{400};  // for the processes of all other users together
 constexpr milliseconds kGiveUp{2000};     // a folder that cannot be read at all: whose file system hangs
 constexpr size_t kThreads = 32;
-constexpr size_t kTurns = 2;  // folders of a person that are read whatever time it takes: in /run/user, and /dev/shm
+constexpr size_t kTurns = 2;  // folders of a person that are always read: in /run/user, and /dev/shm
 
 std::string text(const Status& s) {
   return std::string(s.text());
 }
 
-// Who is named: a number as the kernel writes it. False: it is none.
+// Parses a user number as the kernel writes it. Returns false if it is none.
 bool parse_user(const std::string& digits, uid_t* user) {
   if (digits.empty() || digits.size() > 10 || digits.find_first_not_of("0123456789") != std::string::npos) return false;
   const unsigned long long n = std::stoull(digits);
@@ -54,21 +54,22 @@ bool parse_user(const std::string& digits, uid_t* user) {
   return n < UINT32_MAX && std::to_string(n) == digits;
 }
 
-// Folders named after a user, as `base`/PREFIXuid[/rest], and owned by that user. Anybody may put names there, as many
-// as he likes: of what is not its user's only the number is kept, by whose it is.
+// Adds folders named after a user, `base`/PREFIXuid[/rest], and owned by that user. Any user may
+// create any number of such names, so of names that belong to another user only the number for each
+// owner is kept.
 void add_folders(const std::string& base, const std::string& prefix, const std::string& rest, std::vector<Folder>* out,
                  std::vector<std::string>* problems) {
-  constexpr size_t kUsers = 8;  // that are told, a line each
+  constexpr size_t kUsers = 8;  // reported, a line each
   DIR* dir = opendir(base.c_str());
   if (dir == nullptr) return;
   std::map<uid_t, size_t> others;
-  std::map<uid_t, uid_t> names;  // numbers of owners outside of our user namespace, after which folders are named
+  std::map<uid_t, uid_t> names;  // folder names that carry the number of an owner outside our user namespace
   while (const dirent* entry = readdir(dir)) {
     const std::string name = entry->d_name;
     uid_t user = 0;
     if (!name.starts_with(prefix) || !parse_user(name.substr(prefix.size()), &user)) continue;
     struct statx s {};
-    // Of what is mounted there the kernel tells what it knows: a user's own file system may never answer.
+    // Ask the kernel only for what it knows already: a user's own file system may never answer.
     if (statx(dirfd(dir), entry->d_name, AT_SYMLINK_NOFOLLOW | AT_NO_AUTOMOUNT | AT_STATX_DONT_SYNC,
               STATX_TYPE | STATX_UID, &s) != 0)
       continue;
@@ -112,7 +113,7 @@ std::vector<Folder> all_folders(const Common& common, std::vector<std::string>* 
   if (geteuid() == 0) {
     add_folders("/run/user", "", "/vmem", &out, problems);
     add_folders("/dev/shm", "vmem-", "", &out, problems);
-    // Root's own folders are among these again.
+    // Root's own folders appear twice: drop the second.
     std::set<std::string> paths;
     std::erase_if(out, [&](const Folder& folder) { return !paths.insert(folder.path).second; });
     std::ifstream subuid("/etc/subuid");
@@ -121,16 +122,16 @@ std::vector<Folder> all_folders(const Common& common, std::vector<std::string>* 
   return out;
 }
 
-// One look at every folder: shared with threads that may outlive it, where a file system hangs.
+// One look at every folder. Threads share it and may outlive the call if a file system hangs.
 struct Look {
   explicit Look(pid_t wanted) : inner(wanted) {}
 
-  const pid_t inner;  // as in read_folder
+  const pid_t inner;  // see read_folder
   const Clock::time_point start = Clock::now();
   std::mutex mutex;  // protects the rest
   std::condition_variable changed;
   std::deque<Folder> todo;
-  std::multimap<std::string, uid_t> busy;  // an entry for each folder that is being read, by its path
+  std::multimap<std::string, uid_t> busy;  // a folder that is being read, by its path
   std::set<std::pair<dev_t, ino_t>> seen;
   Found found;
   size_t left_out = 0;  // folders
@@ -162,7 +163,7 @@ void work(Look& look) {
   while (!look.todo.empty()) {
     const Folder folder = look.todo.front();
     look.todo.pop_front();
-    // Nobody has so many but who means to keep this busy.
+    // Only a user who wants to keep this busy has so many.
     if (folder.turn >= kTurns && folder.owner != geteuid() &&
         (*folder.share == 0 || Clock::now() > look.start + kOthersTime)) {
       ++look.left_out;
@@ -182,7 +183,7 @@ void work(Look& look) {
   }
 }
 
-// A thread a folder, and none for those in which an earlier look still hangs.
+// Starts a thread a folder, but none for folders in which an earlier look still hangs.
 void read_all(const std::shared_ptr<Look>& look) {
   static std::vector<std::weak_ptr<Look>> earlier;
   for (const auto& before : earlier) {
@@ -195,7 +196,7 @@ void read_all(const std::shared_ptr<Look>& look) {
     }
   }
   std::erase_if(earlier, [](const auto& l) { return l.expired(); });
-  const size_t wanted = std::min(kThreads, look->todo.size());  // a thread takes folders from there at once
+  const size_t wanted = std::min(kThreads, look->todo.size());  // each thread takes a folder at once
   size_t started = 0;
   for (; started < wanted; ++started) {
     std::thread thread;
@@ -274,8 +275,8 @@ Found look(const Common& common, pid_t pid) {
     return a.pid != b.pid ? a.pid < b.pid : a.owner != b.owner ? a.owner < b.owner : a.name < b.name;
   });
   if (pid != 0) std::erase_if(found.processes, [pid](const Process& p) { return p.pid != pid && p.pid != 0; });
-  // A process has one publication; two would be one series with two values. Of those whose number nobody knows the
-  // publications' names are all that tells them apart.
+  // Keep one publication a process: two would be one series with two values. Processes of unknown
+  // number are told apart by their publications' names alone.
   std::vector<Process> once;
   for (Process& p : found.processes) {
     if (!once.empty() && once.back().pid == p.pid && once.back().owner == p.owner &&
@@ -333,7 +334,7 @@ std::string ask(const Process& process, publish::Ask what, const std::string& na
 
 const Process* same_process(const std::vector<Process>& before, const Process& now) {
   const auto it = std::find_if(before.begin(), before.end(), [&](const Process& p) {
-    return p.name == now.name && p.owner == now.owner && p.pid == now.pid;  // its folder may have several paths
+    return p.name == now.name && p.owner == now.owner && p.pid == now.pid;  // one folder may have several paths
   });
   return it != before.end() ? &*it : nullptr;
 }
@@ -344,7 +345,7 @@ Rates rates(const Process& before, const Process& now) {
   if (b.taken_monotonic_ns <= a.taken_monotonic_ns) return r;
   r.known = true;
   r.seconds = static_cast<double>(b.taken_monotonic_ns - a.taken_monotonic_ns) * 1e-9;
-  // A runtime that was shut down and started again begins at zero.
+  // Counters start at zero again after a shutdown and a new start.
   const auto per_second = [&](uint64_t publish::Stats::*m) {
     return b.stats.*m >= a.stats.*m ? static_cast<double>(b.stats.*m - a.stats.*m) / r.seconds : 0.0;
   };
@@ -391,7 +392,7 @@ namespace {
 
 void write_histogram(Json& json, const publish::Histogram& h) {
   json.object().field("sum_ns", h.sum_ns).key("below_ns").array();
-  for (size_t i = 0; i < std::size(h.count); ++i) {  // the empty ones would only be noise
+  for (size_t i = 0; i < std::size(h.count); ++i) {  // empty buckets would only be noise
     if (h.count[i] != 0) json.object().field("ns", uint64_t{1} << i).field("count", h.count[i]).end();
   }
   json.end().end();

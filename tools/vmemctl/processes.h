@@ -1,4 +1,4 @@
-// The processes that use libvmem: finding them, reading what they publish, asking them.
+// Finds the processes that use libvmem, reads what they publish, and asks them.
 #pragma once
 
 #include <sys/types.h>
@@ -12,35 +12,37 @@
 
 namespace vmemctl {
 
-// Those that the caller may see, by pid; root sees everybody's. What dead processes left in the caller's own folders is
-// removed on the way. Each is asked to write what is true now. Users are asked side by side: one whose processes are
-// silent, or who has hundreds of publications, delays this by less than half a second and hides nobody else's. pid: 0,
-// or the only one that is wanted, beside which are those that may be it: with a number that nobody here knows.
+// Returns the processes that the caller may see, by pid; root sees all users'. Each is asked to
+// write its present state. Removes what dead processes left in the caller's own folders. Users are
+// asked in parallel: one whose processes are silent, or who has hundreds of publications, delays
+// this by less than half a second and hides no other user's. pid: 0, or the only process wanted;
+// processes of unknown number, any of which may be the wanted one, are then returned too.
 Found look(const Common& common, pid_t pid);
 
-// The same, with what is forged told among the problems.
+// Like look(), with forged publications among the problems.
 std::vector<Process> find_processes(const Common& common, bool refresh, pid_t pid, std::vector<std::string>* problems);
 
-// A line for each user and reason, the three of a user that most of his publications have, and one for the rest;
-// of 16 users, and one line for the rest of them.
+// Describes forged publications: for each of at most 16 users a line for each of the three
+// commonest reasons and one for the rest, then one line for all other users.
 std::vector<std::string> words_of(const std::vector<Refused>& forged);
 
-// The one process that has this number, as the kernel says; fails with kAbsent or kForbidden, and why.
+// Returns the process that has this number according to the kernel; fails with kAbsent or
+// kForbidden and a reason.
 Process find_process(const Common& common, pid_t pid);
 
-// Asks it. Fails with libvmem's words, or because it does not answer.
+// Asks a process. Fails with libvmem's message, or because the process does not answer.
 std::string ask(const Process& process, vmem::publish::Ask what, const std::string& name, const std::string& value);
 
 struct Rates {
-  bool known = false;  // false: seen once only
+  bool known = false;  // false: seen only once
   double seconds = 0;
-  double faults = 0, ssd_read = 0, ssd_written = 0, to_device = 0, from_device = 0, evictions = 0;  // a second
+  double faults = 0, ssd_read = 0, ssd_written = 0, to_device = 0, from_device = 0, evictions = 0;  // per second
 };
 Rates rates(const Process& before, const Process& now);
-// The earlier look at the same process, or null.
+// Returns the same process in the earlier look, or null.
 const Process* same_process(const std::vector<Process>& before, const Process& now);
 
-// Every field of publish::Stats, once: for JSON and for Prometheus.
+// Describes each field of publish::Stats once, for JSON and for Prometheus.
 struct Field {
   const char* name;
   uint64_t vmem::publish::Stats::*member;

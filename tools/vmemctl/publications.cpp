@@ -30,17 +30,18 @@ using vmem::core::Status;
 namespace {
 
 constexpr int kTries = 50;                          // of reading a file that is being rewritten, while there is time
-constexpr std::chrono::milliseconds kRewrite{100};  // after the deadline, for all that were being rewritten then
+constexpr std::chrono::milliseconds kRewrite{100};  // after the deadline, for all that were being rewritten at it
 constexpr int kAnswerMs = 1000;                     // how long a process has to answer a request of its own
 constexpr size_t kInFlight = 32;                    // requests to the processes of one folder
 
-// Requests to those of all folders that are read at once. Each has two descriptors, and there are 1024 where nobody
-// asked for more: who has many folders must not take those that others' publications are read with.
+// Requests in flight in all folders that are read in parallel. Each takes two descriptors, of 1024
+// by default: a user with many folders must not take the descriptors needed for others'
+// publications.
 constexpr size_t kInFlightOfAll = 192;
-constexpr size_t kInFlightAlways = 2;  // of a folder, whatever the others have
+constexpr size_t kInFlightAlways = 2;  // of each folder, whatever the others use
 std::atomic<size_t> in_flight{0};
 
-// Milliseconds until then; 0 when it has passed.
+// Milliseconds until the deadline; 0 after it.
 int left(Clock::time_point deadline) {
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
   return static_cast<int>(std::clamp<long>(static_cast<long>(ms), 0, 60000));
@@ -58,7 +59,8 @@ publish::Request request_for(publish::Ask what, const std::string& key, const st
   return request;
 }
 
-// Connects to the socket beside a publication without following a link. The kernel says who listens there.
+// Connects to the socket beside a publication without following a link. The kernel tells which
+// process listens there.
 Status connect_to(int folder, const std::string& name, uid_t owner, Fd* out, ucred* peer) {
   Fd place;
   if (Status s = publish::open_socket(folder, name, owner, &place); !s.ok()) return s;
@@ -74,7 +76,7 @@ Status connect_to(int folder, const std::string& name, uid_t owner, Fd* out, ucr
   return {};
 }
 
-// What /proc says about a process; no line of it can be written by the process itself.
+// Facts about a process from /proc that the process itself cannot write.
 struct Identity {
   bool known = false;
   bool is[4] = {};  // real, effective, saved, file system user id: is it the user's?
@@ -104,7 +106,7 @@ Identity identity(pid_t pid, uid_t owner) {
   return out;
 }
 
-// The user's processes and their numbers in their own pid namespaces, as far as there is time to look.
+// The user's processes and their numbers in their own pid namespaces, as many as the time allows.
 std::vector<std::pair<pid_t, pid_t>> processes_of(uid_t owner, Clock::time_point deadline) {
   std::vector<std::pair<pid_t, pid_t>> out;
   DIR* dir = opendir("/proc");
@@ -143,7 +145,8 @@ class Reader {
     }
     if (inner_ != 0)
       std::erase_if(names, [this](const std::string& n) { return !n.starts_with(std::to_string(inner_) + "-"); });
-    // Root removes nothing of others': what many dead left must not stand in the way of the living.
+    // Root removes no other user's files: skip the dead here so that they do not crowd out the
+    // living.
     if (names.size() > kMaxOfAFolder) std::erase_if(names, [this](const std::string& n) { return is_dead(n); });
     std::sort(names.begin(), names.end());
     const size_t most = take_share(std::min(names.size(), kMaxOfAFolder));
@@ -174,14 +177,14 @@ class Reader {
     counted_ = flight_.size();
   }
 
-  // Its process has ended; false where that cannot be told now.
+  // Returns true if its process has ended; false also if that cannot be determined now.
   bool is_dead(const std::string& name) const {
     Fd file;
     return left(deadline_) != 0 && publish::open_file(fd_, name, folder_.owner, &file).ok() &&
            !publish::is_alive(file.get());
   }
 
-  // As many as are left of the person's share.
+  // Takes up to `wanted` from what is left of the person's share.
   size_t take_share(size_t wanted) const {
     if (!folder_.share) return wanted;
     size_t left = folder_.share->load();
@@ -198,7 +201,7 @@ class Reader {
     found_.unread.push_back({folder_.path + "/" + name, folder_.owner, why});
   }
 
-  // Its process took it away meanwhile, or died.
+  // Returns true if its process removed the publication, or died.
   bool gone(const Asked& a) const {
     struct stat opened {
     }, named{};
@@ -234,11 +237,11 @@ class Reader {
     if (a.linked && send(a.socket.get(), &refresh, sizeof refresh, MSG_NOSIGNAL) == sizeof refresh) {
       flight_.push_back(std::move(a));
     } else {
-      finish(a, false);  // its queue is full: it has not answered for long
+      finish(a, false);  // its queue is full: it has not answered for a long time
     }
   }
 
-  // Waits for an answer; when there is no time left, gives up all who have not answered.
+  // Waits for answers until the deadline, then gives up on the others.
   void collect() {
     std::vector<pollfd> wait;
     for (const Asked& a : flight_) wait.push_back({a.socket.get(), POLLIN, 0});
@@ -299,8 +302,8 @@ class Reader {
     found_.processes.push_back(std::move(p));
   }
 
-  // Our number of the process that a header from another pid namespace names; 0: there is none of this user's, or no
-  // time to look.
+  // Returns our number of the process that a header from another pid namespace names; 0 if this
+  // user has no such process, or there is no time to look.
   pid_t outside(const publish::Header& h) {
     if (!looked_) processes_ = processes_of(folder_.owner, deadline_);
     looked_ = true;
@@ -314,8 +317,8 @@ class Reader {
     return 0;
   }
 
-  // The file's name, its header, its owner, who listens at its socket and what /proc says agree. False with no words:
-  // the process is gone.
+  // Checks that the file's name, its header, its owner, the process at its socket and /proc agree.
+  // Returns false with an empty reason if the process has gone.
   bool is_genuine(Asked& a, std::string* why) const {
     const publish::Header& h = a.process.now.header;
     const std::string digits = a.process.name.substr(0, a.process.name.find('-'));
@@ -330,7 +333,7 @@ class Reader {
     }
     const bool ours = h.pid_namespace == publish::pid_namespace();
     const pid_t pid = a.linked ? a.peer.pid : ours ? named : a.outside;
-    if (pid == 0) return true;  // in a pid namespace that we cannot see: its user is all that there is to know
+    if (pid == 0) return true;  // in a pid namespace that we cannot see: only its user is known
     const Identity is = identity(pid, folder_.owner);
     if (!is.known) return false;
     if (pid != named && (ours || is.innermost != named)) {
@@ -342,13 +345,13 @@ class Reader {
       *why = "it says process " + digits + " of user " + std::to_string(h.uid) + ", which is not user " + user() + "'s";
       return false;
     }
-    // Without a peer only the start of the process tells that the number is no other's by now.
+    // Without a peer, only the start time shows that the number has not been reused.
     if (!a.linked && publish::start_ticks(pid) != h.start_ticks) return false;
     a.process.pid = pid;
     return true;
   }
 
-  // Two regions or devices of one number would be one series with two values.
+  // Keeps one region or device per number: two would be one series with two values.
   static void remove_repeated(publish::Snapshot* s) {
     const auto once = [](auto& all, auto number) {
       using Item = typename std::remove_reference_t<decltype(all)>::value_type;
@@ -370,7 +373,7 @@ class Reader {
   Found& found_;
   std::vector<Asked> flight_;
   size_t counted_ = 0;                              // of flight_ in in_flight
-  std::vector<std::pair<pid_t, pid_t>> processes_;  // of the folder's owner, once looked_
+  std::vector<std::pair<pid_t, pid_t>> processes_;  // the folder owner's, once looked_
   bool looked_ = false;
 };
 

@@ -1,4 +1,4 @@
-// Where the SSD tier would be: what --path says, else as the library decides.
+// The path of the SSD tier: --path, or the library's own choice.
 #pragma once
 
 #include <cstdlib>
@@ -15,7 +15,7 @@ inline std::string ssd_path(const std::string& given) {
   return "/var/tmp";
 }
 
-// As a word of a shell.
+// Quotes text as one word of a shell.
 inline std::string shell_word(const std::string& text) {
   std::string out = "'";
   for (const char c : text) out += c == '\'' ? std::string("'\\''") : std::string(1, c);

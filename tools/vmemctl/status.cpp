@@ -11,7 +11,7 @@ namespace vmemctl {
 
 namespace {
 
-// One process that was asked for must be there; all of them may be none.
+// A process that was named must exist; a look at all processes may find none.
 Found see(const Common& common, int pid) {
   if (pid == 0) return look(common, 0);
   Found found;

@@ -1,4 +1,4 @@
-// vmemctl top: the same, live. Plain ANSI: the alternate screen, a frame drawn over the last one.
+// vmemctl top: a live status. Plain ANSI: the alternate screen, each frame drawn over the last one.
 #include <poll.h>
 #include <signal.h>
 #include <sys/ioctl.h>
@@ -24,8 +24,8 @@ namespace {
 
 volatile sig_atomic_t stopped = 0, suspended = 0;
 
-// The terminal as it was, whatever happens. Signals that end it, stop it or say that its size is another one come while
-// it waits for a key, and at no other time.
+// Sets up the terminal and restores it in every case. Signals that end or stop the program or
+// report a new size are delivered only while it waits for a key.
 class Screen {
  public:
   Screen() {
@@ -53,7 +53,8 @@ class Screen {
     printf("\033[J");
     fflush(stdout);
   }
-  // Waits so long, or until a signal. True: there is something to read, or the end.
+  // Waits for a key at most this long, or until a signal. Returns true if there is input, or its
+  // end.
   bool key(double seconds) {
     pollfd fd{STDIN_FILENO, POLLIN, 0};
     const double whole = std::floor(std::max(0.0, seconds));
@@ -75,7 +76,7 @@ class Screen {
     fflush(stdout);
     tcsetattr(STDIN_FILENO, TCSANOW, &before_);
   }
-  // What SIGTSTP does by itself, with the terminal given back meanwhile.
+  // Stops the process as SIGTSTP does, with the terminal restored while it is stopped.
   void suspend() {
     suspended = 0;
     leave();
@@ -85,17 +86,17 @@ class Screen {
     sigaction(SIGTSTP, &by_itself, &ours);
     raise(SIGTSTP);
     sigset_t held;
-    sigprocmask(SIG_SETMASK, &waiting_, &held);  // it stops here
+    sigprocmask(SIG_SETMASK, &waiting_, &held);  // the process stops here
     sigprocmask(SIG_SETMASK, &held, nullptr);
     sigaction(SIGTSTP, &ours, nullptr);
     enter();
   }
 
   termios before_{};
-  sigset_t waiting_{};  // the signals that are blocked meanwhile
+  sigset_t waiting_{};  // signals that are blocked outside of waits
 };
 
-// The newest values that fit.
+// Draws the newest values that fit.
 std::string bars(const std::deque<double>& values, size_t width) {
   const size_t n = std::min(values.size(), width);
   return sparkline({values.end() - static_cast<std::ptrdiff_t>(n), values.end()});
@@ -103,7 +104,7 @@ std::string bars(const std::deque<double>& values, size_t width) {
 
 struct Look {
   std::vector<Process> before, now;
-  std::string refused;  // what is not shown, in a line; "" nothing
+  std::string refused;  // a line about what is not shown, or ""
 };
 
 // "vmemctl status has all: 7 publications are FORGED, by users 1001, 1002; 2 problems: .."
@@ -142,7 +143,7 @@ std::vector<std::string> frame(const Look& look, const Histories& histories, Vie
     read += r.ssd_read, written += r.ssd_written, in += r.to_device, out += r.from_device;
     host += p.now.header.stats.host_bytes, device += p.now.header.stats.device_bytes;
     options.regions = std::max<size_t>(3, rows);
-    // Faults of this frame, where there were any.
+    // Show the faults of this frame, if there were any.
     Process shown = p;
     if (earlier != nullptr) {
       const auto fresh = difference(earlier->now.header.fault, p.now.header.fault);
@@ -168,7 +169,7 @@ std::vector<std::string> frame(const Look& look, const Histories& histories, Vie
   return lines;
 }
 
-// What keys change.
+// The state that keys change.
 class Pane {
  public:
   explicit Pane(const TopOptions& options) : filter_(options.filter) {
@@ -177,7 +178,7 @@ class Pane {
   }
   size_t sort() const { return sort_; }
   const std::string& filter() const { return filter_; }
-  // Of `lines`, what is to be seen in `rows` rows, the keys' line first.
+  // Returns the part of `lines` visible in `rows` rows, the keys' line first.
   std::vector<std::string> visible(const std::vector<std::string>& lines, size_t columns, size_t rows) {
     page_ = rows > 1 ? rows - 1 : 1;
     const size_t last = lines.size() > page_ ? lines.size() - page_ : 0;
@@ -190,7 +191,7 @@ class Pane {
     for (size_t i = at_; i < std::min(lines.size(), at_ + page_); ++i) out.push_back(lines[i]);
     return out;
   }
-  // False: the end was asked for.
+  // Returns false if the user asked to quit.
   bool keys(std::string_view text) {
     while (!text.empty()) {
       size_t used = 1;

@@ -38,7 +38,7 @@ Assignment parse(const std::string& text) {
 
 // ---- the machine: one value a file ----
 
-// A knob's name is a file's, in the one folder.
+// A knob's name is the name of a file in this folder.
 std::string knob_path(const std::string& sysfs, const std::string& name) {
   if (name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_") != std::string::npos)
     throw Failure{kUsage, "\"" + printable(name) + "\" is no name of a tunable; docs/kernel-module.md lists them"};
@@ -59,7 +59,7 @@ std::string read_knob(const std::string& sysfs, const std::string& name) {
   return printable(value);
 }
 
-// Sizes are given to *_bytes as everywhere else: 8GiB.
+// Accepts sizes such as 8GiB for *_bytes, as settings do.
 std::string in_bytes(const std::string& name, const std::string& value) {
   uint64_t n = 0;
   if (!name.ends_with("_bytes") || !vmem::core::parse_bytes(value, &n).ok()) return value;
@@ -109,9 +109,9 @@ std::vector<Result> tune_machine(const TuneOptions& options, const std::vector<A
   return out;
 }
 
-constexpr char kNoLimit[] = "18446744073709551615";  // of a size
+constexpr char kNoLimit[] = "18446744073709551615";  // for a size
 
-// Who sets more than the process can have hears of it here: its own log may be read by nobody.
+// Warns here if the budget exceeds what the process can have: its own log may go unread.
 void warn_of_budget(const Process& process, const std::string& value) {
   uint64_t bytes = 0;
   if (!vmem::core::parse_bytes(value, &bytes).ok()) return;
@@ -127,7 +127,7 @@ std::vector<Result> tune_process(const Common& common, int pid, const std::vecto
   for (const Assignment& a : assignments) {
     if (a.set) ask(process, Ask::set, a.name, a.value);
     if (a.set && a.name == "host_budget") warn_of_budget(process, a.value);
-    // After publish=off nobody answers any more.
+    // After publish=off the process no longer answers.
     const bool gone = a.set && a.name == "publish";
     out.push_back({a.name, gone ? a.value : ask(process, Ask::get, a.name, ""), a.set});
   }

@@ -38,7 +38,7 @@ std::string mean_time(uint64_t total_ns, uint64_t count) {
   return count == 0 ? "-" : time_words(static_cast<double>(total_ns) / static_cast<double>(count));
 }
 
-// "1.5G": where columns are few.
+// "1.5G", for narrow columns.
 std::string short_size(uint64_t n) {
   std::string text = size(n);
   const size_t blank = text.find(' ');
@@ -60,7 +60,7 @@ size_t width_of(std::string_view text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-constexpr uint64_t kEnough = 200;  // blocks, to judge by
+constexpr uint64_t kEnough = 200;  // blocks needed to judge
 
 std::string share_words(uint64_t part, uint64_t whole) {
   char text[24];
@@ -167,7 +167,7 @@ std::vector<std::string> folded(const std::string& line, size_t columns, size_t 
     if (cut == 0) break;  // one long word: it is cut
     out.push_back(rest.substr(0, cut));
     const size_t next = rest.find_first_not_of(' ', cut);
-    if (next == std::string::npos) return out;  // blanks were all that was too much
+    if (next == std::string::npos) return out;  // only blanks did not fit
     rest = std::string(indent, ' ') + rest.substr(next);
   }
   out.push_back(columns == 0 || width_of(rest) <= columns ? rest : column(rest, columns));
