@@ -1,5 +1,6 @@
-// Asks this machine's driver what no documentation says and a pager must know: one question a process, because the
-// answer may be a dead CUDA context. Judges nothing. ask_bench [QUESTION]; without one, all of them.
+// Asks the driver of this machine questions that a pager has and that no documentation answers.
+// Each question runs in a process of its own, because the answer may be a dead CUDA context. It
+// reports and judges nothing. Usage: ask_bench [QUESTION]; without an argument it asks all of them.
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -48,7 +49,7 @@ void open(Access access) {
 void hold(Access access) {
   must(s.d->write_protect(std::span(&s.first, 1), access));
 }
-// One page of the first block goes to the CPU, by a load or a store of what is there already.
+// The CPU loads or stores one page of the first block, without changing it.
 void touch(bool store) {
   volatile uint64_t* word = s.block + 512 * 7;
   const uint64_t value = *word;
@@ -78,7 +79,7 @@ void copy_out() {
   for (size_t w = 0; w < kWords; ++w) wrong += s.frame[w] != w;
   std::printf("%s, %zu words wrong\n", words(status).c_str(), wrong);
 }
-// What /proc/self/maps says of the four blocks.
+// Prints the lines of /proc/self/maps for the four blocks.
 void print_mappings() {
   FILE* maps = fopen("/proc/self/maps", "re");
   char line[512];
@@ -188,7 +189,7 @@ int main(int argc, char** argv) {
   if (argc > 1) {
     for (const Question& q : kQuestions)
       if (std::strcmp(q.name, argv[1]) == 0) {
-        alarm(20);  // ends the process: an answer that never comes is one too
+        alarm(20);  // ends the process if the driver never answers
         const uint64_t limit = gpu::managed_limit();
         if (limit == 0) {
           std::printf("SKIPPED: no CUDA device\n");
@@ -199,7 +200,7 @@ int main(int argc, char** argv) {
         std::printf("ask %s: ", q.text);
         q.ask();
         std::fflush(stdout);
-        _exit(0);  // the context may be dead: nothing to put in order
+        _exit(0);  // the context may be dead: skip all cleanup
       }
     std::printf("no such question: %s\n", argv[1]);
     return 1;

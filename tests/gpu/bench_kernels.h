@@ -1,5 +1,5 @@
-// The kernels of the benchmark on either backend of gpuapp::App. Words are stamped with their place, so that lost,
-// stale and misplaced blocks all show.
+// The kernels of the benchmark, for both backends of gpuapp::App. Each word is stamped with its
+// place, so that lost, stale and misplaced blocks all show.
 #pragma once
 
 #include <atomic>
@@ -9,7 +9,7 @@
 
 namespace gpubench {
 
-// As in kernels.cu and tests/system/support.h.
+// The same stamp as in kernels.cu and tests/system/support.h.
 inline uint64_t stamp(uint64_t index, uint64_t round) {
   uint64_t z = index * 0x9e3779b97f4a7c15u + round * 0xbf58476d1ce4e5b9u + 1;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
@@ -35,7 +35,8 @@ class Kernels {
   Kernels(const Kernels&) = delete;
   Kernels& operator=(const Kernels&) = delete;
 
-  // The words of [p, p + bytes) get the stamps of the place `offset` of the data. plain: no region of libvmem.
+  // Stamps the words of [p, p + bytes) as the data at `offset`. plain: the memory is no region of
+  // libvmem.
   void set(void* stream, void* p, size_t bytes, uint64_t offset, uint64_t round, bool plain) {
     if (!sim_) {
       vmem::gpu::set_stamps(stream, static_cast<uint64_t*>(p), bytes / 8, offset / 8, round, 1);
@@ -45,7 +46,7 @@ class Kernels {
       for (size_t i = 0; i < n; ++i) w[i] = stamp(offset / 8 + at + i, round);
     });
   }
-  // Counts words that have another stamp.
+  // Counts words with a wrong stamp.
   void check(void* stream, const void* p, size_t bytes, uint64_t offset, uint64_t round, bool plain) {
     if (!sim_) {
       vmem::gpu::check_stamps(stream, static_cast<const uint64_t*>(p), bytes / 8, offset / 8, round, 1, counter_);
@@ -69,7 +70,7 @@ class Kernels {
       sink = sum;
     });
   }
-  // Of all checks whose streams were synchronised.
+  // The total of all checks whose streams have been synchronised.
   unsigned long long wrong() const { return *static_cast<volatile unsigned long long*>(counter_); }
 
  private:

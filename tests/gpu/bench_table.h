@@ -1,5 +1,6 @@
-// Rows of a benchmark: the same work done in several ways, each several times in turn, so that a disk that is faster
-// this minute is faster for all of them. Ratios are taken within a round; the table has their medians.
+// Rows of a benchmark. Each row does the same work in several ways, in turn and several times, so
+// that a change in the speed of the disk affects all ways alike. Ratios are taken within a round;
+// the table shows their medians.
 #pragma once
 
 #include <sys/resource.h>
@@ -20,12 +21,12 @@ using Json = nlohmann::ordered_json;
 
 struct Sample {
   double value = 0;          // GB/s or us
-  double cores_per_gbs = 0;  // 0: not taken
-  double p99 = 0;            // of a latency; 0: not taken
+  double cores_per_gbs = 0;  // 0: not measured
+  double p99 = 0;            // of a latency; 0: not measured
   std::string error;
 };
 
-// Time and CPU time of this process.
+// Measures wall time and CPU time of this process.
 class Meter {
  public:
   Meter() { start(); }
@@ -33,7 +34,7 @@ class Meter {
     time_ = rawdisk::now();
     cpu_ = cpu();
   }
-  // Adds what has passed since start().
+  // Adds the time since start().
   void stop() {
     seconds_ += rawdisk::now() - time_;
     used_ += cpu() - cpu_;
@@ -64,10 +65,11 @@ using Way = std::pair<std::string, std::function<Sample()>>;  // "raw", "hand", 
 
 class Table {
  public:
-  // only: comma-separated beginnings of keys; "" all.
+  // only: comma-separated prefixes of keys; "": all.
   Table(int rounds, std::string only) : rounds_(rounds), only_(std::move(only)) {}
 
-  // Of a row: its key begins with one of `only`. Of a group, whose rows' keys begin with its name: one of them may.
+  // Returns whether a row is selected: its key begins with one of `only`. For a group (a common
+  // prefix of keys): whether one of its rows may be.
   bool wanted(const std::string& key, bool group = false) const {
     if (only_.empty()) return true;
     for (size_t at = 0; at <= only_.size();) {
@@ -79,14 +81,15 @@ class Table {
     return false;
   }
 
-  // lower: less is better.
+  // lower: lower values are better.
   void row(const std::string& key, const std::string& what, const std::string& unit, const std::vector<Way>& ways,
            bool lower = false) {
     if (!wanted(key)) return;
     Row r{key, what, unit, lower, {}};
     for (int round = 0; round < rounds_; ++round) {
       std::string line = key + ":";
-      // Every second round backwards: nobody always has the disk that another one has warmed.
+      // Reverse the order in every second round: otherwise one way would always find the disk
+      // warmed by another.
       for (size_t i = 0; i < ways.size(); ++i) {
         const Way& way = ways[round % 2 == 0 ? i : ways.size() - 1 - i];
         Sample s;

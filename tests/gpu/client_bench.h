@@ -1,4 +1,5 @@
-// What the benchmarks of kernels that page in by themselves share: waits that end, memory that is given back, threads.
+// Shared code of the benchmarks whose kernels page data in: waits with a time limit, freeing
+// memory, threads.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -32,7 +33,7 @@ inline void must(cudaError_t e, const char* what) {
 }
 #define MUST(call) ::gpuclients::must(call, #call)
 
-// The end of main(): 0 where run() says that all was right, 77 where there is no GPU.
+// The end of main(): returns 0 if run() succeeded, 77 if there is no GPU.
 template <typename Run>
 int run_bench(Run run) {
   setvbuf(stdout, nullptr, _IOLBF, 0);
@@ -41,7 +42,7 @@ int run_bench(Run run) {
     std::printf("no GPU\n");
     return 77;
   }
-  alarm(180);  // whatever happens
+  alarm(180);  // in any case
   try {
     return run() ? 0 : 1;
   } catch (const std::exception& e) {
@@ -78,7 +79,7 @@ std::unique_ptr<T, HostFree> pinned(size_t count) {
   return std::unique_ptr<T, HostFree>(static_cast<T*>(p));
 }
 
-// Until what is on the stream has ended.
+// Waits until the stream is idle.
 inline void finish(cudaStream_t stream, const char* what, double limit = 40) {
   for (const double begin = now(); cudaStreamQuery(stream) == cudaErrorNotReady;)
     if (now() - begin > limit) fail(std::string(what) + " takes longer than it may");
@@ -90,10 +91,10 @@ inline struct vmem_device_stats stats() {
   vmem::check(vmem_device_stats(0, &out));
   return out;
 }
-// Starts the library anew.
+// Restarts the library.
 inline void start(size_t device, size_t host) {
   vmem::set("device_budget", std::to_string(device));
-  vmem::set("device_block_size", "2MiB");  // what the rows of the benchmarks are counted in
+  vmem::set("device_block_size", "2MiB");  // the unit of the benchmarks' rows
   vmem::set("host_budget", std::to_string(host));
   vmem::set("staging_share", "90");
 }

@@ -1,4 +1,4 @@
-// The contract of device::Devices on real GPUs, and what only they can show.
+// The contract of device::Devices on real GPUs, and tests that only a GPU can run.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -67,7 +67,7 @@ class CudaBench : public Bench {
     cudaDeviceGetAttribute(&yes, cudaDevAttrPageableMemoryAccess, 0);
     return yes != 0;
   }
-  // cuMemAddressFree: AReleasedRangeLeavesWhatTheDriverLeaves.
+  // cuMemAddressFree leaves mappings behind: see AReleasedRangeLeavesWhatTheDriverLeaves.
   bool driver_keeps_addresses() const override { return devices_->cpu_view() == CpuView::split; }
   uint64_t free_memory_slack() const override { return uint64_t{16} << 20; }
 
@@ -90,7 +90,8 @@ class CudaBench : public Bench {
 std::unique_ptr<Bench> cuda(std::string* skip) {
   std::unique_ptr<Devices> devices;
   if (core::Status s = make_devices(Kind::managed, kUnit, &devices, skip); !s.ok()) {
-    // There is a device, or gpu_guard.cpp would have ended this program: a skip would hide that nothing was tested.
+    // A device exists, or gpu_guard.cpp would have ended this program. A skip would hide that
+    // nothing was tested.
     ADD_FAILURE() << "no device tier where there is a GPU: " << *skip;
     return nullptr;
   }
@@ -203,7 +204,8 @@ TEST_P(DeviceCuda, CallsThatSucceedLeaveAnErrorOfTheApplicationWhereItIs) {
   VMEM_OK(bench_->synchronize(stream_));
 }
 
-// By the names of entry points whose signatures every driver keeps; the toolkit's own names change theirs.
+// Looks up a driver call by its entry point, whose signature never changes; the toolkit's names
+// change theirs.
 template <typename Call>
 void entry(const char* name, Call* out) {
   static void* const driver = dlopen("libcuda.so.1", RTLD_LAZY);
@@ -220,7 +222,7 @@ TEST_P(DeviceCuda, AStreamOfAContextOfItsOwnIsRefused) {
   entry("cuCtxDestroy_v2", &destroy);
   if (HasFatalFailure()) return;
   CUcontext own = nullptr;
-  ASSERT_EQ(create(&own, 0, 0), CUDA_SUCCESS);  // current now: the default stream is its own too
+  ASSERT_EQ(create(&own, 0, 0), CUDA_SUCCESS);  // now current, so the default stream belongs to it too
   cudaStream_t stream = nullptr;
   EXPECT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   const core::Status made = d_->check_stream(stream, 0);
@@ -242,7 +244,7 @@ INSTANTIATE_TEST_SUITE_P(Cuda, ZerosCuda,
 
 TEST_P(ZerosCuda, ZerosNeedNoMultiprocessor) {
   uint64_t* base = reserve(4);
-  for (size_t u = 0; u < 4; ++u) {  // their memory has been somebody's
+  for (size_t u = 0; u < 4; ++u) {  // their memory has been in use before
     bring(base, u, 7);
     VMEM_OK(d_->unmap(range(base, u, 1)));
     VMEM_OK(d_->punch(range(base, u, 1)));
@@ -269,9 +271,10 @@ TEST_P(ZerosCuda, ZerosNeedNoMultiprocessor) {
   EXPECT_EQ(kernel_sum(base, 4 * words_), 0u);
 }
 
-// Kernels that were to clear blocks begin when the device is free again, and must leave what came there since.
+// Kernels that were queued to clear blocks start late, when the device is free again. They must not
+// clear data that arrived since.
 TEST_P(ZerosCuda, WhatWasPutThereMeanwhileStays) {
-  constexpr size_t kTimes = 8;  // more than kernels may wait at once
+  constexpr size_t kTimes = 8;  // more than the kernels that may wait at once
   uint64_t* base = reserve(kTimes);
   VMEM_OK(populate(range(base, 0, kTimes)));
   *gate() = 0;
@@ -283,7 +286,8 @@ TEST_P(ZerosCuda, WhatWasPutThereMeanwhileStays) {
     VMEM_OK(d_->wait(done));
     fill_frame(0, 1000 * u);
     copy_in(base, u, 0);
-    std::this_thread::sleep_for(std::chrono::milliseconds(25));  // no kernel is tried for a while after one
+    // after a kernel was used, none is tried for a while
+    std::this_thread::sleep_for(std::chrono::milliseconds(25));
   }
   VMEM_OK(d_->map(range(base, 0, kTimes)));
   *gate() = 1;
@@ -292,7 +296,7 @@ TEST_P(ZerosCuda, WhatWasPutThereMeanwhileStays) {
   for (size_t u = 0; u < kTimes; ++u) EXPECT_EQ(kernel_sum(base + u * words_, words_), sum_of(1000 * u)) << u;
 }
 
-// In turn with others on the same block, by whichever way zeros come.
+// Zeros alternate with data on the same block, by every way of making zeros.
 TEST_P(ZerosCuda, ZerosOverWhatWasThere) {
   uint64_t* base = reserve(4);
   for (uint64_t round = 0; round < 100; ++round) {
@@ -340,7 +344,7 @@ TEST_P(DeviceCuda, MallocAndFreeOfOtherThreadsGoOnBesideMoves) {
 
 class HandlesCuda : public DeviceContract {
  protected:
-  // As /proc/self/smaps has them: the mappings of a range, and their flags.
+  // Returns the mappings of a range and their flags, from /proc/self/smaps.
   static std::string mapped_with_flags(uintptr_t address, size_t size) {
     std::ifstream smaps("/proc/self/smaps");
     std::string found, line;
@@ -362,8 +366,8 @@ INSTANTIATE_TEST_SUITE_P(Cuda, HandlesCuda,
                                            Backend{"large_handles", handles<4 * kUnit>}),
                          name_of);
 
-// What cuMemAddressFree leaves of addresses is the driver's business: ours may leave as much, and no more. Its words
-// are for whoever meets another driver.
+// cuMemAddressFree may leave some mappings of a range behind; our release may leave as many, and no
+// more. The messages help with drivers that behave differently.
 TEST_P(HandlesCuda, AReleasedRangeLeavesWhatTheDriverLeaves) {
   CUresult (*reserve_addresses)(CUdeviceptr*, size_t, size_t, CUdeviceptr, unsigned long long) = nullptr;
   CUresult (*free_addresses)(CUdeviceptr, size_t) = nullptr;
@@ -405,7 +409,7 @@ TEST_P(DeviceLossCuda, AResetThatMadeANewContextIsNoticed) {
   stream_ = nullptr;
   bench_->reset(0);
   void* p = nullptr;
-  ASSERT_EQ(cudaMalloc(&p, 4096), cudaSuccess);  // the application goes on with a new context
+  ASSERT_EQ(cudaMalloc(&p, 4096), cudaSuccess);  // the application continues with a new context
   VMEM_REFUSED(EIO, d_->health(0));
 }
 
@@ -419,7 +423,7 @@ TEST_P(DeviceLossCuda, AfterAResetTheAddressesAreLeftAlone) {
   bench_->reset(0);
   EXPECT_EQ(mapped_at(at(base), 4 * unit_), "") << "the driver kept the range: this test shows nothing";
   ASSERT_EQ(mmap(base, 4 * unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), base);
-  for (size_t w = 0; w < 4 * words_; w += 512) base[w] = w;  // somebody else's, now
+  for (size_t w = 0; w < 4 * words_; w += 512) base[w] = w;  // now belongs to other code
   bool torn = true;
   VMEM_REFUSED(EIO, d_->write_protect(range(base, 0, 2), Access::none));
   VMEM_REFUSED(EIO, d_->open(range(base, 0, 2), Access::read));
@@ -430,7 +434,7 @@ TEST_P(DeviceLossCuda, AfterAResetTheAddressesAreLeftAlone) {
   release(base);
   for (size_t w = 0; w < 4 * words_; w += 512) {
     ASSERT_EQ(base[w], w);
-    base[w] = 1;  // still theirs to write
+    base[w] = 1;  // still writable for its owner
   }
   munmap(base, 4 * unit_);
 }

@@ -1,5 +1,6 @@
-// CUDA's own calls and its libraries on addresses of a region on physical handles: the rows of docs/device-tier.md,
-// "What a program may do with blocks on a device". What may end with a lost device runs in a process of its own.
+// CUDA's own calls and its libraries on addresses of a region on physical handles: the rows of the
+// table "What a program may do with blocks on a device" in docs/device-tier.md. Calls that may end
+// with a lost device run in a child process.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <gtest/gtest.h>
@@ -72,7 +73,7 @@ class DriverCalls : public systest::SystemTest {
     set(v.data(), count, first, round);
     return v;
   }
-  // The blocks are on the device and nobody leases them.
+  // Brings the blocks to the device and leaves them unleased.
   void bring(const void* at, size_t size, unsigned access = VMEM_READ) {
     VMEM_DO(vmem_acquire(at, size, access, 0, stream_));
     VMEM_DO(vmem_release(at, size, stream_));
@@ -87,7 +88,7 @@ class DriverCalls : public systest::SystemTest {
   }
   size_t wrong_on_device(const uint64_t* w, size_t count, size_t first, uint64_t round) {
     *wrong_ = 0;
-    // A copy from pageable memory may return before it is at its end.
+    // A copy from pageable memory may return before it is complete.
     EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
     vmem::gpu::check_stamps(stream_, w, count, first, round, 1, wrong_);
     EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
@@ -98,7 +99,7 @@ class DriverCalls : public systest::SystemTest {
   unsigned long long* wrong_ = nullptr;  // pinned
 };
 
-// One copy is of one block, or of some of them that are all in host memory or on the SSD.
+// One copy covers one block, or several blocks that are all in host memory or on the SSD.
 TEST_F(DriverCalls, ACopyFromABlockThatNobodyLeasesIsRightWhereverItRests) {
   vmem::region r(5 * kBlock, 0);
   uint64_t* const w = words(r);
@@ -130,7 +131,7 @@ TEST_F(DriverCalls, ACopyFromABlockThatNobodyLeasesIsRightWhereverItRests) {
   CUDA_DO(cudaFree(device));
 }
 
-// A copy says from where to where only if it is true at that moment.
+// A copy that names its direction works only if the blocks are where it says.
 TEST_F(DriverCalls, AKindOfCopyThatNamesThePlaceHoldsWhereItIsTrue) {
   vmem::region r(2 * kBlock, 0);
   uint64_t* const w = words(r);
@@ -168,7 +169,8 @@ TEST_F(DriverCalls, WhatACopyWithoutALeaseWritesIsKeptInHostMemoryAndInChangedBl
   EXPECT_EQ(wrong(w, 3 * kWords, 0, 2), 0u);
 }
 
-// Nobody knows of it: the block leaves the device as it came, when it leaves.
+// The library does not know of the store: when the block leaves the device, its old contents are
+// used.
 TEST_F(DriverCalls, WhatACopyWithoutALeaseWritesToAnUnchangedBlockIsThereUntilItLeaves) {
   vmem::region r(kBlock, 0);
   uint64_t* const w = words(r);
@@ -205,7 +207,7 @@ TEST_F(DriverCalls, MemsetWithoutALeaseSetsABlockOnTheDeviceAndIsRefusedElsewher
 
 class DriverCallsChild : public DriverCalls {};
 
-// The outcome of one call over a block on the device and one that is not, in a process of its own.
+// Runs one call over a block on the device and one elsewhere, in a process of its own.
 constexpr const char* kCalls[] = {"copy from", "copy to", "memset", "memset, absent first"};
 
 TEST_F(DriverCallsChild, DISABLED_OneCallOverAPresentAndAnAbsentBlock) {
@@ -230,7 +232,7 @@ TEST_F(DriverCallsChild, DISABLED_OneCallOverAPresentAndAnAbsentBlock) {
   if (after != cudaSuccess) {
     std::printf("%s: %s, and the device is lost\n", name, cudaGetErrorName(e));
     std::fflush(stdout);
-    // What was in host memory is right, an acquire says why it fails, and the process ends.
+    // The data in host memory is intact, an acquire says why it fails, and the process ends.
     EXPECT_EQ(wrong(absent_first ? w : w + kWords, kWords, absent_first ? 0 : kWords, 1), 0u);
     EXPECT_EQ(vmem_acquire(w, kBlock, VMEM_READ, 0, stream_), -EIO);
     return;
@@ -277,7 +279,7 @@ TEST_F(DriverCalls, OneCallOverManyLeasedBlocksIsRight) {
     CUDA_DO(cudaMemcpyAsync(seen.data(), w, n * 8, cudaMemcpyDefault, stream_));
     CUDA_DO(cudaStreamSynchronize(stream_));
     EXPECT_EQ(wrong(seen.data(), n, 0, 1), 0u);
-    // To odd places, across the borders of blocks.
+    // At unaligned offsets, across borders of blocks.
     CUDA_DO(cudaMemcpyAsync(w + odd, host.data() + odd, (n - 2 * odd) * 8, cudaMemcpyHostToDevice, stream_));
     CUDA_DO(cudaMemcpyAsync(seen.data(), w, n * 8, cudaMemcpyDeviceToHost, stream_));
     CUDA_DO(cudaStreamSynchronize(stream_));
@@ -286,7 +288,7 @@ TEST_F(DriverCalls, OneCallOverManyLeasedBlocksIsRight) {
               0u);
     CUDA_DO(cudaMemsetAsync(w + odd, 7, (half - odd) * 8, stream_));
     CUDA_DO(cudaMemcpyAsync(w + half + odd, w + odd, (half - odd) * 8, cudaMemcpyDeviceToDevice, stream_));
-    // A pitched copy over borders: every second row of 24,000 bytes.
+    // A pitched copy across borders of blocks: every second row of 24,000 bytes.
     CUDA_DO(cudaMemcpy2DAsync(w, 48000, host.data(), 24000, 24000, 100, cudaMemcpyDefault, stream_));
     VMEM_DO(vmem_release(w, r.size(), stream_));
     CUDA_DO(cudaStreamSynchronize(stream_));
@@ -299,7 +301,8 @@ TEST_F(DriverCalls, OneCallOverManyLeasedBlocksIsRight) {
   }
 }
 
-// Nothing moves meanwhile, and nothing has to come from a device while the driver holds its locks.
+// Under the lease no block moves, so no block has to come from a device while the driver holds its
+// locks.
 TEST_F(DriverCalls, ACopyUnderAHostLeaseIsRightWhereverTheBlocksWere) {
   vmem::region r(6 * kBlock, 0);
   uint64_t* const w = words(r);
@@ -356,7 +359,8 @@ TEST_F(DriverCalls, TheFirstIpcHandleIsRefused) {
   cudaGetLastError();
 }
 
-// Captured and instantiated once, under a lease; replayed under others, over blocks that have been elsewhere meanwhile.
+// The graph is captured and instantiated once, under a lease, and replayed under other leases,
+// after its blocks have been moved elsewhere.
 TEST_F(DriverCalls, AGraphIsReplayedOverBlocksThatLeftAndCameBack) {
   vmem::region r(6 * kBlock, 0), other(32 * kBlock, 0);
   uint64_t* const w = words(r);
@@ -366,8 +370,8 @@ TEST_F(DriverCalls, AGraphIsReplayedOverBlocksThatLeftAndCameBack) {
   VMEM_DO(vmem_acquire(w, r.size(), VMEM_READ | VMEM_WRITE, 0, stream_));
   CUDA_DO(cudaStreamBeginCapture(capturing, cudaStreamCaptureModeGlobal));
   vmem::gpu::add(capturing, w, 2 * kWords, 1);                                            // blocks 0 and 1
-  CUDA_DO(cudaMemcpyAsync(w + 2 * kWords, w, 2 * kBlock, cudaMemcpyDefault, capturing));  // to 2 and 3
-  CUDA_DO(cudaMemsetAsync(w + 4 * kWords, 7, kBlock + kBlock / 2, capturing));            // 4 and half of 5
+  CUDA_DO(cudaMemcpyAsync(w + 2 * kWords, w, 2 * kBlock, cudaMemcpyDefault, capturing));  // to blocks 2 and 3
+  CUDA_DO(cudaMemsetAsync(w + 4 * kWords, 7, kBlock + kBlock / 2, capturing));            // block 4 and half of block 5
   vmem::gpu::add(capturing, w + 4 * kWords, 2 * kWords, 5);
   cudaGraph_t graph = nullptr;
   CUDA_DO(cudaStreamEndCapture(capturing, &graph));
@@ -379,7 +383,7 @@ TEST_F(DriverCalls, AGraphIsReplayedOverBlocksThatLeftAndCameBack) {
     VMEM_DO(vmem_acquire(w, r.size(), VMEM_READ | VMEM_WRITE, 0, stream_));
     CUDA_DO(cudaGraphLaunch(replay, stream_));
     VMEM_DO(vmem_release(w, r.size(), stream_));
-    if (round % 3 == 0) {  // others have the memory they were on
+    if (round % 3 == 0) {  // other blocks take the memory they were in
       bring(other.data(), other.size());
       EXPECT_LT(on_device(w, r.size()), r.size());
     } else {
@@ -400,7 +404,8 @@ TEST_F(DriverCalls, AGraphIsReplayedOverBlocksThatLeftAndCameBack) {
   CUDA_DO(cudaStreamDestroy(capturing));
 }
 
-// Products of matrices of 4 MiB: two blocks each, which have been on the SSD before each one.
+// Multiplies matrices of 4 MiB, two blocks each. All blocks come from the SSD before each
+// multiplication.
 TEST_F(DriverCalls, CublasMultipliesMatricesInARegion) {
   vmem::gpu::Library cublas("libcublas.so");
   if (!cublas) GTEST_SKIP() << "no libcublas";
@@ -439,7 +444,7 @@ TEST_F(DriverCalls, CublasMultipliesMatricesInARegion) {
   EXPECT_EQ(destroy(handle), 0);
 }
 
-// Twice each number, by a convolution of one point, and what is above nothing of it.
+// Doubles each number by a convolution of one point; the result is cut off at 0.
 TEST_F(DriverCalls, CudnnConvolvesWhatIsInARegion) {
   vmem::gpu::Library cudnn("libcudnn.so");
   if (!cudnn) GTEST_SKIP() << "no libcudnn";
@@ -494,7 +499,7 @@ TEST_F(DriverCalls, CudnnConvolvesWhatIsInARegion) {
   EXPECT_EQ(destroy(handle), 0);
 }
 
-// A sum over all devices, each with a region of its own; on one device NCCL copies.
+// Sums over all devices, each with its own region. With one device NCCL only copies.
 TEST_F(DriverCalls, NcclSumsWhatIsInRegions) {
   vmem::gpu::Library nccl("libnccl.so");
   if (!nccl) GTEST_SKIP() << "no libnccl";

@@ -1,5 +1,6 @@
-// What only the device has of a shared file is in the file after exit, also where regions come before CUDA: the context
-// comes up last then, and would go down first.
+// Data of a shared file that only the device has is in the file after exit. This also holds when
+// regions are made before CUDA is used: the context is then created last, and would be destroyed
+// first.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
-// vmem_export on a GPU: a second process imports the memory of a block and both see what the other stores; after the
-// lease it keeps what it has, and nobody else's block is ever there.
+// vmem_export on a GPU: a second process imports the memory of a block, and both processes see each
+// other's stores. After the lease ends the importer keeps that memory, and no other block ever uses
+// it.
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
@@ -52,7 +53,7 @@ size_t wrong(const uint64_t* w, size_t count, size_t first, uint64_t round, uint
   return bad;
 }
 
-// The second process: has a descriptor, and knows nothing of libvmem.
+// The second process: it has a descriptor and does not use libvmem.
 TEST(ExportChild, DISABLED_Importer) {
   const int fd = number("VMEM_TEST_FD"), in = number("VMEM_TEST_IN"), out = number("VMEM_TEST_OUT");
   const size_t size = static_cast<size_t>(number("VMEM_TEST_SIZE"));
@@ -100,7 +101,7 @@ TEST(ExportChild, DISABLED_Importer) {
   ASSERT_TRUE(hear(in));
   DRIVER_DO(entry<decltype(&cuMemUnmap)>("cuMemUnmap")(at, size));
   DRIVER_DO(entry<decltype(&cuMemRelease)>("cuMemRelease")(handle));
-  ASSERT_TRUE(say(out));  // and stays, with all else that it has
+  ASSERT_TRUE(say(out));  // and waits with everything still open
   ASSERT_TRUE(hear(in));
 }
 
@@ -169,7 +170,7 @@ TEST_P(ExportCuda, ASecondProcessSharesTheBlockUnderTheLeaseAndKeepsItAfterwards
   VMEM_DO(vmem_release(w, block, stream_));
   VMEM_DO(vmem_evict(p, 2 * block, VMEM_SSD));
   EXPECT_EQ(wrong(w, n, 0, 1, imported ? 1 : 0), 0u) << "what the second process stored under the lease";
-  // All that the device has for blocks is others', again and again.
+  // Other blocks use all of the device's block memory, again and again.
   auto* const others = static_cast<uint64_t*>(q);
   for (uint64_t round = 2; round < 4; ++round) {
     for (size_t b = 0; b < 2 * many; ++b) {
@@ -180,7 +181,7 @@ TEST_P(ExportCuda, ASecondProcessSharesTheBlockUnderTheLeaseAndKeepsItAfterwards
     CUDA_DO(cudaStreamSynchronize(stream_));
     if (round == 2 && imported) {
       EXPECT_TRUE(say(to[1]));
-      EXPECT_TRUE(hear(from[0]));  // it has overwritten what it has
+      EXPECT_TRUE(hear(from[0]));  // it has overwritten its memory
     }
     EXPECT_EQ(wrong(others, 2 * many * n, 0, round), 0u) << round;
   }
@@ -188,7 +189,7 @@ TEST_P(ExportCuda, ASecondProcessSharesTheBlockUnderTheLeaseAndKeepsItAfterwards
   VMEM_DO(vmem_free(p));
   VMEM_DO(vmem_free(q));
   vmem_shutdown();
-  const uint64_t before = free_bytes();  // this process has no more blocks, and keeps no memory
+  const uint64_t before = free_bytes();  // this process has no blocks left and keeps no memory
   EXPECT_TRUE(say(to[1]));
   EXPECT_TRUE(hear(from[0]));
   const uint64_t after = free_bytes();

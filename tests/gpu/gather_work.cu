@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(256, 3)
   gather_part(group, work, blockIdx.x, gridDim.x, threadIdx.x == 0, result);
 }
 
-// As gather copies, without anything to ask for.
+// Copies like gather, without paging.
 __global__ void plain_kernel(const uint32_t* table, RowWork work, const uint64_t* slots) {
   const size_t warps = size_t{gridDim.x} * blockDim.x / 32;
   const uint64_t bytes = work.words * 4;
@@ -59,7 +59,7 @@ __global__ void wrong_kernel(device_region<uint32_t> region, size_t rows, size_t
   block_group<uint32_t> group(region, kPatience, kLongest);
   if (threadIdx.x < 64) {
     ids[threadIdx.x] = threadIdx.x == 40 ? -1 : threadIdx.x == 50 ? static_cast<int64_t>(rows) : threadIdx.x;
-    // Odd places: rows that begin anywhere.
+    // Unaligned places: rows begin at any word.
     pointers[threadIdx.x] = region.data() + threadIdx.x * (words + 1) + 1;
   }
   __syncthreads();

@@ -21,24 +21,27 @@ VMEM_EVERYWHERE inline uint32_t row_word(uint64_t w) {
   return x;
 }
 
-// Rows as they are needed: ids, how many, and words of each; to out, which is plain memory of the device.
+// Rows to gather: ids, their number, and words per row. `out` is plain memory of the device.
 struct RowWork {
   const uint64_t* ids;
   size_t count, words;
   uint32_t* out;
 };
 
-// Loads all of them: a first launch beside a kernel that waits for a block may wait for that kernel, and stop all calls
-// of CUDA meanwhile.
+// Loads all kernels. The first launch of a kernel, while another kernel waits for a block, may wait
+// for that kernel and block all calls of CUDA.
 void load_gathering();
-// The kernel pages in what it needs: `groups` warps, or thread blocks of 256, share the rows.
+// The kernel pages in the blocks it needs. `groups` warps, or thread blocks of 256 threads, share
+// the rows.
 void gather_asking(void* stream, const vmem_kernel_view& view, const RowWork& work, unsigned groups, bool warps,
                    PagingResult* result);
-// The table is where the device can access it; row i goes to the place slots[i], or to i where slots is null.
+// The table is where the device can access it. Row i goes to place slots[i], or to i if slots is
+// null.
 void gather_plain(void* stream, const uint32_t* table, const RowWork& work, const uint64_t* slots);
-// Counts words that are not as they should be, in result->wrong.
+// Counts wrong words in result->wrong.
 void check_rows(void* stream, const RowWork& work, PagingResult* result);
-// What gather answers in one thread block: to rows of which one is outside, by address, and with a pin. 6 words.
+// Stores 6 words of answers of gather in one thread block: for rows of which one is out of range,
+// by address, and with a pin.
 void gather_wrong(void* stream, const vmem_kernel_view& view, size_t rows, size_t words, uint32_t* out,
                   unsigned* answers);
 

@@ -1,5 +1,6 @@
-// Linked into every GPU test: no test starts where it could drive unified memory into oversubscription. Exit code 77:
-// there is no device; 2: too little memory is free. And a call to the outside under the pager's lock is the end of it.
+// Linked into every GPU test. No test starts where it could drive unified memory into
+// oversubscription. Exits with 77 if there is no device, with 2 if too little memory is free. Also
+// ends the process if an external call is made under the pager's lock.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// CUDA's libraries where a machine has them: nothing here links against them.
+// CUDA's libraries, if the machine has them: no test links against them.
 #pragma once
 
 #include <dlfcn.h>
@@ -11,7 +11,7 @@
 
 namespace vmem::gpu {
 
-// "libcublas.so": that of a toolkit, or of a package of Python's. False: there is none.
+// A library such as "libcublas.so", from a toolkit or from a Python package. False: it is missing.
 class Library {
  public:
   explicit Library(const std::string& name) {

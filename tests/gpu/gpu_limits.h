@@ -1,5 +1,6 @@
-// How much managed memory a test process may have alive. Unified memory beyond what the card has can hang the machine's
-// driver, not only the process: every program here asks before it reserves.
+// How much managed memory a test process may have alive. Unified memory beyond the memory of the
+// card can hang the driver of the whole machine. Every program here calls this before it reserves
+// memory.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -12,8 +13,8 @@ namespace vmem::gpu {
 
 inline constexpr uint64_t kMostManaged = uint64_t{8} << 30;
 
-// Bytes of managed memory this process may have alive: the smaller of 8 GiB and an eighth of what is free on the device
-// with the least. 0: no device.
+// Returns the number of bytes: the smaller of 8 GiB and an eighth of the free memory of the device
+// that has the least free. 0: no device.
 inline uint64_t managed_limit() {
   int devices = 0, current = 0;
   if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return 0;
@@ -28,7 +29,7 @@ inline uint64_t managed_limit() {
   return limit;
 }
 
-// Ends the program when `bytes` of managed memory are more than it may have.
+// Ends the program if `bytes` exceed its limit of managed memory.
 inline void require_managed(uint64_t bytes, uint64_t limit) {
   if (bytes <= limit) return;
   std::fprintf(stderr, "refused: %.2f GiB of managed memory wanted, the limit is %.2f GiB (8 GiB, or 1/8 of free)\n",

@@ -1,7 +1,8 @@
-// Breadth-first search and PageRank on a GPU in a graph whose edges are four times what the device may have of them, by
-// kernels that page them in by themselves, beside leases, the host alone, managed memory, and all of it on the device.
-// Every level, and every rank, of every vertex is compared with what the host found. graph_bench [--scale N] [--folder
-// F]: an R-MAT graph of 2^N vertices, 16 edges each; F is on the disk from which the edges are read, too.
+// Breadth-first search and PageRank on a GPU. The edges of the graph are four times the device
+// budget, and kernels page them in. Compared with leases, the host alone, managed memory, and all
+// edges on the device. The levels and ranks of all vertices are checked against the host's results.
+// Usage: graph_bench [--scale N] [--folder F]: an R-MAT graph of 2^N vertices with 16 edges each;
+// the edges are also read from the disk of F.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -32,7 +33,7 @@ using vmem::gpu::kPagedBlock;
 using vmem::gpu::PagingResult;
 using vmem::gpu::RankWork;
 
-constexpr unsigned kGroups = 2112;  // warps that ask
+constexpr unsigned kGroups = 2112;  // warps that request blocks
 constexpr unsigned kRankGroups = 132, kPasses = 3;
 
 class Bench {
@@ -76,7 +77,7 @@ class Bench {
                 1e3 * (now() - made), visited_, levels_of_host_);
     ranks_by_host();
   }
-  // In how many rows each vertex is, and the passes.
+  // Counts the rows that each vertex is in, and runs the passes.
   void ranks_by_host() {
     rows_.assign(graph_.vertices(), 0);
     on_threads(offsets_.back(), [&](size_t begin, size_t end, unsigned) {
@@ -100,7 +101,7 @@ class Bench {
     for (size_t v = 0; v < shares.size(); ++v) shares[v] = vmem::gpu::share_of(vmem::gpu::kRankOne, rows_[v]);
     return shares;
   }
-  // Small parts in turn: the rows with many edges are all at the beginning.
+  // Hands out small parts in turn, because the rows with many edges are all at the beginning.
   template <typename Body>
   void in_parts(Body body) {
     std::atomic<size_t> next{0};
@@ -110,7 +111,7 @@ class Bench {
         for (size_t v = from; v < std::min<size_t>(from + kPart, graph_.vertices()); ++v) body(v);
     });
   }
-  // Levels are the same whoever sees a vertex first.
+  // A vertex gets the same level whichever thread reaches it first.
   void by_host() {
     levels_.assign(graph_.vertices(), UINT32_MAX);
     levels_[0] = 0;
@@ -257,7 +258,8 @@ class Bench {
       vmem::gpu::walk_asking(stream_, open.view(), work(), pieces, level, kGroups, result_);
     });
   }
-  // The blocks of a level are leased in turn, a quarter of the budget at a time; the next ones are prefetched.
+  // Leases the blocks of a level in turn, a quarter of the budget at a time, and prefetches the
+  // next ones.
   void leasing(const char* way, const void* edges) {
     const size_t blocks = bytes_ / kPagedBlock, most = std::max<size_t>(device_ / kPagedBlock / 4, 1);
     std::vector<unsigned char> marks(blocks);
@@ -280,7 +282,7 @@ class Bench {
       }
     });
   }
-  // As many marked blocks from `from` on; *end: behind the last.
+  // Returns as many marked blocks from `from` on; *end: behind the last.
   static std::vector<vmem_range> some(const void* edges, const std::vector<unsigned char>& marks, size_t from,
                                       size_t most, size_t* end) {
     std::vector<vmem_range> ranges;
@@ -361,7 +363,7 @@ class Bench {
       memcpy(static_cast<char*>(at) + begin, reinterpret_cast<const char*>(edges_.data()) + begin, end - begin);
     });
     search("managed memory, which all fits, at the host first", false, plain(static_cast<const uint32_t*>(at)));
-    memcpy(at, edges_.data(), bytes_);  // by the CPU: it is at the host again
+    memcpy(at, edges_.data(), bytes_);  // by the CPU, so that it is in host memory again
     rank("PageRank, managed memory, which all fits, at the host first", false,
          [&] { vmem::gpu::rank_plain(stream_, static_cast<const uint32_t*>(at), rank_work(), 0, UINT64_MAX); });
   }

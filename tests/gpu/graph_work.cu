@@ -9,7 +9,7 @@ namespace {
 
 constexpr uint64_t kPatience = 10000000000, kLongest = 30000000000;  // ns
 constexpr unsigned kBlocks = 1056;                                   // thread blocks of 256
-constexpr unsigned kBegin = 44;                                      // bits of where a piece begins
+constexpr unsigned kBegin = 44;                                      // the bits of the begin of a piece
 
 __device__ uint64_t begin_of(unsigned long long piece) {
   return piece & ((1ull << kBegin) - 1);
@@ -18,7 +18,7 @@ __device__ uint64_t count_of(unsigned long long piece) {
   return piece >> kBegin;
 }
 
-// The vertices of a warp take room for their pieces together.
+// The vertices of a warp reserve space for their pieces together.
 __global__ void collect_kernel(GraphWork g, uint32_t level) {
   const size_t threads = size_t{gridDim.x} * blockDim.x, me = size_t{blockIdx.x} * blockDim.x + threadIdx.x;
   const unsigned lane = threadIdx.x % 32;
@@ -46,7 +46,7 @@ __global__ void collect_kernel(GraphWork g, uint32_t level) {
 }
 
 __device__ void see(const GraphWork& g, uint32_t vertex, uint32_t level) {
-  // Whoever is second stores the same.
+  // Threads that race here store the same value.
   if (*const_cast<volatile uint32_t*>(&g.levels[vertex]) == UINT32_MAX) g.levels[vertex] = level + 1;
 }
 
@@ -83,7 +83,7 @@ __global__ void mark_kernel(GraphWork g, size_t n_pieces, unsigned char* marks) 
     marks[begin_of(g.pieces[i]) * 4 / kPagedBlock] = 1;
 }
 
-// The row that an edge is in: the last that begins at it or before.
+// Returns the row of an edge: the last row that begins at the edge or before it.
 __device__ size_t row_of(const RankWork& w, uint64_t edge) {
   size_t low = 0, high = w.vertices;
   while (high - low > 1) {
@@ -93,7 +93,7 @@ __device__ size_t row_of(const RankWork& w, uint64_t edge) {
   return low;
 }
 
-// Edges [from, to) by this thread block, each warp a piece after the other.
+// This thread block adds the edges [from, to), one piece per warp at a time.
 __device__ void add_rows(const RankWork& w, const uint32_t* edges, uint64_t from, uint64_t to) {
   constexpr uint64_t kPiece = 2048;
   const unsigned lane = threadIdx.x % 32;

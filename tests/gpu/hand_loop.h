@@ -1,6 +1,6 @@
-// The loop an expert writes by hand to stream a file to a GPU, or from it: two pinned buffers on huge pages, two
-// streams, direct I/O through io_uring, the other buffer's requests in flight while one is copied. What libvmem is held
-// against.
+// The loop that an expert writes by hand to stream a file to a GPU, or from it. It has two pinned
+// buffers on huge pages, two streams, and direct I/O through io_uring: one buffer is read or
+// written while the other is copied. libvmem is compared with it.
 #pragma once
 
 #include <functional>
@@ -11,7 +11,8 @@ namespace gpubench {
 
 class HandLoop {
  public:
-  // use(device_memory, offset, bytes, stream): puts the kernel on the stream that reads (in) or makes (out) the part.
+  // use(device_memory, offset, bytes, stream): queues on the stream the kernel that reads the part
+  // (in) or makes it (out).
   using Use = std::function<void(char* part, uint64_t offset, size_t bytes, void* stream)>;
 
   HandLoop(gpuapp::App& app, const std::string& path, size_t part, bool writes)
@@ -36,7 +37,7 @@ class HandLoop {
   HandLoop(const HandLoop&) = delete;
   HandLoop& operator=(const HandLoop&) = delete;
 
-  // File to device. bytes: a multiple of the part. Returns when everything is through.
+  // File to device. bytes: a multiple of the part size. Returns when all parts are done.
   void in(uint64_t bytes, const Use& use) {
     const uint64_t parts = bytes / part_;
     for (uint64_t i = 0; i < std::min<uint64_t>(2, parts); ++i) submit(i, false);
@@ -58,7 +59,7 @@ class HandLoop {
     gpuapp::MarkPtr copied[2];
     const auto start = [&](uint64_t i) {
       const size_t b = i % 2;
-      finish(b);  // the buffer's last part is written
+      finish(b);  // the buffer's previous part is written
       use(device_[b].data(), i * part_, part_, streams_[b].get());
       app_.copy(host_[b].data(), device_[b].data(), part_, streams_[b].get());
       copied[b] = app_.mark(streams_[b].get());
@@ -67,7 +68,7 @@ class HandLoop {
     for (uint64_t i = 0; i < parts; ++i) {
       copied[i % 2]->wait();
       submit(i, true);
-      // The copy of the next part has been running since the part before it was written.
+      // Reuse the other buffer once part i - 1 is written. Parts 0 and 1 were started above.
       if (i >= 1 && i + 1 < parts) start(i + 1);
     }
     finish(0);

@@ -1,6 +1,7 @@
-// A stream that the application holds, on a GPU: 1,500 pairs of acquire and release behind it, and from 100 to 1,100
-// launches, more than its launch queue takes. Whoever puts too much on it waits in the driver; a fault of a thread that
-// has nothing to do with it takes what it takes alone. Every wait has a deadline, after which the stream is let go.
+// A stream that the application blocks, on a GPU: 1,500 pairs of acquire and release are queued
+// behind it, and 100 to 1,100 launches, more than its launch queue holds. A thread that overfills
+// the queue waits in the driver; faults of an unrelated thread keep their normal duration. Every
+// wait has a deadline, after which the stream is released.
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>
 
@@ -18,8 +19,8 @@
 namespace {
 
 constexpr size_t kMiB = 1 << 20;
-constexpr double kSlowest = 1.0;   // s: a fault that takes longer waits for something
-constexpr double kPatience = 5.0;  // s that a stream is held at most
+constexpr double kSlowest = 1.0;   // s: a longer fault waits for something
+constexpr double kPatience = 5.0;  // s that a stream is blocked at most
 
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -39,7 +40,7 @@ class HeldQueue : public ::testing::Test {
     CUDA_DO(cudaHostAlloc(reinterpret_cast<void**>(&gate_), 64, cudaHostAllocPortable));
     std::memset(gate_, 0, 64);
     CUDA_DO(cudaMalloc(reinterpret_cast<void**>(&word_), 64));
-    // Nothing is launched for the first time while a stream is held: loading a kernel waits for every stream.
+    // Load all kernels now: loading a kernel waits for every stream, also for a blocked one.
     vmem::gpu::load_all();
     let_go();
     vmem::gpu::stand_still(nullptr, gate_);
@@ -64,20 +65,21 @@ class HeldQueue : public ::testing::Test {
     vmem::gpu::stand_still(s, gate_);
   }
   void let_go() { __atomic_store_n(gate_, 1, __ATOMIC_RELEASE); }
-  // Seconds of the slowest of many faults of this thread, until `done` says so.
+  // Returns the seconds of the slowest fault of this thread until `done` returns true.
   double bystander(const std::function<bool()>& done) {
     double worst = 0;
     while (!done()) {
       const double start = now();
       (void)*(static_cast<const volatile char*>(host_) + at_ % kHost);
       worst = std::max(worst, now() - start);
-      at_ += 14 * kMiB;  // not what was read ahead
+      at_ += 14 * kMiB;  // skips what was read ahead
       std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     return worst;
   }
-  // Runs `work` behind the held stream on a thread of its own, and a bystander beside it for `seconds`. The stream is
-  // let go when both have ended, or when the bystander has not come back for kPatience.
+  // Runs `work` behind the blocked stream on its own thread, and a bystander beside it for
+  // `seconds`. Releases the stream when both have ended, or when the bystander has been stuck for
+  // kPatience.
   void beside(const char* what, double seconds, const std::function<void()>& work) {
     std::atomic<bool> worked{false}, looked{false};
     double worst = 0;

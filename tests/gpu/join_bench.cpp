@@ -1,7 +1,8 @@
-// The probe of a hash join on a GPU, with a table of tuples four times what the device may have of it, by kernels that
-// page in the buckets by themselves, beside leases with the keys sorted by block, threads of the host, managed memory,
-// and all of the table on the device. Every result is compared. join_bench [--table MIB] [--probes N] [--folder F]:
-// N keys a time; F is on the disk from which half of the table is read, too.
+// The probe phase of a hash join on a GPU. The table of tuples is four times the device budget, and
+// kernels page in the buckets. Compared with leases with keys sorted by block, threads of the host,
+// managed memory, and the whole table on the device. Every result is checked. Usage: join_bench
+// [--table MIB] [--probes N] [--folder F]: N keys at a time; half of the table is also read from
+// the disk of F.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -31,7 +32,7 @@ using vmem::gpu::kPagedBlock;
 using vmem::gpu::PagingResult;
 using vmem::gpu::Tuple;
 
-constexpr unsigned kGroups = 2112;  // warps that ask
+constexpr unsigned kGroups = 2112;  // warps that request blocks
 constexpr size_t kBlockTuples = kPagedBlock / sizeof(Tuple);
 
 struct Probes {
@@ -63,7 +64,7 @@ class Bench {
  private:
   // ---- the table and its probes
   size_t buckets() const { return firsts_.size() - 1; }
-  // Where each bucket is, of as many as fit; free places belong to the last bucket of a block.
+  // Places as many buckets as fit. Free places count as part of the last bucket of a block.
   void lay_out(size_t bytes) {
     firsts_.assign(1, 0);
     for (size_t at = 0, b = 0;; ++b) {
@@ -76,7 +77,7 @@ class Bench {
     if (firsts_.back() % kBlockTuples == 0) return;
     firsts_.back() = static_cast<uint32_t>(bytes / sizeof(Tuple));
   }
-  // Buckets of a part, as they are in it: `at` is tuple `from`.
+  // Writes the buckets of a part to `at`, which is tuple `from`.
   void fill(Tuple* at, size_t from, size_t to) const {
     on_threads(to - from, [=, this](size_t begin, size_t end, unsigned) {
       size_t b = std::upper_bound(firsts_.begin(), firsts_.end(), from + begin) - firsts_.begin() - 1;
@@ -89,7 +90,7 @@ class Bench {
       }
     });
   }
-  // Keys of buckets in the first `hot` of the table, or anywhere; four of five are in it.
+  // Makes keys of buckets in the first `hot` of the table, or anywhere; four of five exist.
   Probes probes(const std::string& name, size_t hot, size_t table, unsigned percent_hot, size_t count) const {
     Probes p{name, std::vector<uint64_t>(count)};
     const auto share = static_cast<double>(hot) / static_cast<double>(table);
@@ -107,7 +108,7 @@ class Bench {
     MUST(cudaMemcpy(device_firsts_.get(), firsts_.data(), 4 * firsts_.size(), cudaMemcpyHostToDevice));
   }
 
-  // ---- one way to the results, which are in out_ then; a line of what it took
+  // ---- one way to compute the results into out_; prints a line with its cost
   void timed(const Probes& p, const char* way, const std::function<void()>& body) {
     const size_t n = p.keys.size();
     *result_ = PagingResult{};
@@ -143,7 +144,8 @@ class Bench {
     vmem::gpu::probe_asking(stream_, view, work(p), kGroups, result_);
     MUST(cudaGetLastError());
   }
-  // The keys sorted by block, which is part of the time, as many blocks at a time as are a quarter of the budget.
+  // Sorts the keys by block, inside the measured time, and leases blocks for a quarter of the
+  // budget at a time.
   void by_leases(const Probes& p, const vmem::region& table) {
     const size_t blocks = table.size() / kPagedBlock, most = std::max<size_t>(device_ / kPagedBlock / 4, 1);
     const auto block_of = [&](uint64_t key) { return firsts_[vmem::gpu::hash_of(key) / 16] / kBlockTuples; };
@@ -179,7 +181,7 @@ class Bench {
         ranges.push_back({static_cast<const char*>(table.data()) + b * kPagedBlock, kPagedBlock, VMEM_READ, 0});
     return ranges;
   }
-  // The results are wanted on the device.
+  // The results are needed on the device.
   void by_host(const Probes& p, const Tuple* tuples) {
     on_threads(p.keys.size(), [&, out = host_out_.get()](size_t begin, size_t end, unsigned) {
       for (size_t i = begin; i < end; ++i) {
@@ -211,12 +213,13 @@ class Bench {
     {
       vmem::region table(table_);
       fill(static_cast<Tuple*>(table.data()), 0, table_ / sizeof(Tuple));
-      // All blocks come once: what pages cost that are pinned for the first time is in this line alone.
+      // Bring in all blocks once, so that only this line pays for the first pinning of pages.
       timed(all[2], "leases, the first time", [&] { by_leases(all[2], table); });
       for (const Probes& p : all) {
         const vmem::kernel_range open(table.data(), table_, VMEM_READ, 0, stream_, device_);
         timed(p, "asking, at first", [&] { asking(p, open.view()); });
-        // What is hot is loaded from where it is at first, and comes when that has been seen.
+        // Hot blocks are loaded in place at first, and come to the device once the library has seen
+        // that they are hot.
         for (int i = 0; i < 8; ++i) asking(p, open.view());
         timed(p, "asking again", [&] { asking(p, open.view()); });
       }
@@ -256,13 +259,13 @@ class Bench {
       void* at = nullptr;
       MUST(cudaMallocManaged(&at, table_));
       const OnDevice<void> managed(at);
-      memcpy(at, plain.get(), table_);  // by the CPU: it is at the host
+      memcpy(at, plain.get(), table_);  // by the CPU, so that it is in host memory
       const auto* const tuples = static_cast<const Tuple*>(at);
       timed(p, "managed memory, which all fits", [&] { vmem::gpu::probe_plain(stream_, tuples, work(p), nullptr); });
     }
   }
 
-  // Half of the table, which is four times what the host, and the device, may have of it.
+  // Half of the table, which is four times the budgets of host and device.
   void on_disk() {
     const size_t size = table_ / 2, part = 64 * kMiB;
     const std::string path = folder_ + "/join_bench." + std::to_string(getpid());

@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(256, 3)
   if (!got && threadIdx.x % 32 == 0) atomicAdd_system(&result->refused[static_cast<unsigned>(got.answer) % 16], 1ull);
 }
 
-// A thread a key, as joins of tables that fit are written.
+// One thread per key, as joins of tables that fit are written.
 __global__ void plain_kernel(const Tuple* tuples, JoinWork w, const uint64_t* slots) {
   const size_t threads = size_t{gridDim.x} * blockDim.x;
   for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < w.count; i += threads) {

@@ -1,6 +1,6 @@
-// Kernels that page data in by themselves, on a GPU: a soak in which every word of every block is compared while blocks
-// come and go, and what a fault costs. kernel_paging_test [--seconds S] [gtest's arguments]. Every wait of a kernel
-// ends by the device's clock.
+// Kernels that page data in, on a GPU: a soak that compares every word of every block while blocks
+// come and go, and the cost of a fault. Usage: kernel_paging_test [--seconds S] [gtest's
+// arguments]. The device's clock ends every wait of a kernel.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -58,7 +58,7 @@ class KernelPagingCuda : public ::testing::Test {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
     vmem::api::test_hooks().make_devices = vmem::device::make_cuda_handles;
-    // At the end of each range: where the serving thread's time went.
+    // At the end of each range the log says where the serving thread spent its time.
     vmem_set("log", "info");
     MUST(cudaSetDevice(0));
     MUST(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
@@ -102,7 +102,7 @@ class KernelPagingCuda : public ::testing::Test {
     EXPECT_EQ(vmem_device_stats(device, &out), 0) << vmem_last_error();
     return out;
   }
-  // Until the kernels have ended; a watch on the host says where they are when they do not.
+  // Waits for the kernels. If they do not end, a watchdog on the host reports where they are.
   void finish(const char* what, double limit) {
     for (const double begin = now(); cudaStreamQuery(stream_) == cudaErrorNotReady; usleep(200)) {
       if (now() - begin < limit) continue;
@@ -118,7 +118,7 @@ class KernelPagingCuda : public ::testing::Test {
   }
   void reset() { *result_ = PagingResult{}; }
 
-  // Random blocks, by so many groups; a line with what it took.
+  // Visits random blocks with that many groups, and prints a line with the cost.
   void timed(const char* name, const std::vector<unsigned>& list, unsigned groups, bool warps, size_t words) {
     unsigned* const device_list = device_words(list.size() + 1);
     MUST(cudaMemcpy(device_list + 1, list.data(), 4 * list.size(), cudaMemcpyHostToDevice));
@@ -146,7 +146,7 @@ class KernelPagingCuda : public ::testing::Test {
 
   cudaStream_t stream_ = nullptr;
   PagingResult* result_ = nullptr;
-  unsigned* state_ = nullptr;  // of each block: version, lock
+  unsigned* state_ = nullptr;  // for each block: version, lock
   unsigned blocks_ = 0;
   void* at_ = nullptr;
   struct vmem_kernel* kernel_ = nullptr;
@@ -188,7 +188,7 @@ TEST_F(KernelPagingCuda, EveryWordIsRightWhileBlocksComeAndGo) {
   EXPECT_GT(result_->turns, 1000u);
   EXPECT_GT(after.in_bytes, 2 * blocks_ * block_size) << "blocks came again";
   close();
-  // What kernels stored is what others find, of every block, and the CPU.
+  // Every block, read by later kernels and by the CPU, has what the kernels stored.
   std::vector<unsigned> all(blocks_);
   std::iota(all.begin(), all.end(), 0);
   open(VMEM_READ, 256);
@@ -211,8 +211,8 @@ TEST_F(KernelPagingCuda, EveryWordIsRightWhileBlocksComeAndGo) {
   EXPECT_GT(stored, blocks_ / 2);
 }
 
-// Each device has a range of its own, and what leaves it may go to the other one; then each reads what the other
-// stored.
+// Each device has a range of its own, and blocks that leave it may spill to the other device. Then
+// each reads the other's stores.
 TEST_F(KernelPagingCuda, TwoDevicesAskAtOnce) {
   int devices = 0;
   MUST(cudaGetDeviceCount(&devices));
@@ -293,7 +293,7 @@ TEST_F(KernelPagingCuda, TwoDevicesAskAtOnce) {
   }
 }
 
-// Nothing that a block needs, zeros included, may need a multiprocessor: there is none to be had.
+// The library must serve a block, zeros included, without a multiprocessor: none is free.
 TEST_F(KernelPagingCuda, KernelsThatFillTheDeviceGetTheirBlocks) {
   start(256, 1024, 4096);
   open(kBoth, 64);
@@ -311,8 +311,8 @@ TEST_F(KernelPagingCuda, KernelsThatFillTheDeviceGetTheirBlocks) {
   close();
 }
 
-// What frameworks do at any time. Not cudaFree: it waits for all kernels, with locks that the library needs to serve
-// them.
+// Allocations that frameworks make at any time. Not cudaFree: it waits for all kernels while it
+// holds locks that the library needs to serve them.
 TEST_F(KernelPagingCuda, AllocationsBesideThem) {
   vmem::gpu::load_paging();
   start(256, 512, 2048);
@@ -395,8 +395,8 @@ TEST_F(KernelPagingCuda, GraphsOfKernelsThatAskAreLaunchedAgainAndAgain) {
   MUST(cudaGraphDestroy(graph));
 }
 
-// A launch that finds the queue full waits in the driver, with locks that every other call needs: nothing comes while
-// it does. All that can be had is that kernels end by themselves, and find nothing wrong.
+// A launch into a full queue waits in the driver and holds locks that every other call needs, so no
+// block arrives. The kernels must then end by their time limits and find no wrong words.
 TEST_F(KernelPagingCuda, AFullLaunchQueueBehindThemEndsTheirWaits) {
   vmem::gpu::load_paging();
   start(256, 512, 2048);
@@ -415,7 +415,7 @@ TEST_F(KernelPagingCuda, AFullLaunchQueueBehindThemEndsTheirWaits) {
   close();
 }
 
-// With the CPU's own loads and stores of the range's other half, and leases there, meanwhile.
+// The CPU loads and stores, and takes leases, in the other half of the range.
 TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
   start(512, 1024, 4096);
   void* other = nullptr;
@@ -450,13 +450,14 @@ TEST_F(KernelPagingCuda, LeasesAndTheCpuBesideThem) {
   MUST(cudaStreamDestroy(stream));
 }
 
-// An order that no stream has, through more blocks than the device and the host have room for: from the second time on
-// what comes next is read before it is asked for.
+// An order that is no stream, through more blocks than the device and the host hold. From the
+// second time on, the next blocks are read before the kernel requests them.
 TEST_F(KernelPagingCuda, WhatIsGoneThroughAgainIsReadAheadFromTheDisk) {
   vmem::gpu::load_paging();
   start(256, 1024, 256);
   auto* const words = static_cast<uint32_t*>(at_);
-  // Not zeros, which would not be written; the one word that is compared is.
+  // Store something to each page, since zeros are not written to the SSD. The one compared word is
+  // left out.
   for (size_t b = 0; b < blocks_; ++b)
     for (size_t w = 1; w < block_size / 4; w += 1024) words[b * (block_size / 4) + w] = static_cast<uint32_t>(b + w);
   ASSERT_EQ(vmem_evict(at_, blocks_ * block_size, VMEM_SSD), 0) << vmem_last_error();
@@ -469,7 +470,7 @@ TEST_F(KernelPagingCuda, WhatIsGoneThroughAgainIsReadAheadFromTheDisk) {
   close();
 }
 
-// Rows of several sizes, of which some lie across the ends of blocks, four times what may be there at once.
+// Rows of several sizes, some across block borders; the table is four times the budget.
 TEST_F(KernelPagingCuda, GatheredRowsAreRight) {
   vmem::gpu::load_gathering();
   start(128, 256, 1024);
@@ -520,12 +521,12 @@ TEST_F(KernelPagingCuda, GatheredRowsAreRight) {
   MUST(cudaFreeHost(page));
 }
 
-// Not a test of speed: the figures are printed.
+// Prints figures; it does not judge speed.
 TEST_F(KernelPagingCuda, WhatDemandPagingCosts) {
   constexpr size_t kDevice = 1024;
   start(2 * kDevice, 4 * kDevice, 8192);
   open(kBoth);
-  // Every block is stored to once, so that it has a frame at the host.
+  // Store to every block once, so that each has a frame in host memory.
   vmem::gpu::soak(stream_, view_, state_, 264, 3000000000, ~0u, 3, true, result_);
   finish("filling", 60);
   expect_right("filling");
@@ -597,6 +598,6 @@ int main(int argc, char** argv) {
     if (strcmp(argv[i], "--seconds") == 0) seconds = static_cast<unsigned>(strtoul(argv[i + 1], nullptr, 10));
     if (strcmp(argv[i], "--block") == 0) block_size = strtoul(argv[i + 1], nullptr, 10) * kMiB;
   }
-  alarm(600 + 3 * seconds);  // whatever happens
+  alarm(600 + 3 * seconds);  // in any case
   return RUN_ALL_TESTS();
 }

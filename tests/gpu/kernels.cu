@@ -26,7 +26,7 @@ __global__ void read_kernel(const uint64_t* words, size_t count, uint64_t* sink)
   const size_t step = size_t{gridDim.x} * blockDim.x;
   uint64_t mine = 0;
   for (size_t i = size_t{blockIdx.x} * blockDim.x + threadIdx.x; i < count; i += step) mine ^= words[i];
-  if (sink != nullptr && mine == 0x123456789abcdef) *sink = mine;  // keeps the loads
+  if (sink != nullptr && mine == 0x123456789abcdef) *sink = mine;  // keeps the compiler from removing the loads
 }
 
 __global__ void stand_still_kernel(const uint32_t* gate) {
@@ -91,7 +91,7 @@ void stand_everywhere(void* stream, const uint32_t* gate) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
   cudaDeviceGetAttribute(&most, cudaDevAttrMaxThreadsPerMultiProcessor, device);
-  const unsigned groups = 2 * static_cast<unsigned>(processors * most / 512);  // more than fit at once
+  const unsigned groups = 2 * static_cast<unsigned>(processors * most / 512);  // more groups than fit at once
   stand_still_kernel<<<groups, 512, 0, static_cast<cudaStream_t>(stream)>>>(gate);
 }
 

@@ -1,6 +1,7 @@
-// Programs that end in the middle of it: killed at any moment, ended by a kernel's wild pointer (error 700), by
-// cudaDeviceReset. Each time all of the device's memory is back, as this process sees it; nothing hangs, no file is
-// left, and the next one starts. Nobody else may take or give memory of the device meanwhile.
+// Programs that end in the middle of their work: killed at any moment, ended by a kernel's wild
+// pointer (error 700), or by cudaDeviceReset. Each time all of the device's memory is free again,
+// as this process sees it; nothing hangs, no file is left, and the next program starts. No other
+// process may allocate or free device memory during the test.
 #include <cuda_runtime_api.h>
 #include <dirent.h>
 #include <execinfo.h>
@@ -32,7 +33,7 @@ constexpr size_t kMiB = 1 << 20;
 constexpr size_t kBlock = 2 * kMiB;
 constexpr int kWaves = 10;
 constexpr int kAtOnce = 5;         // programs in a wave
-constexpr unsigned kSeconds = 20;  // after which one that has not ended hangs
+constexpr unsigned kSeconds = 20;  // a program that runs longer hangs
 
 // ---- the program that is to end ----
 
@@ -41,7 +42,7 @@ thread_local volatile sig_atomic_t armed = 0;
 
 void on_signal(int number) {
   if (armed == 0) {
-    // addr2line -e killed_test has the lines.
+    // `addr2line -e killed_test` finds the lines.
     void* frames[64];
     constexpr char kSays[] = "a signal that no access of this test's was meant to get:\n";
     if (write(STDERR_FILENO, kSays, sizeof kSays - 1) > 0)
@@ -54,7 +55,8 @@ void on_signal(int number) {
   siglongjmp(jump, 1);
 }
 
-// False: the access got a signal, which is how blocks answer that were on a device that is lost.
+// Returns false if the access raised a signal, which is the answer of blocks that were on a lost
+// device.
 template <typename Access>
 bool reaches(Access access) {
   if (sigsetjmp(jump, 1) != 0) return false;
@@ -72,7 +74,7 @@ struct Soak {
   static constexpr size_t kWords = kBlock / 8;
   std::atomic<bool> launching{true}, stop{false};
 
-  // Whatever a call answers once the device is lost, it answers.
+  // Once the device is lost, calls may return any error, but they must return.
   void kernels(unsigned number) {
     std::mt19937 random(seed * 100 + number);
     cudaStream_t s = nullptr;
@@ -107,7 +109,7 @@ struct Soak {
   }
 };
 
-// As kill: goes on until it is killed. As 700 and reset: ends by itself, with 0, soon after.
+// "kill": runs until it is killed. "700" and "reset": soon exits with 0.
 TEST(KilledChild, DISABLED_Program) {
   const char* const how = getenv("VMEM_TEST_END");
   ASSERT_NE(how, nullptr);
@@ -115,7 +117,7 @@ TEST(KilledChild, DISABLED_Program) {
   const auto seed = static_cast<unsigned>(atoi(getenv("VMEM_TEST_SEED")));
   const int running = atoi(getenv("VMEM_TEST_RUNNING"));
   void* none[1];
-  backtrace(none, 1);  // loads what it needs, which a handler may not
+  backtrace(none, 1);  // loads libraries, which a signal handler may not
   for (const int s : {SIGBUS, SIGSEGV}) {
     struct sigaction action = {};
     action.sa_handler = on_signal;
@@ -146,7 +148,8 @@ TEST(KilledChild, DISABLED_Program) {
     vmem::gpu::add(nullptr, reinterpret_cast<uint64_t*>(0x10000), 1, 1);
     EXPECT_NE(cudaDeviceSynchronize(), cudaSuccess);
   } else {
-    // Streams die with the context: who has some stops using them; the library is in the middle of it.
+    // Streams die with the context, so our own threads stop using theirs. The library is in the
+    // middle of using its own.
     soak.launching = false;
     for (std::thread& t : launchers) t.join();
     launchers.clear();
@@ -160,7 +163,7 @@ TEST(KilledChild, DISABLED_Program) {
   vmem_shutdown();
 }
 
-// ---- whoever ends it ----
+// ---- the program that ends it ----
 
 uint64_t free_bytes() {
   size_t free = 0, total = 0;
@@ -182,7 +185,7 @@ struct Program {
   const char* how;
   bool early;  // killed before it runs
   pid_t pid;
-  int running;  // readable when it runs
+  int running;  // readable once it runs
   int status = -1;
   bool started = false;
 };
@@ -190,7 +193,7 @@ struct Program {
 TEST(Killed, AtAnyMomentAllMemoryComesBackAndTheNextOneStarts) {
   int devices = 0;
   ASSERT_EQ(cudaGetDeviceCount(&devices), cudaSuccess);
-  ASSERT_EQ(cudaFree(nullptr), cudaSuccess);  // a context of its own, which stays as it is
+  ASSERT_EQ(cudaFree(nullptr), cudaSuccess);  // this process's own context, which must survive
   const char* tmp = getenv("TMPDIR");
   std::string folder = std::string(tmp != nullptr ? tmp : "/var/tmp") + "/vmem-killed.XXXXXX";
   ASSERT_NE(mkdtemp(folder.data()), nullptr);

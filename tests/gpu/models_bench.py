@@ -1,22 +1,25 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Language models whose weights do not fit the device memory they may use: libvmem beside accelerate and beside a loop
-written by hand, in one run, with the same device memory, and compared bit for bit with the model fully on the GPU.
+"""Language models whose weights do not fit into the device memory they may use. Compares libvmem
+with accelerate and with a loop written by hand, in one run and with the same device memory. Results
+are compared bit for bit with the model fully on the GPU.
 
     models_bench.py [--arch llama,gpt2] [--bytes 6GiB] [--width 4096] [--share 4] [--ways full,vmem,..] [--prompt 512]
                     [--tokens 6] [--folder DIR] [-o FILE]
 
-The weights are random (transformers' architectures from a config, fp16), saved as safetensors in --folder, which must
-be on a disk. Each way runs in a process of its own. Device memory for weights: bytes / share; accelerate's
-disk_offload and cpu_offload and the loop by hand use what they use: one layer, or two.
+The weights are random (transformers' architectures from a config, fp16) and saved as safetensors in
+--folder, which must be on a disk. Each way runs in a process of its own. Device memory for weights:
+bytes / share. accelerate's disk_offload and cpu_offload, and the loop by hand, use one layer, or
+two.
 
-cold    weights come from the disk in every pass: the page cache is dropped before each (posix_fadvise); libvmem has
+cold    every pass reads the weights from the disk: the page cache is dropped before each (posix_fadvise); libvmem has
         a host budget of 2 GiB and reads with O_DIRECT
-steady  as it comes to be: page cache warm, weights in host memory where the way keeps them there
+steady  the steady state: page cache warm, weights in host memory if the way keeps them there
 
-Prints a line for each figure as it comes and a Markdown table at the end: tokens/s, median of the passes after the
-first. Needs a GPU, torch, transformers, accelerate, safetensors, and the package vmem (make wheel). At most 8 GiB of
-managed memory, and an eighth of free device memory; exit code 2: more would be needed. 77: nothing to run on.
+Prints a line for each figure and a Markdown table at the end: tokens/s, median of the passes after
+the first. Needs a GPU, torch, transformers, accelerate, safetensors, and the package vmem (make
+wheel). Uses at most 8 GiB of managed memory and an eighth of the free device memory. Exits with 2
+if it would need more, with 77 if it cannot run here.
 """
 
 import argparse
@@ -58,7 +61,9 @@ def size(text):
 
 
 def passes(model, args, reference, before):
-    """Prefill and decode. Returns seconds of each, and whether all logits are those of the reference, bit for bit."""
+    """Runs prefill and decode. Returns the seconds of each, and whether all logits equal the
+    reference bit for bit.
+    """
     import torch
 
     torch.manual_seed(3)
@@ -97,8 +102,8 @@ def worker(args):
     model = common.skeleton_of(AutoConfig.from_pretrained(args.folder))
     closes, cached = [], [path]
     torch.empty(1, device="cuda")
-    # cuDNN's attention compiles a plan for every length of the context, 50 ms each, and its first answer differs in the
-    # last bits from the later ones.
+    # cuDNN's attention compiles a plan for every length of the context, which is slow, and its
+    # first answer differs from later ones in the last bits.
     torch.backends.cuda.enable_cudnn_sdp(False)
     if args.way.startswith("vmem"):
         import vmem.torch
@@ -108,7 +113,8 @@ def worker(args):
         tensors = vmem.torch.load(path)
         if args.way == "vmem-anon":
             common.require_managed(total + (64 << 20))
-            tensors = {n: t.clone() for n, t in tensors.items()}  # the region of the file goes before the new one comes
+            # frees the region of the file before the new one is made
+            tensors = {n: t.clone() for n, t in tensors.items()}
         vmem.torch.assign(model, tensors)
         del tensors
         handle = vmem.torch.offload(model, device_budget=budget)
@@ -157,7 +163,7 @@ def worker(args):
     counted = device_in_bytes()
     plans = [("cold", cold)] if args.way in FROM_DISK else []
     plans.append(("steady", lambda: None))
-    # Kernels are loaded, the order is learned.
+    # Load the kernels and let libvmem learn the order.
     passes(model, argparse.Namespace(prompt=args.prompt, tokens=1), None, lambda: None)
     for kind, before in plans:
         torch.cuda.reset_peak_memory_stats()
@@ -182,7 +188,7 @@ def worker(args):
 
 
 def device_in_bytes():
-    """Bytes that libvmem moved to the device, where it is used."""
+    """Returns the bytes that libvmem moved to the device, if it is used."""
     import vmem
     from vmem import _memory
 
@@ -310,7 +316,7 @@ def main():
             torch.cuda.empty_cache()
             ways = args.ways.split(",")
             rows = run_way(args, folder, "full")
-            if rows[-1]["kind"] != "failed":  # it is what the others are compared with
+            if rows[-1]["kind"] != "failed":  # the other ways are compared with it
                 rows += [r for way in ways if way != "full" for r in run_way(args, folder, way)]
             show(arch, config, total, args.share, disk, copy, rows)
             ours = [r for r in rows if r["way"].startswith(("vmem", "full"))]

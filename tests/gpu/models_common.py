@@ -12,9 +12,10 @@ MOST_MANAGED = 8 << 30  # bytes of managed memory that a process may have alive
 
 
 def managed_limit():
-    """Unified memory beyond what the card has can hang the machine's driver, not only the process: at most 8 GiB, and
-    an
-    eighth of what is free on the device with the least."""
+    """Returns the limit of managed memory: at most 8 GiB, and an eighth of the free memory of the
+    device with the least. Unified memory beyond the memory of the card can hang the driver of the
+    whole machine.
+    """
     return min([MOST_MANAGED] + [torch.cuda.mem_get_info(d)[0] // 8 for d in range(torch.cuda.device_count())])
 
 
@@ -27,7 +28,7 @@ def require_managed(nbytes):
 
 
 def config_of(arch, nbytes, width=4096):
-    """A config whose model has at least so many bytes in fp16."""
+    """Returns a config whose model has at least that many bytes in fp16."""
     if arch == "llama":
         from transformers import LlamaConfig
 
@@ -51,7 +52,7 @@ def skeleton_of(config):
 
 
 def random_tensors(model, seed=1):
-    """fp16 tensors on the CPU for every parameter, made on the GPU one by one."""
+    """Makes fp16 tensors on the CPU for every parameter, on the GPU one by one."""
     generator = torch.Generator(device="cuda").manual_seed(seed)
     made = {}
     for name, p in model.named_parameters():
@@ -68,7 +69,7 @@ def drop_from_cache(paths):
     for path in paths:
         fd = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(fd)  # only clean pages go
+            os.fsync(fd)  # only clean pages can be dropped
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
@@ -79,7 +80,7 @@ def files_in(folder):
 
 
 class DirectReader:
-    """Reads parts of a file with O_DIRECT by several threads into pinned memory."""
+    """Reads parts of a file with O_DIRECT into pinned memory, by several threads."""
 
     PIECE = 8 << 20
 
@@ -89,7 +90,7 @@ class DirectReader:
         self.pool = concurrent.futures.ThreadPoolExecutor(threads)
 
     def read(self, buffer, offset, nbytes):
-        """Futures; offset is a multiple of 4096, and so is all of `buffer`."""
+        """Returns futures. offset, and all of `buffer`, must be multiples of 4096."""
         view = memoryview(buffer.numpy())
 
         def piece(at):
@@ -110,7 +111,7 @@ class DirectReader:
 
 
 def disk_limit(path, nbytes=2 << 30):
-    """GB/s of the same disk, in this run: direct reads into pinned memory."""
+    """Returns the GB/s of direct reads from the same disk into pinned memory, in this run."""
     drop_from_cache([path])
     reader = DirectReader(path)
     nbytes = min(nbytes, reader.size) // reader.PIECE * reader.PIECE
@@ -125,7 +126,7 @@ def disk_limit(path, nbytes=2 << 30):
 
 
 def copy_limit(nbytes=1 << 30):
-    """GB/s of copies from pinned memory to the device."""
+    """Returns the GB/s of copies from pinned memory to the device."""
     host = torch.empty(nbytes, dtype=torch.uint8).pin_memory()
     device = torch.empty(nbytes, dtype=torch.uint8, device="cuda")
     device.copy_(host, non_blocking=True)
@@ -138,11 +139,12 @@ def copy_limit(nbytes=1 << 30):
 
 
 class HandLoop:
-    """What an expert writes: hooks on the blocks of the model, two pinned buffers, two device buffers, one copy stream.
-    While a block computes, the next one is read into a pinned buffer and copied to the other device buffer.
+    """The loop an expert writes: hooks on the blocks of the model, two pinned buffers, two device
+    buffers, one copy stream. While a block computes, the next one is read into a pinned buffer and
+    copied to the other device buffer.
 
-    path: a safetensors file, from which each block is read every time; None: all blocks stay in pinned memory. What is
-    outside the blocks, and small weights, are on the device all the time.
+    path: a safetensors file, from which each block is read every time. None: all blocks stay in
+    pinned memory. Small weights, and weights outside the blocks, stay on the device.
     """
 
     def __init__(self, model, blocks, path=None):
@@ -156,7 +158,8 @@ class HandLoop:
         self.parts = []  # per block: (parameter, offset in the buffer, bytes), first byte in the file, bytes
         for block in self.blocks:
             params = list(block.parameters())
-            # Those of a block that lie together in the file; the small ones are on the device.
+            # The large parameters of a block, which are adjacent in the file; the small ones stay
+            # on the device.
             large = [p for p in params if p.numel() * 2 >= 65536]
             if header is not None:
                 places = {id(p): header.tensors[names[id(p)]] for p in large}
@@ -201,7 +204,7 @@ class HandLoop:
         part, first, nbytes = self.parts[i]
         pinned = self.pinned[slot] if self.reader else self.pinned[i]
         if self.reader:
-            self.copied[slot].synchronize()  # the pinned buffer's last copy
+            self.copied[slot].synchronize()  # the previous copy from this pinned buffer
             for f in self.reader.read(pinned, first, nbytes):
                 f.result()
         with torch.cuda.stream(self.copies):

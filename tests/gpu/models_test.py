@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The Python package on a real GPU: tensors at one address on CPU and GPU, leases on torch's streams, offloaded
-models of transformers beside the same models on the GPU. Prints a line a test; the last line counts.
+"""The Python package on a real GPU: tensors at one address on CPU and GPU, leases on torch's
+streams, offloaded models of transformers beside the same models on the GPU. Prints a line per test;
+the last line counts them.
 
     python3 -m pip install --no-index --target SITE build/wheel/*.whl     # after make wheel
     PYTHONPATH=SITE python3 tests/gpu/models_test.py [FILTER]
 
-At most 1 GiB of managed memory is alive. Exit code 77: no torch or no GPU; 2: too little memory is free.
+At most 1 GiB of managed memory is alive. Exit code 77: no torch or no GPU; 2: too little memory is
+free.
 """
 
 import errno
@@ -95,7 +97,7 @@ def every_type_has_its_gpu_tensor():
 
 
 def model_pair(arch, width=1024, layers=6):
-    """The same model twice: on the GPU, and mapped from a file."""
+    """Returns the same model twice: on the GPU, and mapped from a file."""
     config = common.config_of(arch, 1, width)
     setattr(config, "num_hidden_layers" if arch == "llama" else "n_layer", layers)
     bare = common.skeleton_of(config)
@@ -159,7 +161,7 @@ def weights_at_odd_addresses_give_the_same_bits():
         head = int.from_bytes(f.read(8), "little")
         header, data = f.read(head), f.read()
     odd = header.rstrip(b" ")
-    while (8 + len(odd)) % 16 != 8:  # as other writers leave it, half of the time
+    while (8 + len(odd)) % 16 != 8:  # an alignment that other writers leave half of the time
         odd += b" "
     with open(path, "wb") as f:
         f.write(len(odd).to_bytes(8, "little") + odd + data)

@@ -1,5 +1,6 @@
-// What a move costs while other copies run: does making and destroying blocks overlap with copies, do copies to blocks
-// run as fast as to plain memory, do both directions run at once? Judges nothing. At most 768 MiB of managed memory.
+// The cost of a move while other copies run. Do making and destroying blocks overlap with copies?
+// Are copies to blocks as fast as to plain memory? Do both directions run at once? Reports and
+// judges nothing. Uses at most 768 MiB of managed memory.
 #include <cuda_runtime_api.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -70,10 +71,10 @@ void drop(std::byte* p, size_t size) {
 struct Side {
   std::byte* device;
   bool in;
-  std::byte* staging = nullptr;  // plain memory in between, or null
+  std::byte* staging = nullptr;  // plain memory as an intermediate stop, or null
 };
 
-// Keeps a stream busy with copies of one size between a part of device memory and host memory.
+// Keeps a stream busy with copies of one size between device memory and host memory.
 class Load {
  public:
   Load(Side side, size_t piece) {
@@ -188,7 +189,8 @@ void rates() {
     }
 }
 
-// How long the calls take that should only queue, and how long until the copy is seen to be done.
+// Measures how long calls take that should only queue, and how long until the copy is seen to be
+// done.
 void issue() {
   for (size_t size : {kUnit, 4 * kUnit, 16 * kUnit})
     for (const bool in : {true, false}) {
@@ -229,7 +231,8 @@ void issue() {
     }
 }
 
-// Another thread of the application that allocates and frees without a pause: who waits for whom?
+// Another thread of the application allocates and frees without a pause. Which of the two waits for
+// the other?
 void beside_malloc() {
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> rounds{0};
@@ -279,7 +282,7 @@ void beside_malloc() {
   std::printf("beside cudaMalloc + cudaFree in a loop (%.0f a second):", static_cast<double>(rounds) / (now() - begin));
   for (size_t i = 0; i < 8; ++i) {
     const double median = percentile(us[i], 50);
-    std::printf(" %s %.0f (max %.0f)", names[i], median, us[i].back());  // sorted now
+    std::printf(" %s %.0f (max %.0f)", names[i], median, us[i].back());  // sorted by now
   }
   std::printf(" us\n");
   cudaStreamDestroy(stream);

@@ -1,4 +1,4 @@
-// The device tier through the C API on real GPUs: the suite of the simulated ones.
+// The device tier through the C API on real GPUs, with the suite of the simulated devices.
 #include <cuda_runtime_api.h>
 
 #include <map>
@@ -74,7 +74,7 @@ class CudaApp final : public GpuApp {
     ASSERT_EQ(cudaStreamEndCapture(s, &graph), cudaSuccess);
     cudaGraphDestroy(graph);
   }
-  void lose(int device) override {  // as a kernel with a wild pointer does: error 700, sticky
+  void lose(int device) override {  // like a kernel with a wild pointer: error 700, sticky
     cudaSetDevice(device);
     vmem::gpu::add(nullptr, reinterpret_cast<uint64_t*>(0x10000), 1, 1);
     cudaDeviceSynchronize();

@@ -1,7 +1,8 @@
-// What kernels that page in by themselves are worth to programs: rows of a table gathered at random, with the table in
-// host memory and on a disk, beside what programs do without them. Every word of every result is compared.
-// paging_bench [--folder F] [--table MIB] [--rows MIB]: F is on the disk. Every wait of a kernel ends by the device's
-// clock, and every wait for a kernel by the host's.
+// The gain from kernels that page data in: they gather rows of a table at random, with the table in
+// host memory and on a disk. Compared with the ways that programs have without such kernels. Every
+// word of every result is checked. Usage: paging_bench [--folder F] [--table MIB] [--rows MIB]; F
+// is on the disk. The device's clock ends every wait of a kernel, and the host's clock every wait
+// for a kernel.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <unistd.h>
@@ -90,7 +91,7 @@ class Bench {
       if (result_->refused[a] != 0) std::printf(", %llu groups were told %u", result_->refused[a], a);
     std::printf("\n");
   }
-  // One way to get the rows, which are in out_ when it returns; a line of what it took.
+  // One way to get the rows into out_; prints a line with its cost.
   void timed(const Rows& r, const char* way, const std::function<void()>& body) {
     MUST(cudaMemset(out_.get(), 0xff, r.ids.size() * r.bytes()));
     MUST(cudaMemcpy(ids_.get(), r.ids.data(), 8 * r.ids.size(), cudaMemcpyHostToDevice));
@@ -108,7 +109,7 @@ class Bench {
   }
 
   // ---- ways
-  // Gathers into pinned memory by many threads, one part while another one is copied.
+  // Gathers into pinned memory with many threads, one part while another one is copied.
   template <typename Fetch>
   void by_host(const Rows& r, Fetch fetch) {
     const size_t each = kStaging / r.bytes();
@@ -124,7 +125,7 @@ class Bench {
     }
     finish("gathering by the host");
   }
-  // Sorts the rows by block, and leases as many blocks at a time as are a quarter of the budget.
+  // Sorts the rows by block, and leases blocks for a quarter of the budget at a time.
   void by_leases(const Rows& r, const vmem::region& table) {
     const size_t blocks = table.size() / kPagedBlock, most = device_ / kPagedBlock / 4;
     std::vector<size_t> begin(blocks + 1);
@@ -197,7 +198,7 @@ class Bench {
     bounds(all, hot);
   }
   void host_ways(const vmem::region& table, const std::vector<Rows>& all) {
-    // What a program has that gathers by itself: plain memory.
+    // A program that gathers without libvmem uses plain memory.
     const std::unique_ptr<char, void (*)(void*)> plain(static_cast<char*>(aligned_alloc(kPagedBlock, table_)), free);
     fill(plain.get(), table_);
     for (const Rows& r : all) {
@@ -215,7 +216,8 @@ class Bench {
       if (r.name != "from anywhere") {
         const Rows warm = rows("bringing them", r.bytes(), hot, hot, 100, std::min(rows_, hot));
         timed(warm, "asking, 2112 warps", [&] { by_asking(warm, view, 2112, true); });
-        // What is hot is loaded from where it is at first, and comes when that has been seen.
+        // Hot blocks are loaded in place at first, and come to the device once the library has seen
+        // that they are hot.
         for (int i = 0; i < 8; ++i) by_asking(warm, view, 2112, true);
       }
       timed(r, "asking, 2112 warps", [&] { by_asking(r, view, 2112, true); });
@@ -224,7 +226,8 @@ class Bench {
       vmem::check(vmem_kernel_end(kernel, stream_));
     }
   }
-  // All of it on the device, and managed memory that begins at the host; the table may not be larger than that.
+  // The whole table on the device, and managed memory that begins in host memory. The table may not
+  // exceed the limit.
   void bounds(const std::vector<Rows>& all, size_t hot) {
     {
       const auto plain = on_device<uint32_t>(table_ / 4);
@@ -254,7 +257,7 @@ class Bench {
       void* at = nullptr;
       MUST(cudaMallocManaged(&at, table_));
       const OnDevice<void> managed(at);
-      fill(at, table_);  // by the CPU: it is at the host
+      fill(at, table_);  // by the CPU, so that it is in host memory
       if (r.name != "from anywhere") {
         const Rows warm = rows("bringing them", r.bytes(), hot, hot, 100, std::min(rows_, hot));
         timed(warm, "managed memory", [&] { managed_gather(warm, at); });
@@ -267,7 +270,7 @@ class Bench {
     finish("gathering from managed memory");
   }
 
-  // A table that is four times what the host and the device may have of it.
+  // The table is four times the budgets of host and device.
   void on_disk() {
     const size_t size = table_ / 2, few = rows_ / 8;
     const std::string path = folder_ + "/paging_bench." + std::to_string(getpid());
@@ -307,7 +310,7 @@ class Bench {
     vmem_shutdown();
     tier_runs_ = false;
   }
-  // What the disk gives by itself: every block once, in no order, 16 at a time.
+  // The limit of the disk: reads every block once, in random order, 16 at a time.
   void read_blocks(int fd, size_t size) {
     std::vector<size_t> order(size / kPagedBlock);
     for (size_t b = 0; b < order.size(); ++b) order[b] = b;

@@ -20,7 +20,7 @@ __device__ size_t block_words(const device_region<uint32_t>& region) {
 }
 
 __device__ uint32_t stamp(uint32_t block, uint32_t version, uint32_t at) {
-  // A block that nobody has stored to is zeros.
+  // A block that was never stored to is zeros.
   return version == 0 ? 0 : (block * 2654435761u ^ version * 40503u) + at * 2246822519u;
 }
 
@@ -29,7 +29,8 @@ __device__ uint32_t mix(uint32_t x) {
   return x ^ x >> 16;
 }
 
-// Several readers, or one who stores. Never waits: who holds a pin or asks must not.
+// A lock for several readers or one writer. It never waits: a thread that has a pin or a pending
+// request must not.
 __device__ bool try_lock(unsigned* lock, bool alone) {
   unsigned has = alone ? 0 : *const_cast<volatile unsigned*>(lock);
   for (;;) {
@@ -177,7 +178,7 @@ __global__ void wrong_kernel(device_region<uint32_t> region, bool writable, unsi
   answers[4] = static_cast<unsigned>(group.acquire(block_words(region), 1).answer());
 }
 
-// Sums all words, `each` at a time: under a pin of its own each time, or of plain memory (words).
+// Sums all words, `each` at a time, each time under its own pin; or those of plain memory (words).
 __global__ void sum_kernel(device_region<uint32_t> region, const uint32_t* words, size_t count, size_t each,
                            PagingResult* result) {
   __shared__ unsigned sum;

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
-"""What users of PyTorch pick today, on weights of the same size: accelerate's disk_offload and cpu_offload (a forward
-pass through linear layers whose weights come from disk or host memory, each time anew) and safetensors' load_file.
+"""What users of PyTorch use today, on weights of the same size. One is accelerate's disk_offload
+and cpu_offload: a forward pass through linear layers whose weights come from disk or host memory
+each time. The other is safetensors' load_file.
 
     peers_bench.py [--bytes 2GiB] [--layer 32MiB] [--rounds 3] [--folder DIR] [--rows 16] [-o FILE]
 
-Prints a Markdown table: median GB/s of the weights (GB = 1e9 bytes), lowest to highest, CPU cores used per GB/s.
-"cold": the files were dropped from the page cache before (posix_fadvise); "warm": they were read just before. Plain
-device memory only, no managed memory. Exit code 77: torch, a GPU, accelerate or safetensors is missing (of the
-last two, the one that is there is measured first).
+Prints a Markdown table: median GB/s of the weights (GB = 1e9 bytes), lowest to highest, CPU cores
+used per GB/s. "cold": the files were dropped from the page cache before (posix_fadvise). "warm":
+they were read just before. Uses plain device memory only, no managed memory. Exit code 77: torch, a
+GPU, accelerate or safetensors is missing; if only one of the last two is missing, the other is
+measured first.
 """
 import argparse
 import gc
@@ -39,7 +41,7 @@ def drop_from_cache(folder):
             continue
         fd = os.open(path, os.O_RDONLY)
         try:
-            os.fsync(fd)  # only clean pages go
+            os.fsync(fd)  # only clean pages can be dropped
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(fd)
@@ -55,7 +57,7 @@ class Table:
         self.rows = []
 
     def measure(self, what, rounds, weight_bytes, work, before=None):
-        """work() returns when the weights are on the GPU and used; before() runs outside the time."""
+        """work() returns when the weights have been used on the GPU; before() is not timed."""
         rates, cores = [], []
         for _ in range(rounds):
             if before is not None:

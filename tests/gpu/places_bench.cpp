@@ -1,10 +1,11 @@
-// Advice about places between two devices (PREFERRED_LOCATION, ACCESSED_BY, READ_MOSTLY): the same work with it and
-// without, how long a turn takes and what it moves. Each kernel checks every word that it reads.
+// Advice about places between two devices (PREFERRED_LOCATION, ACCESSED_BY, READ_MOSTLY): the same
+// work with it and without, the time of a turn, and how much it moves. Each kernel checks every
+// word that it reads.
 //
 //   places_bench [--device handles] [--block 8MiB] [--budget 512MiB] [--turns 4] [--rounds 3] [--limit 50]
 //
-// --limit: seconds after which no measurement begins; eight more, and the program is ended. sim and sim-handles run it
-// on two simulated devices, for its logic alone.
+// --limit: after so many seconds no measurement begins; eight seconds later the program is ended.
+// sim and sim-handles run it on two simulated devices, only to test its logic.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -31,7 +32,7 @@ struct Settings {
   int turns = 4, rounds = 3, limit = 50;
 };
 
-// What has moved since the last look.
+// The bytes moved since the previous look.
 struct Moved {
   uint64_t host_to_device = 0, device_to_host = 0, between = 0, read = 0;
 };
@@ -47,7 +48,7 @@ class Device {
     current();
     stream_ = app.simulated() ? gpuapp::SimApp::sim().create_stream(number) : app.stream();
     if (!app.simulated()) vmem::gpu::load_all();
-    stats();  // used from now on
+    stats();  // marks it as used from now on
   }
   ~Device() {
     current();
@@ -105,7 +106,7 @@ class PlacesBench {
     if ((access & VMEM_WRITE) != 0) kernels_.set(d.stream(), at(r, offset), bytes, offset, round + 1, false);
     vmem::check(vmem_release(at(r, offset), bytes, d.stream()));
   }
-  // All of it, in parts that leave room for others.
+  // Visits all of it, in parts that leave room for others.
   void pass(const Device& d, const vmem::region& r, uint64_t round, unsigned access = VMEM_READ) {
     const uint64_t step = whole(s_.budget / 8);
     for (uint64_t offset = 0; offset < r.size(); offset += step)
@@ -134,7 +135,7 @@ class PlacesBench {
   }
   bool in_time() const { return rawdisk::now() - begun_ < s_.limit; }
   Figures measure(const std::function<void()>& turn) {
-    turn();  // everything has its place
+    turn();  // everything is in its place
     Figures f;
     const Moved before = now();
     for (int i = 0; i < s_.turns && (i == 0 || in_time()); ++i) {
@@ -150,7 +151,7 @@ class PlacesBench {
     return f;
   }
   using Ways = std::vector<std::pair<std::string, std::function<Figures()>>>;
-  // The ways take turns, so that what the machine does besides is the same for all of them.
+  // Alternates the ways, so that other work on the machine affects all of them alike.
   void row(const std::string& what, const Ways& ways) {
     std::vector<Figures> sums(ways.size());
     for (int round = 0; round < s_.rounds; ++round) {
@@ -181,7 +182,8 @@ class PlacesBench {
   }
 
   // ---- rows
-  // Half a budget is used after each eighth of others, which have twice the budget and are in host memory.
+  // A region of half the budget is used after each eighth of the others, which have twice the
+  // budget and are in host memory.
   void stays() {
     const auto way = [this](bool advised) {
       return [this, advised] {
@@ -202,7 +204,7 @@ class PlacesBench {
     row("half a budget, used between parts of twice the budget",
         {{"no advice", way(false)}, {"preferred: GPU 0", way(true)}});
   }
-  // GPU 1 changes what GPU 0 then reads, and needs its room for its own in between.
+  // GPU 1 changes data that GPU 0 then reads; in between it needs its memory for other data.
   void home() {
     const auto way = [this](bool advised, const char* neighbours) {
       return [this, advised, neighbours] {
@@ -226,7 +228,7 @@ class PlacesBench {
          {"no advice", way(false, "50")},
          {"preferred: GPU 0", way(true, "50")}});
   }
-  // One after the other, every turn.
+  // Both devices read the same data, one after the other, every turn.
   void both_read() {
     const auto moved = [this] {
       const vmem::region data(whole(s_.budget / 2));
@@ -256,7 +258,7 @@ class PlacesBench {
     row("both GPUs read half a budget, one after the other",
         {{"each leases it", moved}, {"leased at GPU 0, accessed by GPU 1", reached}});
   }
-  // Two sets that host memory has room for one of; what is read mostly is used twice a turn.
+  // Host memory has room for one of two sets. The one that is read mostly is used twice a turn.
   void read_mostly() {
     const auto way = [this](bool advised) {
       return [this, advised] {
@@ -347,7 +349,7 @@ int main(int argc, char** argv) {
   app.add_option("--limit", s.limit, "seconds after which no measurement begins")->check(CLI::Range(1, 600));
   app.add_option("--folder", s.folder, "where what leaves host memory is written ($TMPDIR, or /var/tmp)");
   CLI11_PARSE(app, argc, argv);
-  alarm(static_cast<unsigned>(s.limit) + 8);  // whatever happens
+  alarm(static_cast<unsigned>(s.limit) + 8);  // in any case
   try {
     return gpubench::run(s);
   } catch (const std::exception& e) {

@@ -1,7 +1,8 @@
 #!/bin/bash
-# preload_test.sh FOLDER: libvmem-cuda-calls.so before a program that has CUDA's runtime as a shared library, on a GPU: its
-# cudaMemPrefetchAsync moves the blocks of a region, and managed memory of CUDA's own is served by CUDA as ever. FOLDER has the
-# library of a wheel (make wheel: build/wheel/libvmem-tier.so.1) and build/libvmem-cuda-calls.so. Exit code 77: no GPU, no toolkit.
+# preload_test.sh FOLDER: preloads libvmem-cuda-calls.so into a program that uses CUDA's shared
+# runtime, on a GPU. The program's cudaMemPrefetchAsync moves the blocks of a region, and CUDA
+# serves its own managed memory as before. FOLDER has the library of a wheel (make wheel:
+# build/wheel/libvmem-tier.so.1) and build/libvmem-cuda-calls.so. Exit code 77: no GPU, no toolkit.
 set -euo pipefail
 folder=$(realpath "${1:-.}"); cuda=${CUDA_HOME:-/usr/local/cuda}; root=$(dirname "$0")/../..
 work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-preload.XXXXXX"); trap 'rm -rf "$work"' EXIT

@@ -1,6 +1,6 @@
-// Measures and checks on this machine the steps the CUDA backend is built from, one line each. Not a test: it judges
-// nothing but bytes. probe_bench [MiB of blocks, default 1024]; never more managed memory alive than gpu_limits.h
-// allows.
+// Measures and checks on this machine each step that the CUDA backend uses, one line per step. Not
+// a test: it judges nothing but bytes. Usage: probe_bench [MiB of blocks, default 1024]. Never
+// keeps more managed memory alive than gpu_limits.h allows.
 #include <cuda_runtime_api.h>
 #include <dirent.h>
 #include <errno.h>
@@ -168,7 +168,7 @@ void raw_steps() {
               static_cast<double>(before - least) / (1 << 20),
               (static_cast<double>(free_now()) - static_cast<double>(before)) / (1 << 20));
 
-  // Can another mapping land in the range while it is punched and made?
+  // Can another mapping land in the range while it is unmapped and mapped again?
   std::atomic<bool> stop{false};
   std::atomic<uint64_t> tries{0}, inside{0};
   std::thread mapper([&] {
@@ -199,7 +199,8 @@ void raw_steps() {
               static_cast<unsigned long long>(touched));
   must(cudaFree(p), "cudaFree with a hole, a made part and PROT_NONE");
 
-  // Small ranges: does the driver hand the address space of a punched and freed range out again, and is it whole?
+  // Small ranges: does the driver reuse the address space of a punched and freed range, and is it
+  // intact?
   int wrong = 0;
   for (size_t units : {1, 2, 8}) {
     void* q = nullptr;
@@ -255,7 +256,7 @@ void raw_copies() {
   cudaStreamDestroy(stream);
 }
 
-// Each step of a move by itself, and blocks of one size made by several threads at once.
+// Times each step of a move alone, and several threads that make blocks of one size at once.
 void steps(device::Devices& d) {
   constexpr size_t kMost = 16 * kUnit, kThreads = 8;
   void* base = nullptr;
@@ -317,7 +318,8 @@ void steps(device::Devices& d) {
   must(d.release(base), "release");
 }
 
-// `threads` threads, each with its own part of the range: fills or empties it piece by piece, two copies in flight.
+// `threads` threads fill or empty the range, each its own part, piece by piece with two copies in
+// flight.
 double run(device::Devices& d, std::byte* base, size_t total, size_t piece, int threads, bool in, int gpu) {
   std::vector<std::thread> all;
   const double t = now();
@@ -375,7 +377,7 @@ void throughput(device::Devices& d, size_t total) {
       std::printf("move: %2zu MiB pieces, %d threads   in %7.2f GB/s   out %7.2f GB/s\n", piece >> 20, threads, in,
                   out);
     }
-  // Both directions: half of the range leaves while the other half comes.
+  // Both directions: half of the range leaves while the other half arrives.
   for (int threads : {1, 2}) {
     double both = 0;
     for (int round = 0; round < 3; ++round) {

@@ -1,6 +1,7 @@
-// Memory that the device tier keeps for blocks to come goes back while another process takes the device's, and blocks
-// go on coming. 16 GiB of the device stay free for others: so the mark, device_reserve, is above that, and the other
-// process takes all but what the test needs above it. Nobody else may take or give memory meanwhile.
+// When another process takes the device's memory, the device tier gives back the memory that it
+// keeps for later blocks, and blocks still arrive. The test always leaves 16 GiB of the device free
+// for other programs, so device_reserve is above that: the other process takes all but those 16 GiB
+// and the memory that the test needs. No third process may allocate or free device memory.
 #include <cuda_runtime_api.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ using Clock = std::chrono::steady_clock;
 constexpr uint64_t kGiB = uint64_t{1} << 30;
 constexpr uint64_t kStaysFree = 16 * kGiB;
 constexpr uint64_t kBudget = 4 * kGiB;
-constexpr uint64_t kReserve = 22 * kGiB;  // more than the other leaves
+constexpr uint64_t kReserve = 22 * kGiB;  // more than the other process leaves
 constexpr size_t kBlock = 8 << 20;
 
 #define VMEM_DO(call) ASSERT_EQ((call), 0) << vmem_last_error()
@@ -43,7 +44,7 @@ bool hear(int fd) {
   return read(fd, &c, 1) == 1;
 }
 
-// Takes all but 16 GiB and the budget; then, when it is told to, most of the budget, too.
+// Takes all but 16 GiB and the budget; when told to, takes most of the budget too.
 TEST(ReserveChild, DISABLED_Other) {
   const int in = atoi(getenv("VMEM_TEST_IN")), out = atoi(getenv("VMEM_TEST_OUT"));
   ASSERT_EQ(cudaFree(nullptr), cudaSuccess);
@@ -79,7 +80,8 @@ TEST_F(Reserve, WhatIsKeptForBlocksToComeGoesBackBesideAProcessThatTakesTheDevic
   auto* const bytes = static_cast<std::byte*>(p);
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
-  // All of the budget, as new memory is: zeros. Then all but one block of it is nobody's, and that one comes and goes.
+  // Fill the budget with new zero blocks. Then free all but one block, and move that one in and
+  // out.
   VMEM_DO(vmem_acquire(p, kBudget, VMEM_READ, 0, stream));
   VMEM_DO(vmem_release(p, kBudget, stream));
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);

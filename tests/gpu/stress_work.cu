@@ -28,8 +28,8 @@ struct SweepArguments {
   size_t count, first;
   uint32_t version, pause_us;
   bool store;
-  unsigned long long wrong_word;  // the least
-  unsigned ended;                 // blocks of threads that are through
+  unsigned long long wrong_word;  // the lowest
+  unsigned ended;                 // thread blocks that have finished
 };
 
 __global__ void sweep_kernel(SweepArguments* a, const uint64_t* want, uint64_t* seen) {
@@ -56,9 +56,9 @@ class CudaWork final : public stress::DeviceWork {
       printf("skipped: no CUDA device\n");
       exit(77);
     }
-    // The regions, and what a second one like it may hold.
+    // The regions, and those of a second such program.
     vmem::gpu::require_managed(uint64_t{256} << 20, vmem::gpu::managed_limit());
-    // Loaded now: a first launch later would wait for other streams.
+    // Load it now: a later first launch would wait for other streams.
     cudaFuncAttributes ignored;
     must("load", cudaFuncGetAttributes(&ignored, registers_kernel));
     must("load", cudaFuncGetAttributes(&ignored, sweep_kernel));

@@ -1,9 +1,12 @@
-// The device tier through the C API: disk to device and back, host frames to device and back, random blocks, first
-// touch, leases of what is there. Beside raw io_uring, raw pinned copies, the loop an expert writes by hand, and CUDA's
-// own prefetch of managed memory, all in one run. What it does not measure: more than two GPUs, many threads that lease
-// at once, pressure from other programs, compression, kernels that compute much (examples/vmem-stream does).
+// The device tier through the C API: disk to device and back, host frames to device and back,
+// random blocks, first touch, leases of present blocks. Compared in one run with raw io_uring, raw
+// pinned copies, the loop an expert writes by hand, and CUDA's own prefetch of managed memory.
 //
-// At most --bytes + --budget of managed memory are alive at a time, and never more than an eighth of what is free.
+// It does not measure: more than two GPUs, many threads that lease at once, pressure from other
+// programs, compression, kernels that compute much (examples/vmem-stream does).
+//
+// At most --bytes + --budget of managed memory are alive at a time, and never more than an eighth
+// of the free memory.
 #include <sys/statfs.h>
 #include <sys/utsname.h>
 

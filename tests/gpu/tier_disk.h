@@ -14,8 +14,8 @@ class DiskRows : public Rows {
   using Rows::Rows;
 
  protected:
-  // As many buffers as libvmem has frames to keep what it read: transfers to memory that is in no cache of the CPU cost
-  // more, most of all on a virtual disk.
+  // As many buffers as libvmem has frames for reading. Transfers to memory that is in no CPU cache
+  // cost more, above all on a virtual disk.
   rawdisk::Plan many_buffers(rawdisk::Plan p) const {
     p.buffers = static_cast<unsigned>(std::min(s_.host_budget / 2, s_.bytes) / kBlock);
     return p;
@@ -87,7 +87,7 @@ class DiskRows : public Rows {
     stream_.synchronize();
     r.sync();
     m.stop();
-    parts(s_.bytes, s_.part, [&](uint64_t offset, uint64_t n) {  // what came back is what went out
+    parts(s_.bytes, s_.part, [&](uint64_t offset, uint64_t n) {  // the data that came back is correct
       acquire(at(r, offset), n, VMEM_READ);
       kernels_.check(stream_.get(), at(r, offset), n, offset, mark_, false);
       release(at(r, offset), n);
@@ -103,7 +103,7 @@ class DiskRows : public Rows {
     m.stop();
     return m.rate(s_.bytes);
   }
-  // Changed in place: read, changed by a kernel, written; durable at the end.
+  // Changes data in place: it is read, changed by a kernel, and written; durable at the end.
   Sample change() {
     vmem::region r(s_.bytes, file_, 0, VMEM_MAP_SHARED);
     Meter m;
@@ -134,7 +134,7 @@ class DiskRows : public Rows {
                   {"other", [&, m = many_buffers(writes)] { return raw(file_, m); }},
                   {"hand", [&] { return hand_out(); }},
                   {"vmem", [&] { return stream_out(); }}});
-      unlink(file_.c_str());  // the raw writes were of no stamps
+      unlink(file_.c_str());  // the raw writes had no stamps
     }
     if (table_.wanted("change")) {
       need_file(file_);
@@ -180,7 +180,7 @@ class DiskRows : public Rows {
     m.stop();
     return ahead != 0 ? m.rate(count * kBlock) : latency(us);
   }
-  // One direct read into a pinned buffer, one copy, one kernel, one after the other.
+  // A direct read into a pinned buffer, a copy, and a kernel, one after the other.
   Sample random_by_hand() {
     const auto order = shuffled();
     int fd = open(file_.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);

@@ -8,7 +8,7 @@
 
 namespace gpubench {
 
-// Plain unified memory, moved by CUDA's prefetch.
+// Plain unified memory that CUDA's prefetch moves.
 class Managed {
  public:
   explicit Managed(size_t bytes) {
@@ -43,7 +43,7 @@ class HostRows : public DiskRows {
   // ---- host frames and device
   // -----------------------------------------------------------------------------------------
 
-  static constexpr int kTimes = 8;  // passes of a sample: one takes 5 ms
+  static constexpr int kTimes = 8;  // passes per sample, since one is short
 
   vmem::region on_device(uint64_t bytes) {
     vmem::region r(bytes);
@@ -69,9 +69,9 @@ class HostRows : public DiskRows {
       hints ? vmem::check(vmem_prefetch(at(r, offset), n, VMEM_HOST, nullptr))
             : vmem::check(vmem_evict(at(r, offset), n, VMEM_HOST));
     }
-    if (hints) vmem::check(vmem_evict(at(r, from), bytes, VMEM_HOST));  // waits for them
+    if (hints) vmem::check(vmem_evict(at(r, from), bytes, VMEM_HOST));  // waits for the hints
   }
-  // Changed there, so that host memory has no copy of it any more: leaving takes a transfer.
+  // Changes the data on the device, so that host memory has no copy and leaving takes a transfer.
   void change(const vmem::region& r, uint64_t from, uint64_t bytes) {
     acquire(at(r, from), bytes, VMEM_READ | VMEM_WRITE);
     kernels_.set(stream_.get(), at(r, from), bytes, from, 5, false);
@@ -151,11 +151,11 @@ class HostRows : public DiskRows {
   }
   void host_and_device(uint64_t step) {
     const std::string size = std::to_string(step / kMiB), a_call = ", " + size + " MiB a call";
-    if (step < s_.block) return;  // a lease has whole blocks
+    if (step < s_.block) return;  // a lease covers whole blocks
     if (!table_.wanted("h2d-" + size, true) && !table_.wanted("d2h-" + size, true)) return;
     const vmem::region r = on_device(span_);
     take(r, 0, span_, span_, false);
-    bring(r, 0, span_, span_, false);  // the staging frames are there now
+    bring(r, 0, span_, span_, false);  // now the staging frames exist
     stream_.synchronize();
     for (const bool ahead : {true, false}) {
       table_.row("h2d-" + size + (ahead ? "" : "-one"),
@@ -271,7 +271,8 @@ class HostRows : public DiskRows {
                            }));
   }
   enum class Figure { acquire_cpu, acquire_time, release_cpu, process_cpu };
-  // Leases of `bytes` each on all parts of the region, then a kernel under them, then the releases.
+  // Leases all parts of the region, `bytes` each, then runs a kernel under them, then releases
+  // them.
   Sample lease_cost(const vmem::region& r, size_t bytes, Figure figure) {
     const uint64_t count = r.size() / bytes, rounds = std::min<uint64_t>(500, 4000 / count);
     std::vector<double> us;
@@ -301,7 +302,7 @@ class HostRows : public DiskRows {
     for (const size_t bytes : {kBlock, size_t{32 * kMiB}, size_t{1} << 30}) {
       if (bytes < s_.block || bytes > std::max(kBlock, s_.budget / 4 * 3)) continue;
       const vmem::region r = on_device(std::min<uint64_t>(std::max(bytes, 32 * kMiB), s_.budget / 4 * 3));
-      verify(r);  // leases for writing are over
+      verify(r);  // the leases for writing have ended
       const std::string size = std::to_string(bytes / kMiB), of = " of " + size + " MiB that are there, ";
       const auto figure = [&](const char* key, const std::string& what, Figure f) {
         table_.row("lease-" + size + key, what, "us", {{"vmem", [&, f] { return lease_cost(r, bytes, f); }}}, true);
@@ -312,7 +313,8 @@ class HostRows : public DiskRows {
       figure("-both", "acquire and release" + of + "CPU time of all threads, no kernel", Figure::process_cpu);
     }
   }
-  // The CPU loads one word of the middle of each block on the device, with time between for what follows a load.
+  // The CPU loads one word in the middle of each block on the device, with pauses for the work that
+  // follows a load.
   Sample load_time(const vmem::region& r, bool leased) {
     bring(r, 0, r.size(), r.size(), false);
     change(r, 0, r.size());

@@ -1,4 +1,4 @@
-// Rows of tier_bench: between two devices. Absent where there is one, and on the simulated device.
+// Rows of tier_bench between two devices. Skipped with one device, and on the simulated device.
 #pragma once
 
 #include "tier_host.h"
@@ -10,7 +10,7 @@ class PeerRows : public HostRows {
   using HostRows::HostRows;
 
  protected:
-  // With the device as the current one.
+  // Calls fn with the device as the current one.
   template <typename Fn>
   static void on(int device, Fn fn) {
     int before = 0;
@@ -54,15 +54,15 @@ class PeerRows : public HostRows {
  private:
   Sample moves(const StreamOf (&streams)[2], uint64_t step) {
     const vmem::region r = on_device(span_);
-    verify(r);  // nothing is leased for writing any more
+    verify(r);  // no lease for writing is left
     const auto pass = [&](int to) {
       parts(span_, step,
             [&](uint64_t offset, uint64_t n) { vmem::check(vmem_prefetch(at(r, offset), n, to, nullptr)); });
-      vmem::check(vmem_acquire(r.data(), span_, VMEM_READ, to, streams[to].get()));  // every block has been moved
+      vmem::check(vmem_acquire(r.data(), span_, VMEM_READ, to, streams[to].get()));  // every block has moved
       vmem::check(vmem_release(r.data(), span_, streams[to].get()));
       streams[to].synchronize();
     };
-    pass(1), pass(0);  // peer access is on now
+    pass(1), pass(0);  // peer access is enabled now
     Meter m;
     for (int i = 0; i < kTimes; ++i) pass(1), pass(0);
     m.stop();
@@ -88,7 +88,7 @@ class PeerRows : public HostRows {
       on(d, [&] {
         gpuapp::must(cudaMalloc(reinterpret_cast<void**>(&memory[d]), span_), "cudaMalloc");
         if (const cudaError_t e = cudaDeviceEnablePeerAccess(1 - d, 0); e != cudaSuccess)
-          cudaGetLastError();  // on already, or not to be had
+          cudaGetLastError();  // already enabled, or unavailable
       });
     }
     const auto pass = [&](int to) {

@@ -1,4 +1,4 @@
-// What the rows of tier_bench share: settings, files with stamps in every word, leases.
+// Shared by the rows of tier_bench: settings, files with stamps in every word, leases.
 #pragma once
 
 #include <time.h>
@@ -84,7 +84,7 @@ class Rows {
       }
       seconds += rawdisk::now() - start;
     }
-    s.value = static_cast<double>(p.total) / 1e9 / seconds;  // without making the buffers
+    s.value = static_cast<double>(p.total) / 1e9 / seconds;  // without the time to make the buffers
     return s;
   }
   void acquire(const void* p, size_t n, unsigned access) const {
