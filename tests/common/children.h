@@ -1,5 +1,5 @@
-// For programs whose tests start the program itself once more: the parts that the runner divides a suite into
-// (GTEST_TOTAL_SHARDS) are not for the child, which would run its one test in the first part alone.
+// For programs whose tests start the program again. The child must not inherit the runner's
+// division of the suite (GTEST_TOTAL_SHARDS), or it would run its one test in the first part only.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@ namespace vmem::test {
 
 class PartsAreOurs : public ::testing::Environment {
  public:
-  void SetUp() override {  // which tests are this part's is decided by now
+  void SetUp() override {  // gtest has chosen this part's tests by now
     unsetenv("GTEST_TOTAL_SHARDS");
     unsetenv("GTEST_SHARD_INDEX");
     unsetenv("GTEST_SHARD_STATUS_FILE");

@@ -12,7 +12,7 @@ namespace {
 
 constexpr size_t kSector = 512;
 
-// Half of it in whole pages, or in sectors where there is no whole page.
+// Half of the size in whole pages, or in sectors if it is less than a page.
 size_t half(size_t size) {
   const size_t pages = core::round_down(size / 2, core::kPage);
   return pages != 0 ? pages : core::round_down(size / 2, kSector);
@@ -38,12 +38,13 @@ FaultyEngine::FaultyEngine(std::unique_ptr<EngineBase> inner, uint64_t seed) : i
 FaultyEngine::~FaultyEngine() {
   {
     core::MutexLock lock(mutex_);
-    stopping_ = true;                               // from here on submit() lets everything pass
-    while (releasing_ != 0) mutex_.wait(changed_);  // what it let go may have been all that this waited for
+    stopping_ = true;  // from here on submit() applies no rules
+    while (releasing_ != 0)
+      mutex_.wait(changed_);  // the requests that release() submits may be the last ones we wait for
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();
-  delete inner_;  // what it still has in flight comes back through this object
+  delete inner_;  // requests in flight still complete through this object
 }
 
 FaultyEngine::RuleId FaultyEngine::add_rule(const Fault& fault) {
@@ -109,7 +110,7 @@ bool FaultyEngine::matches(const Fault& fault, const Io& io) {
   return io.offset < fault.end && io.offset + std::max<size_t>(io.size, 1) > fault.begin;
 }
 
-// The rule that fires for this request, or for one attempt of it.
+// Returns the rule that fires for this request, or for one attempt of it.
 const Fault* FaultyEngine::fire(const Io& io, bool attempt) {
   for (Rule& rule : rules_) {
     if (rule.removed || attempt != (rule.fault.action == Fault::Action::short_transfer)) continue;
@@ -130,7 +131,7 @@ size_t FaultyEngine::attempt_limit(const Io& io, size_t want) {
   return part != 0 && fire(io, true) != nullptr ? part : want;
 }
 
-// Adds to `now` what goes to the inner engine at once.
+// Applies the fault; adds to `now` what goes to the inner engine at once.
 void FaultyEngine::apply(const Fault& fault, Io* io, std::vector<Io*>* now) {
   switch (fault.action) {
     case Fault::Action::error:
@@ -194,7 +195,7 @@ void FaultyEngine::submit(std::span<Io* const> batch) {
   inner_->submit(now);
 }
 
-// Ends requests with errors and submits delayed ones; at the end also those that hang.
+// Completes failed requests and submits delayed ones; when stopping, submits the hanging ones too.
 void FaultyEngine::run() noexcept {
   core::MutexLock lock(mutex_);
   for (;;) {

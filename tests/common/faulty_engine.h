@@ -1,5 +1,5 @@
-// An engine that breaks on demand, for tests of everything above it: it wraps a real one and applies rules to what is
-// submitted. Without rules it changes nothing, not even which requests are merged.
+// An engine that fails on demand, for tests of the layers above. It wraps a real engine and applies
+// rules to requests. Without rules it changes nothing, not even which requests are merged.
 #pragma once
 
 #include <chrono>
@@ -16,14 +16,15 @@
 
 namespace vmem::store {
 
-// Which requests, when, and what happens to them. Unset fields match everything.
+// A rule: which requests it matches, when it fires, and what it does. Unset fields match
+// everything.
 struct Fault {
   enum class Action : uint8_t {
-    error,           // done with -`error`, nothing moves
-    short_transfer,  // below the retry layer: one system call moves about half of what it was asked to
+    error,           // completes with -`error`, transfers nothing
+    short_transfer,  // below the retry layer: one system call transfers about half of the requested size
     delay,           // submitted after delay_ms
-    flip_bit,        // reads: one bit of what was read is wrong, success is reported
-    torn_write,      // writes: only the first half reaches the file, success is reported
+    flip_bit,        // reads: flips one bit of the data and reports success
+    torn_write,      // writes: only the first half reaches the file, but success is reported
     hang,            // submitted when release() is called
   };
   Action action = Action::error;
@@ -33,34 +34,35 @@ struct Fault {
   std::optional<Io::Op> op;
   std::optional<core::Urgency> urgency;
   std::optional<FileId> file;
-  uint64_t begin = 0, end = UINT64_MAX;  // bytes of the file; a request that overlaps matches
+  uint64_t begin = 0, end = UINT64_MAX;  // bytes of the file; matches requests that overlap
 
-  uint64_t nth = 0;             // only the nth request that matches, from 1; 0: each
-  double probability = 1;       // that a match fires
-  uint64_t limit = UINT64_MAX;  // fires at most so often
+  uint64_t nth = 0;             // fires only for the nth match, from 1; 0: for each
+  double probability = 1;       // that the rule fires for a match
+  uint64_t limit = UINT64_MAX;  // fires at most this often
 };
 
-// Thread-safe. The first rule that fires decides; rules are tried in the order in which they were added. short_transfer
-// rules are asked for each attempt, the others for each request. Destruction waits for everything, hanging ones too.
+// Thread-safe. Rules are tried in the order in which they were added; the first that fires decides.
+// short_transfer is drawn for each attempt, the other actions once for each request. The destructor
+// waits for all requests, including hanging ones.
 class FaultyEngine final : public Engine, private Injector {
  public:
   using RuleId = int;
 
-  // inner: an engine of make_engine; anything else -EINVAL.
+  // inner: an engine of make_engine; anything else: -EINVAL.
   static core::Status wrap(std::unique_ptr<Engine> inner, uint64_t seed, std::unique_ptr<FaultyEngine>* out);
   ~FaultyEngine() override;
 
   RuleId add_rule(const Fault& fault);
   void remove_rule(RuleId rule);
   void clear_rules();
-  // Blocks until every request that a rule failed is over.
+  // Blocks until every request that a rule failed has completed.
   void wait_failed() const;
-  // How often a rule fired; counted on after it was removed.
+  // Returns how often the rule fired. Works after the rule was removed.
   uint64_t fired(RuleId rule) const;
 
-  // Blocks until `count` requests hang. False after timeout_ms.
+  // Blocks until `count` requests hang. Returns false after timeout_ms.
   bool wait_hanging(size_t count, unsigned timeout_ms) const;
-  // Lets everything that hangs go on.
+  // Submits all hanging requests.
   void release();
 
   EngineBase& inner() { return *inner_; }
@@ -80,7 +82,7 @@ class FaultyEngine final : public Engine, private Injector {
     uint64_t matched = 0;
     uint64_t fired = 0;
   };
-  // Stands in for a request whose data or size is tampered with.
+  // Replaces a request whose data or size is tampered with.
   struct Stand {
     Io io;
     Io* original;
@@ -89,7 +91,7 @@ class FaultyEngine final : public Engine, private Injector {
   };
   struct Later {
     Io* io;
-    int error;  // 0: submit it; else done with -error
+    int error;  // 0: submit it; else complete with -error
   };
 
   FaultyEngine(std::unique_ptr<EngineBase> inner, uint64_t seed);
@@ -100,7 +102,7 @@ class FaultyEngine final : public Engine, private Injector {
   static void on_stand_done(Io& io);
   void run() noexcept;
 
-  EngineBase* const inner_;  // owned; not a unique_ptr, whose reset() would hide it from callbacks that still submit
+  EngineBase* const inner_;  // owned; not a unique_ptr: its reset() would hide it from callbacks that still submit
   mutable core::Mutex mutex_;
   mutable std::condition_variable changed_;
   std::vector<Rule> rules_ VMEM_GUARDED_BY(mutex_);
@@ -108,7 +110,7 @@ class FaultyEngine final : public Engine, private Injector {
   std::multimap<Clock::time_point, Later> later_ VMEM_GUARDED_BY(mutex_);
   std::vector<Io*> hanging_ VMEM_GUARDED_BY(mutex_);
   uint64_t errors_ VMEM_GUARDED_BY(mutex_) = 0;
-  size_t failing_ VMEM_GUARDED_BY(mutex_) = 0;  // requests that are to be done with an error
+  size_t failing_ VMEM_GUARDED_BY(mutex_) = 0;  // requests that will complete with an error
   bool stopping_ VMEM_GUARDED_BY(mutex_) = false;
   unsigned releasing_ VMEM_GUARDED_BY(mutex_) = 0;  // threads in release()
   std::thread thread_;

@@ -1,4 +1,4 @@
-// A system call that this kernel, or a container's filter, does not have.
+// Simulates a kernel, or a container's filter, that lacks a system call.
 #pragma once
 
 #include <linux/filter.h>
@@ -12,7 +12,8 @@
 
 namespace vmem::test {
 
-// Every later call of that system call in any thread fails with `error`. False where filters are refused.
+// Makes every later call of the system call, in any thread, fail with `error`. Returns false if
+// filters are refused.
 inline bool forbid(unsigned system_call, unsigned error) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
@@ -25,7 +26,8 @@ inline bool forbid(unsigned system_call, unsigned error) {
   return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
 
-// .. every later ioctl of that number, and of all numbers of one kind where `mask` leaves the kind.
+// As forbid(), for ioctls: matches `request` under `mask`. A mask of the kind's bits forbids all
+// ioctls of that kind.
 inline bool forbid_ioctl(unsigned long request, unsigned error, unsigned mask = ~0u) {
   sock_filter code[] = {
       BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),

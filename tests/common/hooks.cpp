@@ -9,7 +9,7 @@ TestHooks& test_hooks() {
   return *hooks;
 }
 
-// In place of the library's own (lib/api/test_hooks.cpp).
+// Replaces the library's own (lib/api/test_hooks.cpp).
 void adjust_trap(trap::UserfaultOptions* options) {
   if (test_hooks().adjust_trap) test_hooks().adjust_trap(*options);
 }

@@ -1,4 +1,4 @@
-// What a test changes about the next runtime that is built.
+// Hooks by which a test changes the next runtime that is built.
 #pragma once
 
 #include <functional>
@@ -11,8 +11,7 @@ namespace vmem::api {
 struct TestHooks {
   std::function<std::unique_ptr<store::Engine>(std::unique_ptr<store::Engine>)> wrap_engine;
   std::function<void(trap::UserfaultOptions&)> adjust_trap;
-  std::function<core::Status(size_t unit, std::unique_ptr<device::Devices>*)>
-      make_devices;  // in place of setting device
+  std::function<core::Status(size_t unit, std::unique_ptr<device::Devices>*)> make_devices;  // replaces setting device
 };
 TestHooks& test_hooks();
 

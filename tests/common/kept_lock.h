@@ -1,5 +1,6 @@
-// The kernel's lock of a file or folder, kept for good, as an ordinary user keeps it: a system call that has it writes
-// to, or reads from, memory that never comes. Here userfaultfd keeps it away, there a file system of his (FUSE).
+// Keeps the kernel's lock of a file or folder for good, as an ordinary user could: a system call
+// that holds the lock reads or writes memory that never arrives. Here userfaultfd withholds the
+// memory; the user would take a FUSE file system.
 #pragma once
 
 #include <fcntl.h>
@@ -16,13 +17,14 @@
 
 namespace vmem::test {
 
-// To be asked for by root: it stands in for memory of a user's file system, which needs no rights. -1: not to be had.
+// Returns a userfaultfd, or -1 if there is none. Call as root: it stands in for memory of a user's
+// file system, which needs no rights.
 inline int absent_memory() {
   return static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC));
 }
 
-// False: it cannot be done here. Else the lock of what is open as `fd` is kept until this process ends; of a folder so
-// that nobody else gets it even to read.
+// Keeps the lock of the open file `fd` until this process ends. If `folder` is named, a waiting
+// writer also keeps readers of that folder out. Returns false if that is not possible here.
 inline bool keep_lock(int absent, int fd, const std::string& folder) {
   constexpr size_t kSize = 4096;
   void* const memory = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -44,7 +46,7 @@ inline bool keep_lock(int absent, int fd, const std::string& folder) {
   if (poll(&wait, 1, 10000) != 1) return false;
   if (folder.empty()) return true;
   std::thread([=] { close(open((folder + "/made").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600)); }).detach();
-  usleep(300000);  // who waits to write comes before who comes later to read
+  usleep(300000);  // the waiting writer precedes later readers
   return true;
 }
 

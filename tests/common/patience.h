@@ -1,5 +1,5 @@
-// How long a test waits for what should come: a deadline is there for what never comes, so on a slow machine it is
-// longer, and none is ever an assertion about speed.
+// How long a test waits for an event. Deadlines only catch events that never come: they are longer
+// on a slow machine, and no deadline asserts speed.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,9 @@
 
 namespace vmem::test {
 
-// How much slower than a quiet machine this one is, from 1 to 12: TEST_PATIENCE, which the runner has measured, or what
-// counting shows when first asked, whichever is more (instruments and emulation are slow on a quiet machine, too).
+// Returns how much slower this machine is than a quiet one, from 1 to 12: the greater of
+// TEST_PATIENCE, which the runner has measured, and a count on the first call (instruments and
+// emulation are slow on a quiet machine, too).
 inline unsigned patience() {
   static const unsigned measured = [] {
     const char* said = getenv("TEST_PATIENCE");
@@ -27,13 +28,14 @@ inline unsigned patience() {
   return measured;
 }
 
-// A deadline that fits a quiet machine, on this one.
+// Scales a deadline for a quiet machine to this machine.
 template <typename Duration>
 Duration patiently(Duration quiet) {
   return quiet * patience();
 }
 
-// Whether the condition came to hold, looked at every `pause`; `quiet` is long enough on a quiet machine by far.
+// Polls the condition every `pause`; returns whether it became true. `quiet` must be ample on a
+// quiet machine.
 template <typename Condition>
 bool eventually(Condition condition, std::chrono::milliseconds quiet = std::chrono::seconds(20),
                 std::chrono::milliseconds pause = std::chrono::milliseconds(5)) {

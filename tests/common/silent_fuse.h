@@ -1,4 +1,4 @@
-// A file system that a program of a user's answers for, or does not.
+// A FUSE file system whose user-space server does not answer.
 #pragma once
 
 #include <fcntl.h>
@@ -14,8 +14,9 @@
 
 namespace vmem::test {
 
-// A file system that says whose its root is, and takes every other question without an answer. Who asks can then not
-// even be killed, until it ends. Never returns.
+// Serves a file system that reports its root's attributes and leaves every other request
+// unanswered. A process that makes such a request cannot even be killed until the server ends.
+// Never returns.
 [[noreturn]] inline void serve_nothing(int fuse, mode_t mode, uid_t user) {
   std::vector<char> buffer(1 << 20);
   for (;;) {
@@ -48,7 +49,8 @@ namespace vmem::test {
   }
 }
 
-// Mounts one on `where`, of which the kernel knows no more than what kind of file its root is; -1: it may not.
+// Mounts such a file system on `where`; the kernel knows only the file type of its root. Returns
+// its /dev/fuse descriptor, or -1 if the mount is not permitted.
 inline int mount_fuse(const std::string& where, mode_t kind, uid_t user) {
   const int fuse = open("/dev/fuse", O_RDWR | O_CLOEXEC);
   if (fuse < 0) return -1;

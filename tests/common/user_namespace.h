@@ -1,4 +1,4 @@
-// Code that runs as another user, in a user namespace of that user's. For tests that run as root.
+// Runs code as another user, in a user namespace of that user. For tests that run as root.
 #pragma once
 
 #include <fcntl.h>
@@ -13,9 +13,10 @@ namespace vmem::test {
 
 inline constexpr int kNoUserNamespace = 200;  // user namespaces are not permitted here
 
-// What `attempt` answers, 0 to 99, in a user namespace that `maker` made: as its uid 0 where it has a map ("0 61000
-// 1\n", lines of inside, outside, count), else as a user without a number. `watch` runs here meanwhile, with its
-// process.
+// Runs `attempt` in a user namespace that `maker` made, and returns its result, 0 to 99. With a map
+// ("0 61000 1
+// ", lines of inside, outside, count) it runs as uid 0 of the namespace, else as a user without a
+// number. `watch` runs in the caller at the same time, with the child's pid.
 inline int in_user_namespace(uid_t maker, const std::string& map, const std::function<int()>& attempt,
                              const std::function<void(pid_t)>& watch = {}) {
   int up[2], down[2];

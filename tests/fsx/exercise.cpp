@@ -1,6 +1,7 @@
-// Random system calls and accesses through shared mappings on one file beside a copy in memory, with plain POSIX calls:
-// what an application that uses mmap does. Run as it is it tests the kernel; with mmap_shim.c preloaded, vmem_map.
-// Mappings are short-lived, as in fsx, or stay for many accesses and are larger than the budget.
+// An application that uses mmap: random system calls and accesses through shared mappings on one
+// file, compared with a copy in memory. Uses plain POSIX calls. Without mmap_shim.c it tests the
+// kernel; with mmap_shim.c preloaded, it tests vmem_map. Mappings are short-lived, as in fsx, or
+// serve many accesses and are larger than the budget.
 //
 //   exercise FILE SECONDS SEED LARGEST
 #include <fcntl.h>
@@ -91,7 +92,7 @@ void check_file(size_t at, size_t n) {
   compare(bytes.data(), at, n, "the file differs");
 }
 
-// The whole file mapped for many accesses by two threads, each on its own pages.
+// Maps the whole file for many accesses by two threads, each on its own pages.
 void live_in(Random& r) {
   now = "a long mapping", now_at = 0, now_size = good.size();
   if (good.size() < 4 * kPage) resize(4 * kPage);
@@ -157,7 +158,7 @@ void one(Random& r) {
     now = "mapped read";
     const Map m = map(at, n, false);
     compare(m.at(), at, n, "the mapping differs");
-    // The bytes of the last page beyond the end of the file.
+    // Checks the bytes of the last page beyond the end of the file.
     if (at + n == size)
       for (size_t i = m.size; i % kPage != 0; ++i)
         if (m.base[i] != 0) errno = 0, fail("bytes beyond the end of the file are not zeros");

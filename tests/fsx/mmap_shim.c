@@ -1,10 +1,12 @@
 /*
- * Preloaded into a program that knows nothing of libvmem: its mappings of files in the folder VMEM_SHIM_FOLDER become
- * regions, msync becomes vmem_sync, munmap becomes vmem_free. So programs that exercise mmap exercise vmem_map.
+ * Preloaded into a program that does not know libvmem. The program's mappings of files in the folder
+ * VMEM_SHIM_FOLDER become regions, msync becomes vmem_sync, and munmap becomes vmem_free. So
+ * programs that exercise mmap exercise vmem_map.
  *
- * A region ends with the file, a mapping with its last page: what lies between reads as zeros in both. At its end the
- * program says on stderr how many mappings were taken: none would make every test pass. With VMEM_SHIM_LOSE no store
- * reaches its file: a program that does not notice tests nothing.
+ * A region ends with the file, a mapping with its last page: the bytes between read as zeros in
+ * both. At exit the shim prints on stderr how many mappings it took; with none, every test would
+ * pass. With VMEM_SHIM_LOSE no store reaches its file: a program that does not notice tests
+ * nothing.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -29,7 +31,7 @@ static struct mapping {
 } mappings[256];
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned long taken, synced;
-/* What the library maps for itself is none of ours. */
+/* Set while the library itself runs: its own mappings are not ours. */
 static __thread int inside;
 
 static int failed(const char *what, int rc)

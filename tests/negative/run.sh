@@ -1,7 +1,8 @@
 #!/bin/bash
-# run.sh [NAME..]: negative controls. Takes one protection at a time out of the library (lib/core/break.h) and demands that
-# each of the tests named below notices: that it fails, crashes or hangs. The same tests must pass on the library as it
-# is. Without names: those marked short; all with VMEM_LONG=1. $BUILD must be built. The last line counts.
+# run.sh [NAME..]: negative controls. Removes one protection at a time from the library
+# (lib/core/break.h) and checks that each of the tests named below notices: it must fail, crash or
+# hang. The same tests must pass on the unchanged library. Without names: the controls marked short;
+# all with VMEM_LONG=1. $BUILD must be built. The last line has the totals.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}
@@ -58,8 +59,10 @@ anew_in_child  | long  | system Fork.ManyWorkersServeBesideTheirParent
 log=$build/negative/log; mkdir -p "$build/negative"
 passed=0 failed=0 skipped=0 table=()
 
-# What no source file of lib names is no control: those that name it, also in a comment, are compiled again without it, and
-# where a header does it, its users have to. What the list has not is none either. All are looked at, also the long ones.
+# Every control must be named in a source file of lib, and every such name must be in the list; this
+# check includes the long controls. The script recompiles the source files that contain the name,
+# also in a comment. If a header tests the protection, the source files that use the header must
+# therefore name it.
 listed=$(awk -F'|' 'NF > 1 {gsub(/ /, "", $1); print $1}' <<<"$controls" | sort)
 named=$(grep -rhoE --include='*.cpp' 'broken\("[a-z_]+"\)' lib | cut -d'"' -f2 | sort -u)
 while read -r name; do
@@ -67,7 +70,7 @@ while read -r name; do
   echo "FAIL $name: in the list of controls or in a source file of lib, and not in both"; failed=$((failed + 1))
 done < <(comm -3 <(echo "$listed") <(echo "$named") | tr -d '\t')
 
-# run_test FOLDER-OF-UNIT FOLDER-OF-STRESS TEST: its status.
+# run_test FOLDER-OF-UNIT FOLDER-OF-STRESS TEST: returns its status.
 run_test() {
   local at=$1 stress=$2 program arguments; read -r program arguments <<<"$3"
   # shellcheck disable=SC2086  # several arguments
@@ -79,7 +82,7 @@ run_test() {
 how() { # STATUS
   case $1 in 124 | 137) echo "hung" ;; 1) echo "failed" ;; *) [ "$1" -gt 128 ] && echo "crashed (signal $(($1 - 128)))" || echo "status $1" ;; esac
 }
-# Bash's own lines about crashes stay out of the table.
+# Keeps Bash's own lines about crashes out of the table.
 exec 3>&2 2>/dev/null
 while IFS='|' read -r name length tests; do
   name=${name// /} length=${length// /}
@@ -101,7 +104,8 @@ while IFS='|' read -r name length tests; do
       echo "FAIL $t fails on the library as it is (status $status)"; tail -5 "$log"; failed=$((failed + 1)); continue
     fi
     run_test "$dir" "$dir" "$t"; status=$?
-    # On a busy machine fewer calls meet in the same time: a control that depends on that gets as many more seconds.
+    # On a busy machine fewer calls overlap in the same time: repeat a timed control with more
+    # seconds.
     if [ $status = 0 ] && [[ $t =~ (.*--seconds\ )([0-9]+)(.*) ]]; then
       run_test "$dir" "$dir" "${BASH_REMATCH[1]}$((BASH_REMATCH[2] * 3 * ${TEST_PATIENCE:-1}))${BASH_REMATCH[3]}"; status=$?
     fi

@@ -1,18 +1,18 @@
-/* The protocol of lib/device/paging_protocol.h: two groups that ask, a server and an evictor, in all interleavings.
+/* The protocol of lib/device/paging_protocol.h in all interleavings: two groups, a server and an evictor.
  *
- * A step is one access to a word that others access. Where an order is stated there, the steps have it here; where none
- * is, both orders are tried. tests/unit/paging_protocol.sh runs it in several settings, and once for each NO_.. below,
- * which takes one order, look or rule away: an assertion, or a state in which somebody waits for ever, must be found.
+ * A step is one access to a shared word. Steps keep the orders that the protocol states; without a stated order, both
+ * orders are tried. tests/unit/paging_protocol.sh runs the model in several settings, and once for each NO_.. below,
+ * which removes one order, check or rule: spin must then find a failed assertion or a process that waits for ever.
  *
  *   BLOCKS, FRAMES, CELLS    how many blocks, frames, and requests that the ring holds
  *   GROUP1, GROUP2           (first block, second block, how many of them, writes, how often)
- *   READER                   (block, how often), in the second one's place: loads a little, also where the block is in place
- *   SPURIOUS, FAILURES, GIVE_UPS    how many evictions nobody needs, reads that fail, and waits that a group gives up
+ *   READER                   (block, how often), replaces the second group: loads a little, also if the block is present
+ *   SPURIOUS, FAILURES, GIVE_UPS    how many unneeded evictions, failed reads, and waits that a group gives up
  *   END                      the server may end at any time
- *   LIMIT                    no block may come and go so often: beyond that groups take blocks from each other for ever
+ *   LIMIT                    bounds how often a block comes and goes, else groups take blocks from each other for ever
  *
- * A wait is a guard here, and a poll there: a group that could ask or pin is never blocked by it. What the model leaves
- * out is the inside of the ring, whose text tests/protocol/paging_orders.cpp runs, hints, and acquires that do not wait. */
+ * A wait is a guard here and a poll in the protocol: it never blocks a group that could ask or pin. The model leaves out
+ * hints, acquires that do not wait, and the inside of the ring, which tests/protocol/paging_orders.cpp runs. */
 #ifndef SPURIOUS
 #define SPURIOUS 0
 #endif
@@ -39,13 +39,13 @@
 #define WAIT 3
 #define FIRST 4
 #define MAY_ASK(b, u) (kind[b] == NOT_PRESENT || (kind[b] == IN_PLACE && (u) > ROWS))
-/* As token_allows(): many at a time, if there is a frame for each of their blocks, or one. */
+/* As token_allows(): several groups at a time if each of their blocks has a frame, or one group. */
 #define ALLOWED(n) (token == 0 || token + n <= FRAMES / 2)
 #define ASKED(g, u) ((g) * 8 + (u))
 /* After all requests of a generation: its arrival has been fenced. */
 #define FENCED(g) ((g) * 8 + 7)
 
-/* The words. state is kind and gen, read and written in one step. */
+/* The protocol's words. kind and gen are one word, state: read and written in one step. */
 byte kind[BLOCKS];
 byte gen[BLOCKS] = 1;
 byte asked[BLOCKS];
@@ -56,17 +56,17 @@ chan ring = [CELLS] of { byte, byte };
 bit asleep, ended;
 byte token, tickets, turn;  /* how many blocks; how many were drawn; the oldest that waits */
 
-/* The server's own. */
+/* Private to the server. */
 bit behind[BLOCKS];  /* a fence came behind the copy of its bytes */
 bit held[BLOCKS], need, used[FRAMES];
 byte left = FRAMES, spurious = SPURIOUS, failures = FAILURES;
 
-/* Memory: versions of blocks. Each write makes another; shadow has what every access must see. */
+/* Memory holds versions of blocks. Each write makes a new version; every access must see shadow's. */
 byte where[BLOCKS] = NONE;
 byte frame[FRAMES] = GARBAGE;
 byte store[BLOCKS], shadow[BLOCKS];
 
-/* For the argument about time: who looks for a block, has seen it before it counts as forgotten. */
+/* Models time: a group that looks for a block sees it before the block counts as forgotten. */
 byte looking[BLOCKS];
 byte give_ups = GIVE_UPS, done;
 
@@ -86,7 +86,7 @@ inline mark(b) {
   :: else
   fi
 }
-/* The copy of a block came to another address than that of its accesses; the fence between them may be anybody's. */
+/* The copy of a block came to another address than that of its accesses; any process may make the fence between. */
 inline fence_arrival(b) {
   if
 #ifndef NO_FENCED_GENERATION
@@ -294,7 +294,7 @@ out:
   done++
 }
 
-/* As a gather: it loads, and holds nothing while it waits. */
+/* As a gather: loads, and holds no pin while it waits. */
 proctype reader(byte b; byte times) {
   byte k, g, k2, g2, was, ok;
   bit saw;

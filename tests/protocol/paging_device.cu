@@ -1,5 +1,6 @@
-// The asking side of the paging protocol as device code: that it compiles, with each access as the instruction that the
-// PTX memory model has for it. Nothing runs it. System scope: the other side is the host, and its copy engines.
+// The group's side of the paging protocol as device code. Checks that it compiles, with each access
+// as the instruction that the PTX memory model has for it; nothing runs it. Uses system scope,
+// because the other side is the host and its copy engines.
 #include <stddef.h>
 
 #include <cstdint>
@@ -22,7 +23,8 @@ using vmem::paging::Intent;
 
 }  // namespace
 
-// A warp for each index of the list: adds to the first word of a block, of two at once, or only asks.
+// One warp for each index of the list: adds to the first word of a block, or of two blocks at once,
+// or only asks.
 extern "C" __global__ void paging_compiles(Table table, const uint32_t* list, unsigned* base, unsigned words) {
   const unsigned warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
   vmem::paging::Group<DeviceAtomics> group(table, 1000000000);
@@ -38,7 +40,7 @@ extern "C" __global__ void paging_compiles(Table table, const uint32_t* list, un
   }
 }
 
-// .. and what stands on it: a thread, a warp and a thread block, each with its own scope.
+// The groups of the public header: a thread, a warp and a thread block, each with its own scope.
 template <typename Group>
 __device__ void uses(const vmem::device_region<float>& region, size_t at) {
   Group group(region);

@@ -1,6 +1,7 @@
-// The paging protocol's own text under Relacy: every value that the C++ memory model lets a load return, and every
-// schedule within a bound. The first argument takes one memory order away (see Weak); then something must be found.
-// Prints what was run; status 0: nothing found; 1: something was; 2: no such argument.
+// The paging protocol's own source under Relacy, which tries every value that the C++ memory model
+// lets a load return, and every schedule within a bound. The first argument weakens one memory
+// order (see Weak); then Relacy must find an error. Prints what was run. Status: 0 no error found,
+// 1 an error found, 2 no such argument.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -10,7 +11,7 @@
 #include "device/paging_host.h"
 #include "device/paging_server.h"
 #include "vmem/detail/paging_group.h"
-// Last: it has macros by the names of functions.
+// Included last: it defines macros with the names of functions.
 #include <relacy/relacy.hpp>
 
 namespace {
@@ -29,12 +30,12 @@ Weak weak = nothing;
 
 constexpr unsigned kServer = 0;
 
-// In each test below a side has one kind of fence.
+// Each test below uses only one kind of fence on each side.
 struct Checked {
   template <typename T>
   using Word = rl::atomic<T>;
   static constexpr bool kWakes = true;
-  static inline bool sleeping = false;  // which fence is meant: of [asleep], or of [pin]
+  static inline bool sleeping = false;  // selects the fences of [asleep]; else those of [pin]
 
   template <typename T>
   static T load(rl::atomic<T>* word) {
@@ -42,7 +43,7 @@ struct Checked {
   }
   template <typename T>
   static T load_acquire(rl::atomic<T>* word) {
-    // A group's is there for ThreadSanitizer alone.
+    // A group's acquire load exists for ThreadSanitizer only.
     const bool needed = rl::thread_index() == kServer && weak != unpin_acquire;
     return word->load(needed ? rl::mo_acquire : rl::mo_relaxed, $);
   }
@@ -88,13 +89,14 @@ struct Words {
 using Port = vmem::paging::DirectPort<Checked>;
 using States = vmem::paging::BlockStates<Port>;
 
-// One block comes and goes while groups pin it: no access beside a copy, and no store that an eviction does not see.
+// One block comes and goes while groups pin it. No access may race with a copy, and an eviction
+// must see every store.
 template <unsigned kGroups, Intent kIntent>
 struct Evictions : rl::test_suite<Evictions<kGroups, kIntent>, kGroups + 1> {
   static constexpr uint32_t kGarbage = 1000;
   Words<1> words;
   rl::var<uint32_t> frame;
-  uint32_t store = 1;  // the server's
+  uint32_t store = 1;  // owned by the server
 
   void before() {
     Checked::sleeping = false;
@@ -133,8 +135,8 @@ struct Evictions : rl::test_suite<Evictions<kGroups, kIntent>, kGroups + 1> {
   }
 };
 
-// Groups wait for blocks, and wake a server that sleeps: each is served, and sees the bytes.
-// kRounds 0: at once with the token.
+// Groups wait for blocks and wake a sleeping server. Each group must be served and see the bytes.
+// kRounds 0: groups take the token at once.
 template <unsigned kGroups, uint32_t kRounds = 4>
 struct Requests : rl::test_suite<Requests<kGroups, kRounds>, kGroups + 1> {
   Words<kGroups> words;
@@ -174,7 +176,7 @@ struct Requests : rl::test_suite<Requests<kGroups, kRounds>, kGroups + 1> {
 
 template <typename Test>
 bool run(const char* name, unsigned bound) {
-  std::ostream nowhere(nullptr);  // its allocations are of one execution, and a stream's buffer would not be
+  std::ostream nowhere(nullptr);  // the stream's buffer would be freed in another execution than it was allocated in
   rl::test_params params;
   params.search_type = rl::fair_context_bound_scheduler_type;
   params.context_bound = bound;
@@ -195,7 +197,8 @@ int main(int argc, char** argv) {
     if (which == std::size(kWeak)) return 2;
     weak = static_cast<Weak>(which);
   }
-  // All schedules with so many switches from a thread that could go on; and every value that a load may return.
+  // Bounds the switches away from a thread that could continue; within the bound Relacy tries all
+  // schedules and all values that a load may return.
   const unsigned more = getenv("VMEM_LONG") != nullptr ? 1 : 0;
   bool good = run<Requests<1>>("a request", 3 + more);
   good = good && run<Requests<2>>("two requests", 1 + more);

@@ -1,5 +1,5 @@
-// What the stress programs share: random numbers that a seed repeats, delays at the library's step points, accesses
-// that may raise SIGBUS, and the end of a program that found a difference.
+// Shared by the stress programs: random numbers that a seed reproduces, delays at the library's
+// step points, accesses that may raise SIGBUS, and the exit of a program that found a difference.
 #pragma once
 
 #include <sys/wait.h>
@@ -28,7 +28,7 @@
 
 namespace stress {
 
-// A call to the outside under the pager's lock is the end of the program.
+// A call to the outside under the pager's lock ends the program.
 inline const bool strict = (vmem::core::be_strict_about_big_locks(true), true);
 
 struct Random {
@@ -48,7 +48,7 @@ struct Random {
   }
 };
 
-// A step hook that stretches moves: mostly nothing, sometimes a yield, seldom a millisecond.
+// A step hook that delays transitions: mostly nothing, sometimes a yield, rarely a millisecond.
 inline std::atomic<uint64_t> delay_state{1};
 inline void delay(const char*) {
   const uint64_t n = delay_state.fetch_add(0x9e3779b97f4a7c15u);
@@ -65,7 +65,7 @@ inline void delay(const char*) {
 inline thread_local sigjmp_buf bus_jump;
 inline thread_local volatile sig_atomic_t bus_armed = 0;
 
-// Before the first access that may raise it.
+// Call before the first access that may raise SIGBUS.
 inline void catch_sigbus() {
   struct sigaction action = {};
   action.sa_handler = [](int number) {
@@ -81,7 +81,8 @@ inline void catch_sigbus() {
   sigaction(SIGBUS, &action, nullptr);
 }
 
-// True when an access of `body` raised SIGBUS; it is left there, so it may hold nothing that needs a destructor.
+// Returns true if an access of `body` raised SIGBUS. The signal leaves `body` by a jump, so it must
+// not hold anything that needs a destructor.
 template <typename Body>
 bool raises_sigbus(Body body) {
   if (sigsetjmp(bus_jump, 1) != 0) return true;
@@ -91,11 +92,12 @@ bool raises_sigbus(Body body) {
   return false;
 }
 
-// Called once, by whoever finds the first difference: adds what is known to the message.
+// Called once, by the thread that finds the first difference: adds information to the message.
 inline std::function<void()> on_difference = [] {};
 inline std::atomic<bool> found{false};
 
-// Says what differs and ends the process with status 1: what other threads do afterwards would only bury it.
+// Prints the difference and ends the process with status 1, before other threads can bury the
+// message.
 [[noreturn]] __attribute__((format(printf, 1, 2))) inline void differs(const char* format, ...) {
   if (found.exchange(true)) {
     for (;;) pause();
@@ -112,12 +114,12 @@ inline std::atomic<bool> found{false};
   _exit(1);
 }
 
-// Settings that must be accepted.
+// Sets a setting; ends the program if it is refused.
 inline void configure(const char* name, const std::string& value) {
   if (vmem_set(name, value.c_str()) != 0) differs("vmem_set %s=%s: %s", name, value.c_str(), vmem_last_error());
 }
 
-// vmem_init; ends the program with 77 where the kernel offers no trap.
+// Calls vmem_init; exits with 77 if the kernel offers no trap.
 inline void start() {
   const int rc = vmem_init();
   if (rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) {
@@ -127,7 +129,8 @@ inline void start() {
   if (rc != 0) differs("vmem_init: %d %s", rc, vmem_last_error());
 }
 
-// What the library has done so far. False: it does not answer, somebody keeps its lock.
+// Reads the library's statistics. Returns false if it does not answer within 5 s: some thread keeps
+// its lock.
 inline bool done_so_far(struct vmem_stats* out) {
   struct Answer {
     struct vmem_stats stats = {};
@@ -145,15 +148,17 @@ inline bool done_so_far(struct vmem_stats* out) {
   return true;
 }
 
-// What the program is at, for the lines that say so: a literal.
+// The program's current phase, for messages; a string literal.
 inline std::atomic<const char*> at_work{"calls"};
 
-// Someone asks the program to end: who watches it says what it was at.
+// Set by SIGTERM; the watching thread then prints the phase and ends the program.
 inline std::atomic<bool> asked_to_end{false};
 
-// Ends the process when `alive` has not changed for so many seconds, times patience: what is stuck shows in the
-// message, and in a core. What the library did in the second half of that time tells a hang from work that is slow.
-// Says once a minute how far the program is, and when SIGTERM ends it.
+// Starts a thread that watches the program:
+// - It ends the process if `alive` has not changed for `quiet_seconds` times patience. The message,
+//   and a core, show what is stuck.
+// - The library's statistics of the second half of that time tell a hang from slow work.
+// - It prints the progress once a minute, and when SIGTERM ends the program.
 inline std::thread watch(const std::atomic<uint64_t>& alive, const std::atomic<bool>& stop, unsigned quiet_seconds) {
   const unsigned seconds = quiet_seconds * vmem::test::patience();
   signal(SIGTERM, [](int) { asked_to_end = true; });
@@ -191,7 +196,7 @@ inline std::thread watch(const std::atomic<uint64_t>& alive, const std::atomic<b
   });
 }
 
-// A file that is gone when the test is.
+// Makes a temporary file and returns its path; *fd is its descriptor.
 inline std::string temp_file(int* fd) {
   const char* tmp = getenv("TMPDIR");
   std::string path = std::string(tmp != nullptr ? tmp : "/var/tmp") + "/vmem-stress.XXXXXX";
@@ -200,7 +205,8 @@ inline std::string temp_file(int* fd) {
   return path;
 }
 
-// Runs `body(seed)` in `processes` processes at once, each with a seed of its own; before the library was used.
+// Runs `body(seed)` in `processes` processes at once, each with its own seed. Call before the
+// library is used.
 inline int in_processes(unsigned processes, uint64_t seed, const std::function<int(uint64_t)>& body) {
   if (processes <= 1) return body(seed);
   std::vector<pid_t> children;

@@ -1,5 +1,5 @@
-// The devices of a stress test, and the kernels that run there under leases: simulated devices, or real ones where
-// tests/gpu/stress_work.cu is linked in (make gpu-tests).
+// The devices of a stress test, and the kernels that run on them under leases. The devices are
+// simulated, or real if tests/gpu/stress_work.cu is linked in (make gpu-tests).
 #pragma once
 
 #include <cstddef>
@@ -17,13 +17,13 @@
 
 namespace stress {
 
-// Blocks leave from their place, as on kernels before 6.8, which move no pages.
+// Blocks leave from where they stand, as on kernels before 6.8, which cannot move pages.
 inline void move_no_pages() {
   vmem::api::test_hooks().adjust_trap = [](vmem::trap::UserfaultOptions& options) { options.allow_move = false; };
 }
 
-// One operation on a register: a read, a write, or a swap. `begin` and `end` are 0 where a device cannot tell the time
-// of the CPU: it was between launch and synchronize.
+// One operation on a register: a read, a write, or a swap. `begin` and `end` are 0 if a device
+// cannot read the CPU's clock: the operation then lies between launch and synchronize.
 struct RegisterOp {
   enum Kind : uint32_t { read, write, swap } kind = read;
   uint64_t value = 0;  // written
@@ -31,22 +31,22 @@ struct RegisterOp {
   uint64_t begin = 0, end = 0;
 };
 
-// A kernel that looks at every 64th word of a part and, when it stores, changes them.
+// A kernel that checks every 64th word of a part and, if `store`, changes those words.
 struct Sweep {
   uint64_t* base = nullptr;
   size_t count = 0, first = 0;  // words; first: the number of base[0] in its region
-  std::vector<uint64_t> want;   // of words 0, 64, ..
+  std::vector<uint64_t> want;   // expected words 0, 64, ..
   bool store = false;
   uint32_t version = 0;  // word i becomes version << 32 | (first + i)
   unsigned pause_us = 0;
-  // What it found: the first that was wrong.
+  // The result: the first wrong word.
   size_t wrong_word = SIZE_MAX;
   uint64_t wrong_value = 0;
   bool ended = false;
 };
 
-// Thread-safe, one thread a stream. What begin_ starts reads and writes its argument until synchronize() has returned,
-// and a stream has one such kernel at a time. Errors end the program.
+// Thread-safe, with one thread for each stream. A begin_.. kernel reads and writes its argument
+// until synchronize() returns; a stream has one such kernel at a time. Errors end the program.
 class DeviceWork {
  public:
   virtual ~DeviceWork() = default;
@@ -61,7 +61,7 @@ class DeviceWork {
 
 class SimWork final : public DeviceWork {
  public:
-  // Before vmem_init. handles: devices with page tables of their own.
+  // Construct before vmem_init. handles: devices with their own page tables.
   explicit SimWork(int devices, bool handles) : devices_(devices) {
     vmem::api::test_hooks().make_devices = [devices, handles](size_t unit,
                                                               std::unique_ptr<vmem::device::Devices>* out) {
@@ -120,18 +120,19 @@ class SimWork final : public DeviceWork {
   const int devices_;
 };
 
-// Linked in by `make gpu-tests` alone. Before vmem_init; ends the program where there is no GPU.
+// Linked in by `make gpu-tests` only. Call before vmem_init; ends the program if there is no GPU.
 __attribute__((weak)) std::unique_ptr<DeviceWork> make_cuda_work();
 
 inline constexpr const char* kDevices = "none, sim, sim-handles, managed or handles: as setting device";
 inline bool simulated(const std::string& device) {
   return device == "sim" || device == "sim-handles";
 }
-// With page tables of their own: the CPU may use what is on one without a lease, beside what the device does.
+// Returns true if the device has its own page tables: the CPU may then use a block on it without a
+// lease, beside the device.
 inline bool separate(const std::string& device) {
   return device == "handles" || device == "sim-handles";
 }
-// devices: of the simulated ones.
+// devices: how many simulated ones.
 inline std::unique_ptr<DeviceWork> make_device_work(const std::string& device, int devices) {
   if (device == "none") return nullptr;
   if (simulated(device)) return std::make_unique<SimWork>(devices, device == "sim-handles");

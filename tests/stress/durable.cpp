@@ -1,10 +1,11 @@
-// What vmem_sync of a shared file promises, held against what a disk may forget: every write and flush that the library
-// hands to its engine is recorded, and replayed as after a loss of power. What was complete before a completed flush
-// began is there; of everything else any pages may be there or not. At every sync that answered 0, and at
-// about one in 64 ends of writes after it, each word must be what it was when the sync was called, or newer.
+// Checks the promise of vmem_sync for a shared file against everything a disk may forget. Records
+// every write and flush that the library hands to its engine, and replays them as after a loss of
+// power. A write that completed before a completed flush began is on the disk; of any other write,
+// any of its pages may be there or not. At every sync that returned 0, and at about one in 64 ends
+// of writes after it, each word must be what it was when the sync was called, or newer.
 //
-// As dm-log-writes does it, but above the file system: it shows the order of the library's own writes and flushes, not
-// whether the file system keeps its word.
+// This is the method of dm-log-writes, but above the file system: it checks the order of the
+// library's own writes and flushes, not the file system.
 #include <sys/stat.h>
 
 #include <CLI/CLI.hpp>
@@ -35,19 +36,20 @@ struct Settings {
   bool delays = true;
 };
 
-// In the order in which they happened. A write's bytes are kept until it is known to be durable.
+// In the order in which they happened. The bytes of a write are kept until it is known to be
+// durable.
 struct Event {
   enum Kind { write_begins, write_ends, flush_begins, flush_ends, synced } kind;
   uint64_t id = 0;  // of the write or the flush
   uint64_t offset = 0;
   std::vector<std::byte> bytes;
-  std::vector<std::pair<uint32_t, uint64_t>> words;  // synced: what must be there
+  std::vector<std::pair<uint32_t, uint64_t>> words;  // synced: what must be on the disk
 };
 
 std::mutex recording;
 std::vector<Event> events;
 uint64_t recorded_bytes = 0;
-ino_t watched = 0;  // the file
+ino_t watched = 0;  // the watched file
 
 void record(Event event) {
   std::lock_guard guard(recording);
@@ -55,13 +57,15 @@ void record(Event event) {
   events.push_back(std::move(event));
 }
 
-// By a name of its own, for tests/tsan.supp: the kernel's write protection keeps the image from changing meanwhile.
+// Has a name of its own for tests/tsan.supp: the kernel's write protection keeps the image from
+// changing, which ThreadSanitizer cannot see.
 [[gnu::noinline]] std::vector<std::byte> copy_image(const Io& io) {
   const auto* bytes = static_cast<const std::byte*>(io.buffer);
   return {bytes, bytes + io.size};
 }
 
-// Records what concerns the watched file. The bytes are those at the time of the call: they stay until it is done.
+// Records the I/O on the watched file. Copies the bytes at the time of the call: they do not change
+// until it is done.
 class Recorder final : public Engine {
  public:
   explicit Recorder(std::unique_ptr<Engine> inner) : inner_(std::move(inner)) {}
@@ -113,17 +117,17 @@ class Recorder final : public Engine {
   std::atomic<uint64_t> ids_{0};
 };
 
-// The disk, and what has not reached it for certain.
+// Models the disk: its durable contents and the writes that may not have reached it.
 struct Disk {
   struct Pending {
     uint64_t offset;
     std::vector<std::byte> bytes;
-    uint64_t ended = 0;  // when; 0: not yet
+    uint64_t ended = 0;  // when it ended; 0: not yet
   };
   std::vector<std::byte> durable;
   std::map<uint64_t, Pending> pending;   // by id
-  std::map<uint64_t, uint64_t> flushes;  // those under way: when each began
-  std::vector<uint64_t> floor;           // by word: the least version that must be there
+  std::map<uint64_t, uint64_t> flushes;  // flushes under way: when each began
+  std::vector<uint64_t> floor;           // by word: the oldest version that is allowed
   uint64_t time = 0, checks = 0;
 
   static void put(std::vector<std::byte>& image, uint64_t offset, const std::byte* bytes, size_t n) {
@@ -140,7 +144,7 @@ struct Disk {
                 static_cast<unsigned long long>(there), static_cast<unsigned long long>(floor[w]));
     }
   }
-  // Some pages of some pending writes arrived, in the order of the writes.
+  // Assumes that some pages of some pending writes arrived, in the order of the writes.
   void check_some(Random& random, const char* when) {
     std::vector<std::byte> image = durable;
     for (const auto& [id, p] : pending)
@@ -165,7 +169,7 @@ struct Disk {
       case Event::flush_ends: {
         const uint64_t began = flushes[e.id];
         flushes.erase(e.id);
-        // Two writes of one page at once would make their order unknown: the library must not do that.
+        // Two concurrent writes of one page have no defined order: the library must not do that.
         for (auto it = pending.begin(); it != pending.end();) {
           if (it->second.ended == 0 || it->second.ended > began) {
             ++it;

@@ -1,11 +1,13 @@
 #!/bin/bash
-# fsx.sh: programs that exercise shared mappings of files, on vmem_map: tests/fsx/mmap_shim.c is preloaded into them. Ours
-# (tests/fsx/exercise.cpp), and xfstests' fsx and holetest, which are free software under other terms (GPL) and no package of
-# Debian: their source is taken from VMEM_XFSTESTS, or from the cache (~/.cache/vmem/xfstests), or fetched into it. Three
-# to four times VMEM_STRESS_SECONDS in all. The last line counts.
+# fsx.sh: runs programs that exercise shared mappings of files on vmem_map, with
+# tests/fsx/mmap_shim.c preloaded. They are our own (tests/fsx/exercise.cpp), and xfstests' fsx and
+# holetest. Those two are free software under other terms (GPL) and in no Debian package: their
+# source comes from VMEM_XFSTESTS, or from the cache (~/.cache/vmem/xfstests), or is fetched into
+# it. Takes three to four times VMEM_STRESS_SECONDS. The last line has the totals.
 #
-# What of xfstests is left out, since a region is not a mapping there (docs/reliability.md, "Files"): holetest -w, write(2)
-# into pages that another thread stores to, and holetest -F, stores of forked children.
+# Two modes are left out, since a region is not a mapping there (docs/reliability.md, "Files"):
+# - holetest -w: write(2) into pages that another thread stores to
+# - holetest -F: stores of forked children
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath "${BUILD:-build}") out=$(realpath "${BUILD:-build}")/tests/fsx seconds=${VMEM_STRESS_SECONDS:-5}
@@ -15,7 +17,8 @@ mkdir -p "$out"
 folder=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-fsx.XXXXXX"); trap 'rm -rf "$folder"' EXIT
 
 note() { printf '%-4s %s\n' "$1" "$2"; }
-# run NAME LIMIT PROGRAM..: with the shim, which must have taken a mapping; NAME "plain .." goes without.
+# run NAME LIMIT PROGRAM..: runs it with the shim, which must have taken a mapping; with NAME "plain
+# ..", without the shim.
 run() {
   local name=$1 limit=$(($2 * ${TEST_PATIENCE:-1})) log=$folder/log; shift 2
   if [[ $name == plain* ]]; then timeout -k 3 "$limit" "$@" >"$log" 2>&1
@@ -30,12 +33,12 @@ run() {
 }
 probe() { env LD_PRELOAD="$out/shim.so" VMEM_SHIM_FOLDER="$folder" VMEM_HOST_BUDGET=16MiB VMEM_TRAP="${VMEM_TRAP:-uffd}" VMEM_DEVICE=none "$out/exercise" "$folder/probe" 0.2 1 65536; }
 
-# A sanitizer's library has to be the first that is preloaded: these programs are built without.
+# A sanitizer's library must be preloaded first, and these programs are built without sanitizers.
 if grep -q -e '-fsanitize' "$build/flags" 2>/dev/null; then echo "skipped: a sanitized library cannot be preloaded"; exit 77; fi
 ${CC:-cc} -O1 -g -Wall -Wextra -Werror -fPIC -shared -Iinclude tests/fsx/mmap_shim.c -o "$out/shim.so" -L"$build" -lvmem -Wl,-rpath,"$build" -ldl -pthread &&
   ${CXX:-g++} -std=c++20 -O1 -g -Wall -Wextra -Werror -D_GNU_SOURCE tests/fsx/exercise.cpp -o "$out/exercise" -pthread || { echo "FAILED: does not build"; exit 1; }
 
-# Where the kernel offers no trap to this user there is nothing to exercise.
+# If the kernel offers this user no trap, there is nothing to exercise.
 if ! probe >"$folder/probe.log" 2>&1 && grep -qE 'vmem_map: -(1|38|95) ' "$folder/probe.log"; then
   echo "skipped: $(grep -m1 vmem_map "$folder/probe.log")"; exit 77
 fi
@@ -48,7 +51,8 @@ for c in "${cases[@]}"; do
   run "exercise, blocks of $block, $transfer, 32 MiB in $budget" $((seconds * 2 + 60)) "$out/exercise" "$folder/long" "$each" "$number" $((32 << 20))
   run "exercise, blocks of $block, $transfer, 300 KiB" $((seconds * 2 + 60)) "$out/exercise" "$folder/short" "$each" "1$number" 300000
 done
-# notices NAME PROGRAM..: no store reaches its file, and it must fail. (holetest looks through its mapping alone.)
+# notices NAME PROGRAM..: drops all stores; the program must fail. (holetest reads back only through
+# its mapping, so it cannot.)
 notices() {
   local name=$1; shift
   if VMEM_SHIM_LOSE=1 LD_PRELOAD="$out/shim.so" VMEM_SHIM_FOLDER="$folder" VMEM_HOST_BUDGET=8MiB VMEM_BLOCK_SIZE=64KiB VMEM_TRAP="${VMEM_TRAP:-uffd}" \
@@ -59,7 +63,7 @@ notices() {
 }
 notices exercise "$out/exercise" "$folder/lost" 3 6 300000
 
-# xfstests' programs.
+# The programs of xfstests.
 [ -n "$source" ] || source=$cache/xfstests
 if [ ! -e "$source/ltp/fsx.c" ] && [ -z "${VMEM_XFSTESTS:-}" ] && command -v git >/dev/null; then
   timeout 60 git clone -q --depth 1 https://git.kernel.org/pub/scm/fs/xfs/xfstests-dev.git "$source" >/dev/null 2>&1 || rm -rf "$source"
@@ -74,15 +78,18 @@ else
     ${CC:-cc} -w -O1 -D_GNU_SOURCE -pthread "$source/src/holetest.c" -o "$out/xfstests-holetest" 2>>"$folder/cc.log"; then
     for c in "${cases[@]}"; do
       read -r block transfer budget number <<<"$c"
-      # A number of operations: a slow machine makes few in a given time. -e: what lies behind the end of the file, in its last
-      # page, is not zeros when its size changes; -X: all of the file is looked at after each operation; -q: quiet.
+      # The limit is a number of operations: in a fixed time, a slow machine makes few. Options:
+      # - -e: the bytes behind the end of the file, in its last page, are not zeros when its size
+      #   changes
+      # - -X: compares the whole file after each operation
+      # - -q: quiet
       run "fsx, blocks of $block, $transfer, 4 MiB" $((seconds * 2 + 90)) "$out/xfstests-fsx" -q -e 1 -S "$number" -N $((seconds * 60)) -l $((4 << 20)) -P "$folder" "$folder/fsx"
       run "fsx, blocks of $block, $transfer, 1 MiB, compared whole" $((seconds * 2 + 90)) "$out/xfstests-fsx" -q -X -S "1$number" -N $((seconds * 30)) -l $((1 << 20)) -P "$folder" "$folder/fsx"
       run "fsx, blocks of $block, $transfer, 32 MiB in $budget" $((seconds * 2 + 90)) "$out/xfstests-fsx" -q -e 1 -S "2$number" -N $((seconds * 20)) -l $((32 << 20)) -o $((2 << 20)) -P "$folder" "$folder/fsx"
-      # Plainly, with pages that were read before they are stored to, and privately.
+      # Plain stores; stores to pages that were read first; the same on private mappings.
       for options in "" -r -rp; do
         rm -f "$folder/holes"
-        # shellcheck disable=SC2086  # none is no argument
+        # shellcheck disable=SC2086  # no argument if empty
         run "holetest $options, blocks of $block, $transfer, 24 MiB in $budget" $((seconds * 2 + 60)) "$out/xfstests-holetest" $options "$folder/holes" 24
       done
     done

@@ -1,11 +1,14 @@
-// Registers of 8 bytes in regions that are moved all the time: CPU threads and leased device work read, write and swap
-// them, every operation is recorded with the time before and after it, and afterwards each register's history must be
-// linearizable: as if each operation had happened at one instant between the two.
+// Checks that registers of 8 bytes, in regions whose blocks move all the time, are linearizable.
+// CPU threads and leased device work read, write and swap them, and record the time before and
+// after each operation. Afterwards each register's history must be as if each operation had
+// happened at one instant between its two times.
 //
-// Every value is written once, so that a read names the write it saw, and the question can be decided in O(n log n):
-// P. B. Gibbons, E. Korach, "Testing Shared Memories", SIAM J. Comput. 26(4), 1997, section 4. A write and the reads of
-// its value are a cluster; its zone lies between its first end f and its last begin s: forward where f < s (the
-// register held the value all that time), else backward. A history is linearizable if and only if no read ended before
+// Every value is written once, so a read identifies the write it saw, and O(n log n) suffices: P.
+// B. Gibbons, E. Korach, "Testing Shared Memories", SIAM J. Comput. 26(4), 1997, section 4. A write
+// and the reads of its value are a cluster; its zone lies between its first end f and its last
+// begin s. The zone is forward if f < s (the register held the value all that time), else backward.
+// A history is linearizable if and only if no read ended before its write began, no two forward
+// zones overlap, and no backward zone lies within a forward one.
 // its write began, no two forward zones overlap, and no backward zone lies within a forward one.
 #include <CLI/CLI.hpp>
 #include <chrono>
@@ -37,7 +40,8 @@ struct Operation {
   bool write;
 };
 
-// "" when the operations on one register, which held `initial` before, are linearizable. Sorts them.
+// Returns "" if the operations on one register, which held `initial` before, are linearizable.
+// Sorts them.
 std::string judge(std::vector<Operation>& history, uint64_t initial) {
   struct Zone {
     uint64_t first_end = UINT64_MAX, last_begin = 0, value = 0;
@@ -66,7 +70,7 @@ std::string judge(std::vector<Operation>& history, uint64_t initial) {
     it->second.first_end = std::min(it->second.first_end, o.end);
     it->second.last_begin = std::max(it->second.last_begin, o.begin);
   }
-  std::map<uint64_t, Zone> forward;  // by its begin, the first end
+  std::map<uint64_t, Zone> forward;  // by begin of the zone, the first end
   for (const auto& [value, z] : clusters) {
     if (z.first_end >= z.last_begin) continue;
     const auto [it, fresh] = forward.emplace(z.first_end, z);
@@ -89,7 +93,7 @@ std::string judge(std::vector<Operation>& history, uint64_t initial) {
   return "";
 }
 
-// The judge itself, on histories that are known to be right or wrong.
+// Tests the judge on histories that are known to be right or wrong.
 void check_judge() {
   struct Case {
     std::vector<Operation> history;
@@ -132,8 +136,8 @@ std::unique_ptr<stress::DeviceWork> gpus;  // null: none
 std::atomic<uint64_t> alive{0}, judged{0}, by_device{0};
 std::atomic<uint64_t> next_value{1};
 
-// The order in which threads of all CPUs come by; clocks of CPUs may differ for a moment, on virtual machines by more
-// than an operation takes.
+// Returns a ticket from one counter that all CPUs share. Clocks of CPUs may differ for a moment, on
+// virtual machines by more than an operation takes.
 uint64_t now() {
   static std::atomic<uint64_t> next{1};
   return next.fetch_add(1);
@@ -152,7 +156,7 @@ RegisterOp drawn(uint64_t draw) {
   return o;
 }
 
-// A swap is a write at the instant of its read: recorded as both.
+// A swap is a write at the instant of its read: record it as both.
 void record(const RegisterOp& o, uint32_t place, std::vector<Operation>& out) {
   if (o.kind != RegisterOp::write) out.push_back({o.begin, o.end, o.seen, place, false});
   if (o.kind != RegisterOp::read) out.push_back({o.begin, o.end, o.value, place, true});
@@ -169,7 +173,8 @@ void operate(uint64_t* word, uint32_t place, uint64_t draw, std::vector<Operatio
   record(o, place, out);
 }
 
-// One kernel under a lease, which kernels of other streams of the device may have beside it.
+// Runs one kernel under a lease. Kernels of other streams of the device may lease the block at the
+// same time.
 void operate_at(int device, void* stream, uint32_t p, const std::vector<uint64_t>& draws, std::vector<Operation>& out) {
   uint64_t* const word = places[p].word;
   const int rc = vmem_acquire(word, 8, VMEM_READ | VMEM_WRITE, device, stream);
@@ -189,7 +194,7 @@ void operate_at(int device, void* stream, uint32_t p, const std::vector<uint64_t
   by_device += ops.size();
 }
 
-// Some operations on one place, or on those near it in the list.
+// Performs some operations on one place.
 void work(Random& random, void* const* streams, std::vector<Operation>& out) {
   const size_t p = random.below(places.size());
   Place& place = places[p];
@@ -198,11 +203,12 @@ void work(Random& random, void* const* streams, std::vector<Operation>& out) {
     for (unsigned i = 0; i < count; ++i) operate(place.word, static_cast<uint32_t>(p), random(), out);
     return;
   }
-  // CPU and device do not use one block at a time; which comes next is a race. With page tables of their own the CPU
-  // needs no lease for that: the block comes to host memory, or the CPU is shown a copy until it stores.
+  // CPU and device do not use one block at a time; which comes next is a race. On devices with
+  // their own page tables the CPU needs no lease: the block comes to host memory, or the CPU is
+  // shown a copy until it stores.
   if (random.one_in(2)) {
     if (stress::separate(settings.device) && random.one_in(2)) {
-      const bool loads = random.one_in(2);  // and the next lease meets what it was shown
+      const bool loads = random.one_in(2);  // loads leave a shown copy for the next lease to meet
       for (unsigned i = 0; i < count; ++i) operate(place.word, static_cast<uint32_t>(p), loads ? kLoad : random(), out);
       return;
     }
@@ -220,7 +226,7 @@ void work(Random& random, void* const* streams, std::vector<Operation>& out) {
 }
 
 void move(Random& random) {
-  // Mostly where a register is: the rest of the memory only keeps the budget small.
+  // Mostly picks a place with a register; the rest of the memory only keeps the budget short.
   const Area& a = areas[random.below(areas.size())];
   char* at = a.memory + random.below(a.size);
   size_t n = 1 + random.below(std::min<size_t>(a.size - static_cast<size_t>(at - a.memory), 2 << 20));
@@ -238,7 +244,7 @@ void move(Random& random) {
         return allow(vmem_prefetch(at, n, d, nullptr), "prefetch to a device");
       }
       return allow(vmem_evict(at, n, VMEM_HOST), "evict to the host");
-    case 4:  // a sweep, so that eviction has work of its own
+    case 4:  // a sweep, which makes reclaim work
       if (!a.gpu)
         for (size_t i = 0; i < a.size; i += 4096) (void)*static_cast<volatile char*>(a.memory + i);
       return;
@@ -283,7 +289,7 @@ int run(uint64_t seed) {
                           : vmem_alloc(&p, size, gpu ? 0 : VMEM_HOST_ONLY);
     if (rc != 0) differs("region %u: %d %s", i, rc, vmem_last_error());
     areas.push_back({static_cast<char*>(p), size, gpu ? device_block : block, gpu});
-    if (i == 3 && stress::separate(settings.device))  // loads without a lease are shown copies there
+    if (i == 3 && stress::separate(settings.device))  // there, loads without a lease are shown copies
       allow(vmem_advise(p, size, VMEM_ADVISE_SET_READ_MOSTLY, 0), "advise");
     for (size_t at = 0; at < size; at += 4096) *reinterpret_cast<uint64_t*>(areas[i].memory + at + 8) = first();
   }
@@ -328,7 +334,7 @@ int run(uint64_t seed) {
     for (const auto& part : parts)
       for (const Operation& o : part) histories[o.place].push_back(o);
     for (size_t p = 0; p < places.size(); ++p) {
-      // What is there in the end is one more read.
+      // Adds the final value as one more read.
       if (places[p].gpu) {
         const int rc = vmem_acquire(places[p].word, 8, VMEM_READ, VMEM_HOST, nullptr);
         if (rc != 0) differs("acquire between rounds: %d %s", rc, vmem_last_error());

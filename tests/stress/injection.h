@@ -1,4 +1,4 @@
-// Failures of the disk and of the simulated device, for a while.
+// Injects failures of the disk and of the simulated device for a while.
 #pragma once
 
 #include <atomic>
@@ -21,11 +21,12 @@ inline Fault fault(Fault::Action action, Io::Op op, double probability, int erro
   return f;
 }
 
-// Some of it for a while, until the rules are cleared. `failing`, `reads_fail`: set before the first can fail.
+// Adds a random choice of faults until the rules are cleared. Sets `failing` and `reads_fail`
+// before the first request can fail.
 inline void inject(FaultyEngine* disk, Random& random, bool failures, bool simulated, std::atomic<bool>& failing,
                    std::atomic<bool>& reads_fail) {
   disk->clear_rules();
-  // What a caller never sees.
+  // Faults that a caller never sees.
   if (random.one_in(2)) disk->add_rule(fault(Fault::Action::short_transfer, Io::Op::read, 0.2));
   if (random.one_in(2)) disk->add_rule(fault(Fault::Action::short_transfer, Io::Op::write, 0.2));
   if (random.one_in(3)) disk->add_rule(fault(Fault::Action::delay, Io::Op::write, 0.1));
@@ -39,7 +40,8 @@ inline void inject(FaultyEngine* disk, Random& random, bool failures, bool simul
   }
   if (random.one_in(3)) {
     reads_fail = true;
-    // Of the library's own store: what a file's bytes were before they were first read nobody knows.
+    // Only in the library's own store: the library cannot verify bytes of a file that it reads for
+    // the first time.
     Fault flip = fault(Fault::Action::flip_bit, Io::Op::read, 0.03);
     flip.file = 0;
     disk->add_rule(flip);

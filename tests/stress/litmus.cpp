@@ -1,6 +1,7 @@
-// Litmus tests of x86-TSO with their memory in regions whose blocks leave and come back all the time: message passing,
-// store and load buffering, coherence and the others, as litmus7 has them. An outcome that the architecture forbids, or
-// a value that nobody wrote, is a difference; how often the others came is printed.
+// Litmus tests of x86-TSO on regions whose blocks leave and return all the time: message passing,
+// store and load buffering, coherence and others, as litmus7 has them. An outcome that the
+// architecture forbids, or a value that no thread wrote, is a difference; the counts of the other
+// outcomes are printed.
 //
 // The model: P. Sewell et al., "x86-TSO: A Rigorous and Usable Programmer's Model for x86 Multiprocessors", CACM 53(7),
 // 2010.
@@ -16,7 +17,7 @@ namespace {
 using stress::differs;
 using stress::Random;
 
-// One instruction for each access, in the order of the program: volatile. Atomic, so that a race is none for the
+// Volatile: each access is one instruction, in program order. Atomic: not a data race for the
 // compiler.
 struct Word {
   volatile uint64_t* at;
@@ -32,12 +33,12 @@ struct Settings {
   bool delays = true;
 };
 
-// What the threads read, and what was there when all had ended.
+// The values that the threads read, and the final values.
 struct Seen {
   uint64_t r[4], x, y;
 };
 
-// `old` was in both words before; a test writes old + 1 and old + 2.
+// Both words held `old` before; a test writes old + 1 and old + 2.
 struct Test {
   const char* name;
   unsigned threads;
@@ -152,7 +153,7 @@ class Barrier {
 
 std::atomic<uint64_t> alive{0};
 
-// Judges one instance and makes both words alike again.
+// Judges one instance and makes both words equal again.
 void conclude(const Test& test, Pair& p, Seen& seen, std::map<std::string, uint64_t>& outcomes) {
   seen.x = Word{p.x}, seen.y = Word{p.y};
   std::string key;
@@ -170,7 +171,8 @@ void conclude(const Test& test, Pair& p, Seen& seen, std::map<std::string, uint6
   Word{p.x} = p.old, Word{p.y} = p.old;
 }
 
-// Runs the test on the pairs until the time is over; counts outcomes by which of what was seen is old (0) or new.
+// Runs the test on the pairs until the time is over. Counts outcomes by which of the values seen
+// are old (0) or new.
 void run_test(const Test& test, std::vector<Pair>& pairs, double seconds, uint64_t seed,
               std::map<std::string, uint64_t>& outcomes) {
   Barrier barrier(test.threads);
@@ -179,8 +181,8 @@ void run_test(const Test& test, std::vector<Pair>& pairs, double seconds, uint64
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < test.threads; ++t) {
     threads.emplace_back([&, t] {
-      Random draws(seed);             // the same in all threads: the first pair
-      Random own(seed * 31 + t + 1);  // how long to wait
+      Random draws(seed);             // the same in all threads: they start at the same pair
+      Random own(seed * 31 + t + 1);  // for this thread's delays
       const auto until = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
       for (;;) {
         const size_t from = draws.below(pairs.size());

@@ -1,9 +1,9 @@
-// A model-based test of the whole C API: threads make random calls on regions of every kind, with failures of the disk
-// and of a simulated device injected for a while now and then, and a model (model.h) says what each byte must be and
-// what each call must answer. Any difference ends the program with the seed and the last calls of every thread.
+// A model-based test of the whole C API: threads make random calls on regions of every kind, beside
+// injected failures of the disk and of a simulated device. The model (model.h) says what each byte
+// must be and what each call must return. A difference prints the seed and each thread's last calls.
 //
-// Between two stretches of calls everything stands still: leases are released, failures end, and then all must be well:
-// every byte right, one report of each failure and no second one, the files as the model says, the books in order.
+// Between stretches of calls, leases are released and failures end. Then every byte must be right,
+// each failure reported exactly once, the files as the model says, and the statistics in agreement.
 #include "model.h"
 
 #include <CLI/CLI.hpp>
@@ -46,10 +46,10 @@ std::unique_ptr<stress::DeviceWork> gpus;  // null: none
 int devices = 0;
 
 std::atomic<bool> stop{false}, stand_still{false};
-std::atomic<bool> failing{false};     // failures are, or were since the last stillness, injected
-std::atomic<bool> reads_fail{false};  // the same of reads
+std::atomic<bool> failing{false};     // failures are injected, or were since the last stillness
+std::atomic<bool> reads_fail{false};  // the same, for reads
 std::shared_mutex moving;             // shared: a call is made; exclusive: stillness
-std::mutex setting;                   // one thread changes settings
+std::mutex setting;                   // held by the one thread that changes settings
 std::atomic<uint64_t> alive{0}, refused{0}, calls{0}, errors{0}, buses{0};
 
 void describe() {
@@ -67,7 +67,7 @@ void describe() {
 
 enum Beside : unsigned { nothing = 0, no_memory = 1, io = 2 };
 
-// rc must be `want`; beside that: io: what a failure that is being injected causes; no_memory: -ENOMEM, counted.
+// rc must be `want`. `beside` permits also: io: errors of injected failures; no_memory: -ENOMEM.
 void expect(int rc, int want, unsigned beside, const char* what) {
   ++calls;
   if (rc != 0 && vmem_last_error()[0] == 0) differs("%s: %d without a message", what, rc);
@@ -83,7 +83,7 @@ void expect(int rc, int want, unsigned beside, const char* what) {
   differs("%s: %d (%s), must be %d", what, rc, rc == 0 ? "" : vmem_last_error(), want);
 }
 
-// Runs `body`, an access by the CPU. SIGBUS is right only while reads fail: a failed write keeps the block.
+// Runs `body`, a CPU access. SIGBUS is right only while reads fail: a failed write keeps the block.
 template <typename Body>
 bool access(const char* what, Body body) {
   if (!stress::raises_sigbus(body)) return true;
@@ -94,7 +94,7 @@ bool access(const char* what, Body body) {
 
 // --- regions --------------------------------------------------------------------------------------------------------
 
-// One change of rights the library has to have seen (reliability.md, "Not promised"): of the second page, by a sync.
+// The library must see a first change of rights at a sync (reliability.md, "Not promised").
 void guard_once(Region& r) {
   if (r.words < 2 * kPage / 8) return;
   const auto store = [&](uint64_t* to) { *static_cast<volatile uint64_t*>(to) = r.value(0, 1); };
@@ -108,7 +108,7 @@ void make(Region& r, Random& random) {
   {
     std::lock_guard guard(setting);
     const std::string block = settings.blocks[random.below(settings.blocks.size())];
-    r.adapts = block == "auto";  // an attribute of its own; the setting stays what it was
+    r.adapts = block == "auto";  // by attribute; the setting keeps its value
     if (!r.adapts) stress::configure("block_size", block);
     r.block = block == "4KiB" ? 4096 : block == "2MiB" ? 2 << 20 : 65536;
     r.kind = static_cast<Kind>(random.below(4));
@@ -126,7 +126,7 @@ void make(Region& r, Random& random) {
     if (rc == 0 && r.kind == Kind::shared)
       expect(r.create(&q, r.size, flags), -EBUSY, nothing, "a second SHARED mapping");
     if (rc == 0 && (r.kind == Kind::private_copy || r.kind == Kind::read_only)) {
-      // A mapping may be longer than its file; what is inside is right.
+      // A mapping may be longer than its file; the part inside the file must be right.
       const int longer = r.create(&q, r.size + 8192, flags);
       expect(longer, 0, no_memory | io, "map beyond the end of the file");
       if (longer == 0) expect(vmem_free(q), 0, io, "free a mapping beyond the end of the file");
@@ -143,14 +143,14 @@ void make(Region& r, Random& random) {
   r.words = r.size / 8;
   r.shadow.resize(r.words);
   for (size_t i = 0; i < r.words; ++i) r.shadow[i] = r.original(i);
-  // Rights of pages that a body maps itself are the device's to change (docs/reliability.md, "Not promised").
+  // The device may change rights of pages that a backend maps (docs/reliability.md, "Not promised").
   r.guards = r.writable() && (!r.gpu || settings.device == "sim-handles") && random.one_in(2);
   if (r.guards) guard_once(r);
   r.leases.assign((r.size + r.block - 1) / r.block, {});
   r.cells = std::make_unique<std::mutex[]>(r.words / stress::cell_words + 1);
 }
 
-// With its life held exclusively.
+// Call with its life held exclusively.
 void unmake(Region& r, const char* what) {
   if (r.memory == nullptr) return;
   const int rc = vmem_free(r.memory);
@@ -164,7 +164,7 @@ void unmake(Region& r, const char* what) {
 
 // --- calls ----------------------------------------------------------------------------------------------------------
 
-// Loads, or also stores, some words of the part.
+// Loads some words of the part, or loads and stores them.
 void touch(Worker& w, Region& r, Part p, bool store, const char* what) {
   static const size_t kSteps[] = {1, 1, 64, 512};
   const size_t step = w.random.of(kSteps), end = std::min(p.at + p.count, p.at + 2000 * step);
@@ -188,7 +188,7 @@ void touch(Worker& w, Region& r, Part p, bool store, const char* what) {
   if (!good) r.wrong(what, i, seen);
 }
 
-// alone: nobody else has the region meanwhile, in which no lease is live.
+// alone: no other thread uses the region now, and no lease is live.
 void use_cpu(Worker& w, Region& r, bool store, bool alone = false) {
   const Part p = part(r, w.random, 64 << 10);
   store = store && r.writable();
@@ -209,7 +209,7 @@ void use_cpu(Worker& w, Region& r, bool store, bool alone = false) {
 
 void release(Worker& w, size_t which) {
   const auto [r, held] = w.held[which];
-  const std::shared_lock life(r->life);  // who replaces it looks at its leases twice
+  const std::shared_lock life(r->life);  // a thread that replaces the region checks its leases twice
   const auto locked = r->lock(held.part);
   w.note("release region %d words %zu+%zu of %d", r->number, held.part.at, held.part.count, held.location);
   expect(vmem_release(r->memory + held.part.at, held.part.count * 8, held.stream), 0, nothing, "release");
@@ -228,7 +228,7 @@ void lease_host(Worker& w, Region& r) {
   const bool elsewhere = r.leased_elsewhere(p, VMEM_HOST);
   int rc;
   if (const size_t half = p.count / 2; half != 0 && w.random.one_in(3)) {
-    // The two ranges may share a block: it has two leases then, and the one release names it twice.
+    // The two ranges may share a block: then it has two leases, and the one release names it twice.
     const vmem_range both[] = {{r.memory + p.at, half * 8, leased, 0},
                                {r.memory + p.at + half, (p.count - half) * 8, leased, 0}};
     rc = vmem_acquire_ranges(both, 2, VMEM_HOST, nullptr);
@@ -248,7 +248,7 @@ void lease_host(Worker& w, Region& r) {
   w.held.push_back({&r, {p, leased, VMEM_HOST, nullptr}});
 }
 
-// A kernel that checks and, with a WRITE lease, changes every 64th word of its part.
+// Runs a kernel that checks and, with a WRITE lease, changes every 64th word of its part.
 void lease_device(Worker& w, Region& r) {
   const int d = static_cast<int>(w.random.below(static_cast<uint64_t>(devices)));
   const Part p = part(r, w.random, 96 << 10);
@@ -269,7 +269,7 @@ void lease_device(Worker& w, Region& r) {
   gpus->begin_sweep(stream, sweep);
   const bool hold = w.random.one_in(3);
   if (!hold) expect(vmem_release(base, p.count * 8, stream), 0, nothing, "release at a device");
-  if (!hold && w.random.one_in(2)) {  // what a caller may do while its kernel still runs
+  if (!hold && w.random.one_in(2)) {  // calls that are allowed while the kernel still runs
     const Part q = part(r, w.random, 64 << 10);
     switch (w.random.below(4)) {
       case 0:
@@ -291,7 +291,7 @@ void lease_device(Worker& w, Region& r) {
   if (store)
     for (size_t i = 0; i < p.count; i += 64) r.shadow[p.at + i] = r.value(p.at + i, sweep.version);
   r.add(p, leased, d);
-  if (!hold) return r.remove(p, leased);  // what other leases of the blocks remember of it stays
+  if (!hold) return r.remove(p, leased);  // `written` stays if the blocks have other leases
   w.held.push_back({&r, {p, leased, d, stream}});
 }
 
@@ -319,7 +319,7 @@ void dont_need(Worker& w, Region& r) {
   const int rc = vmem_advise(r.memory + p.at, p.count * 8, VMEM_ADVISE_DONT_NEED, 0);
   expect(rc, kept ? -EBUSY : 0, io, "dont-need");
   if (rc == 0 || rc == -EBUSY || !was_failing || (r.gpu && r.kind != Kind::shared)) return;
-  // It stopped on the way: what each word is now is one or the other.
+  // It stopped on the way: each word is now the old or the dropped one.
   for (size_t i = 0; i < p.count; ++i) {
     uint64_t now = 0;
     if (!access("after dont-need", [&] { now = static_cast<volatile uint64_t*>(r.memory)[p.at + i]; })) continue;
@@ -328,7 +328,7 @@ void dont_need(Worker& w, Region& r) {
   }
 }
 
-// Some pages of the part lose their rights while their blocks leave and others of its words are used.
+// Takes away rights of some pages while their blocks leave and other words of the blocks are used.
 void guard(Worker& w, Region& r) {
   const Part p = part(r, w.random, 64 << 10);
   const auto locked = r.lock(p);
@@ -392,7 +392,7 @@ void hint(Worker& w, Region& r) {
   }
 }
 
-// Calls that must be refused, and queries.
+// Makes calls that must be refused, and queries.
 void ask(Worker& w, Region& r) {
   const Part p = part(r, w.random, 600 << 10);
   const uint64_t kind = w.random.below(12);
@@ -476,7 +476,7 @@ void one(Worker& w) {
   }
   if (!w.held.empty() && (w.held.size() > 1 || kind % 8 == 0)) return release(w, w.random.below(w.held.size()));
   if (kind < 12) return change_setting(w);
-  // An access without a lease would wait for leases for writing, whose holder perhaps waits for this thread.
+  // An access without a lease waits for WRITE leases, whose holder may be waiting for this thread.
   if (kind >= 500 && kind < 600 && stress::separate(settings.device)) {
     const std::unique_lock life(r.life, std::try_to_lock);
     if (life && r.memory != nullptr && r.live == 0) use_cpu(w, r, kind < 530, true);
@@ -505,7 +505,7 @@ void one(Worker& w) {
 void check_region(Region& r, bool reported) {
   for (size_t at = 0; at < r.words; at += 65536) {
     const Part p{at, std::min<size_t>(65536, r.words - at)};
-    // Blocks that failed are tried again by an acquire.
+    // An acquire retries blocks that failed.
     int rc = vmem_acquire(r.memory + p.at, p.count * 8, VMEM_READ, VMEM_HOST, nullptr);
     for (unsigned i = 0, most = 20 * vmem::test::patience(); rc != 0 && i < most; ++i) {
       if (!reported || i == most - 1)
@@ -518,7 +518,7 @@ void check_region(Region& r, bool reported) {
     expect(vmem_release(r.memory + p.at, p.count * 8, nullptr), 0, nothing, "release");
     ++alive;
   }
-  // A sync tells what the region's own file refused before it tells what the store did, each once.
+  // A sync reports the failures of the region's own file before those of the store, each once.
   int answer = vmem_sync(r.memory, r.size);
   if (answer != 0 && !reported) differs("after stillness: sync: %d %s", answer, vmem_last_error());
   for (int i = 0; i < 2 && answer != 0; ++i) answer = vmem_sync(r.memory, r.size);
@@ -528,7 +528,7 @@ void check_region(Region& r, bool reported) {
 
 void end_failures() {
   disk->clear_rules();
-  disk->wait_failed();  // else one is told after it has been asked for
+  disk->wait_failed();  // a failure must not be reported after the check
   if (stress::simulated(settings.device)) vmem::device::current_sim()->set_hook(nullptr);
 }
 
@@ -546,7 +546,7 @@ void check_all() {
   if (devices != 0) {
     for (const std::string& v : gpus->violations()) differs("the device saw: %s", v.c_str());
   }
-  // Read-ahead and the like end by themselves.
+  // Background work, such as read-ahead, ends without further calls.
   std::string books;
   for (unsigned i = 0; i < 100 * vmem::test::patience(); ++i) {
     books = vmem::api::Runtime::get().check();
@@ -571,7 +571,7 @@ void check_all() {
   failing = reads_fail = false;
 }
 
-// The calls that stillness waits for.
+// Prints the calls that stillness waits for.
 void say_who_is_in_a_call(unsigned seconds) {
   for (const auto& w : workers)
     if (w->in_call && w->logged != 0)
@@ -582,8 +582,8 @@ void say_who_is_in_a_call(unsigned seconds) {
 void still() {
   stand_still = true;
   stress::at_work = "waits for calls to end";
-  // Calls may wait for as long as failures go on and something is written in spite of them: for a budget that was
-  // lowered by thousands of small blocks that is minutes. Failures end, and then so must every call.
+  // Calls may wait for minutes while failures continue and some writes still succeed, if the budget
+  // was lowered by thousands of small blocks. After 5 s failures end; then every call must end.
   std::unique_lock alone(moving, std::try_to_lock);
   for (unsigned i = 1; !alone; ++i) {
     usleep(1000);

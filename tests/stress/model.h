@@ -1,10 +1,10 @@
-// What the model-based test believes of each region: every word's value, every block's leases, what the file behind it
-// holds. Nothing here asks the library.
+// The model of each region: every word's value, every block's leases, and the contents of the file
+// behind it. Nothing here asks the library.
 //
-// A word's value names its place and a version: a block that is lost, stale or misplaced shows, and says which it is.
-// Cells of 2 MiB, the largest block used here, each have a lock over their words and their blocks' leases; whoever
-// holds the locks of a range knows exactly what it contains and what a call on it must answer. The library never takes
-// them.
+// A word's value contains its place and a version: it shows whether a block is lost, stale or
+// misplaced. Each cell of 2 MiB, the largest block used here, has a lock over its words and its
+// blocks' leases. A thread that holds the locks of a range knows exactly what the range contains
+// and what a call on it must return. The library never takes these locks.
 #pragma once
 
 #include <fcntl.h>
@@ -19,12 +19,12 @@
 
 namespace stress {
 
-// Budgets and data grow with the blocks of devices, or none would fit.
+// Scales budgets and data with the block size of devices; else none would fit.
 inline unsigned scale = 1;
 inline std::string scaled(const std::string& mebibytes) {
   return std::to_string(scale * strtoull(mebibytes.c_str(), nullptr, 10)) + "MiB";
 }
-inline size_t cell_words = (2 << 20) / 8;  // of the largest block
+inline size_t cell_words = (2 << 20) / 8;  // words of the largest block
 constexpr int kAnywhere = -100;            // a block's lease location: no lease
 
 enum class Kind { anonymous, shared, private_copy, read_only };
@@ -33,11 +33,11 @@ inline const char* name_of(Kind k) {
   return names[static_cast<int>(k)];
 }
 
-// Live leases of a block, of all threads.
+// Live leases of a block, by all threads.
 struct BlockLeases {
   uint16_t count = 0, writers = 0;
   int location = kAnywhere;
-  bool written = false;  // had a WRITE lease since it last had none: one record a stream may still say so
+  bool written = false;  // had a WRITE lease since it last had no lease: one record a stream may still say so
 };
 
 // Words [at, at + count).
@@ -56,8 +56,8 @@ struct Region {
   std::shared_mutex life;  // shared: it exists; exclusive: it is being replaced
   int number = 0;
   Kind kind = Kind::anonymous;
-  bool gpu = false, adapts = false;       // has a device tier; its block size is auto
-  bool guards = false;                    // rights of its pages change
+  bool gpu = false, adapts = false;       // has a device tier; block size is auto
+  bool guards = false;                    // a thread changes the rights of its pages
   size_t size = 0, block = 0, words = 0;  // bytes; bytes; whole words
   uint64_t* memory = nullptr;
   std::string path;
@@ -66,7 +66,7 @@ struct Region {
   std::vector<uint64_t> shadow;
   std::vector<BlockLeases> leases;
   std::unique_ptr<std::mutex[]> cells;
-  std::atomic<int> live{0};  // leases, of all blocks
+  std::atomic<int> live{0};  // live leases of all blocks
   std::atomic<uint32_t> version{1};
 
   bool writable() const { return kind != Kind::read_only; }
@@ -74,7 +74,7 @@ struct Region {
   static size_t end_of(Part p) { return p.at + p.count; }
   uint64_t value(size_t word, uint32_t v) const { return uint64_t{v} << 32 | static_cast<uint32_t>(word); }
   static uint64_t in_file(size_t word) { return uint64_t{1} << 63 | word; }
-  // What a word is when nothing is kept of it.
+  // The value of a word whose contents were dropped.
   uint64_t original(size_t word) const { return path.empty() ? 0 : in_file(word + offset / 8); }
 
   struct Locked {
@@ -86,7 +86,7 @@ struct Region {
     return l;
   }
 
-  // With the locks of the part's cells.
+  // Call with the locks of the part's cells.
   bool leased_elsewhere(Part p, int location) const {
     for (size_t b = block_of(p.at); b <= block_of(end_of(p) - 1); ++b)
       if (leases[b].count != 0 && leases[b].location != location) return true;
@@ -109,7 +109,8 @@ struct Region {
     --live;
   }
 
-  // What the words are after dont-need of the part; true: some block was leased and kept.
+  // Updates the words for a dont-need of the part. Returns true if some block was leased and
+  // therefore kept.
   bool drop(Part p) {
     bool kept = false;
     const size_t per = block / 8, last = (words * 8 == size && end_of(p) == words) ? leases.size() : end_of(p) / per;
@@ -118,7 +119,7 @@ struct Region {
         kept = true;
         continue;
       }
-      if (kind == Kind::shared) continue;  // written, and out of memory: the same bytes
+      if (kind == Kind::shared) continue;  // written and evicted: the same bytes
       for (size_t w = b * per; w < std::min(words, (b + 1) * per); ++w) shadow[w] = original(w);
     }
     return kept;
@@ -134,7 +135,7 @@ struct Region {
         static_cast<unsigned>(found_value >> 32), static_cast<unsigned>(found_value),
         static_cast<unsigned long long>(want), static_cast<unsigned>(want >> 32));
   }
-  // The bytes of the file that the part's blocks end in, beside the model. Blocks for which `except` holds may differ.
+  // Compares the part with the file. Blocks for which `except` holds may differ.
   template <typename Except>
   void check_file(Part p, const char* where, Except except) const {
     std::vector<uint64_t> bytes(p.count);
@@ -143,7 +144,8 @@ struct Region {
     for (size_t i = 0; i < p.count; ++i)
       if (bytes[i] != shadow[p.at + i] && !except(block_of(p.at + i))) wrong(where, p.at + i, bytes[i]);
   }
-  // What a word is when its block was dropped: of a shared file, which refused changes, what the file has.
+  // Returns the value of a word after its block was dropped: for a shared file that refused
+  // changes, the file's.
   uint64_t dropped(size_t word) const {
     uint64_t value = shadow[word];
     if (kind != Kind::shared) return value;
@@ -159,7 +161,7 @@ struct Region {
       if (bytes[i] != original(i)) differs("the file of %s region %d changed at word %zu", name_of(kind), number, i);
   }
 
-  // vmem_alloc or vmem_map; by attributes where the blocks adapt.
+  // Calls vmem_alloc or vmem_map; with attributes if the blocks adapt.
   int create(void** p, size_t bytes, unsigned flags) const {
     if (adapts) {
       struct vmem_region_attr attr = {};
@@ -174,7 +176,7 @@ struct Region {
     return vmem_map(p, bytes, path.c_str(), offset, flags);
   }
 
-  // A new file for a region of `size` bytes at `offset`.
+  // Makes a new file for a region of `size` bytes at `offset`.
   void make_file() {
     path = temp_file(&fd);
     std::vector<uint64_t> bytes((offset + size) / 8 + 1);
@@ -196,19 +198,20 @@ inline void set_rights(Region& r, size_t page, size_t pages, int rights) {
   if (mprotect(reinterpret_cast<char*>(r.memory) + page * kPage, pages * kPage, rights) != 0)
     differs("mprotect: %s", strerror(errno));
 }
-// On devices with page tables of their own its loads without a lease are shown copies from then on.
+// From then on, on devices with their own page tables, loads of the region without a lease are
+// shown copies.
 inline void advise_read_mostly(Region& r) {
   if (vmem_advise(r.memory, r.size, VMEM_ADVISE_SET_READ_MOSTLY, 0) != 0) differs("advise: %s", vmem_last_error());
 }
 
-// A part of the region: mostly short, sometimes some blocks.
+// Returns a random part of the region: mostly short, sometimes some blocks.
 inline Part part(const Region& r, Random& random, size_t most) {
   const size_t at = random.below(r.words);
   const size_t n = random.below(8) == 0 ? most : std::min<size_t>(most, 16384);
   return {at, 1 + random.below(std::min(r.words - at, n))};
 }
 
-// One thread's side. Its calls are remembered for the message of a difference.
+// One thread's state. Remembers its calls for the message of a difference.
 struct Worker {
   Worker(unsigned n, uint64_t seed) : number(n), random(seed) {}
   const unsigned number;
@@ -218,7 +221,7 @@ struct Worker {
   std::array<std::array<char, 160>, 24> log = {};
   size_t logged = 0;
   uint64_t done = 0;
-  std::atomic<bool> in_call{false};  // the last one of its log
+  std::atomic<bool> in_call{false};  // whether the last call of the log is under way
 
   __attribute__((format(printf, 2, 3))) void note(const char* format, ...) {
     va_list arguments;

@@ -1,7 +1,8 @@
-// The program's own direct I/O on region memory without a lease: pread and pwrite, io_uring, and io_uring with buffers
-// that are registered, from several threads at once, while evictions, syncs and dont-needs go on beside it. A call that
-// says that it did everything has: each page is compared, in memory, in the files and, of a shared file, when its
-// region has gone. From Linux 6.8 on, or over the module; elsewhere such I/O needs a lease.
+// The program's own direct I/O on region memory without a lease: pread and pwrite, io_uring, and
+// io_uring with registered buffers, from several threads at once, beside evictions, syncs and
+// dont-needs. A call that reports complete success must have transferred everything: each page is
+// compared in memory, in the files and, for a shared file, after its region was freed. Needs Linux
+// 6.8 or later, or the module; elsewhere such I/O needs a lease.
 #include <fcntl.h>
 #include <liburing.h>
 #include <sys/mman.h>
@@ -24,7 +25,7 @@ constexpr size_t kPage = 4096, kLargest = 64 * kPage;
 struct Settings {
   double seconds = 10;
   unsigned threads = 4;
-  uint64_t seed = 1, bytes = 6 << 20;  // of each thread in each region: a multiple of 2 MiB
+  uint64_t seed = 1, bytes = 6 << 20;  // per thread and region: a multiple of 2 MiB
   std::string budget = "32MiB", transfer = "auto", trap = "uffd", compression = "none";
   bool delays = true;
 };
@@ -38,7 +39,7 @@ struct Region {
 std::vector<Region> regions;
 std::atomic<uint64_t> alive{0}, direct_reads{0}, direct_writes{0}, refused{0}, pages_compared{0}, busy{0};
 
-// Words of a page follow from its number, which is new for each page that is made.
+// The words of a page follow from its number; each page gets a new number.
 void make_page(void* page, uint64_t number) {
   auto* words = static_cast<uint64_t*>(page);
   for (size_t i = 0; i < kPage / 8; ++i) words[i] = number * 0x9e3779b97f4a7c15u + i;
@@ -50,7 +51,7 @@ bool is_page(const void* page, uint64_t number) {
   return wrong == 0;
 }
 
-// A part of each region, and a file, which are one thread's alone.
+// One thread's own part of each region, and its own file.
 class Worker {
  public:
   Worker(const Settings& settings, unsigned index)
@@ -102,7 +103,7 @@ class Worker {
   void compare_all() {
     for (size_t r = 0; r < regions.size(); ++r) compare(r, 0, pages_);
   }
-  // What the shared file has when its region is gone.
+  // Compares the shared file after its region was freed.
   void compare_file(int fd, size_t r) {
     for (size_t page = 0; page < pages_; ++page) {
       const auto at = static_cast<off_t>(index_ * settings_.bytes + page * kPage);
@@ -114,7 +115,7 @@ class Worker {
  private:
   char* at(size_t r, size_t page) const { return regions[r].at + index_ * settings_.bytes + page * kPage; }
 
-  // What was done to the page last, the oldest first.
+  // Prints the operations on the page, the oldest first.
   void tell(size_t r, size_t page) const {
     for (const Did& d : did_) {
       if (d.region == r && d.first <= page && page < d.first + d.pages)
@@ -181,7 +182,7 @@ class Worker {
     write_ended("pwrite", put, r, first, n, from);
   }
 
-  // While it is under way others are looked at, and its blocks are asked to leave.
+  // While the I/O is under way: evicts or syncs its blocks, and checks other pages.
   void meanwhile(size_t r, size_t first, size_t n) {
     if (random_.one_in(2)) vmem_evict(at(r, first), n * kPage, VMEM_SSD);
     if (random_.one_in(4)) vmem_sync(at(r, first), n * kPage);
@@ -223,13 +224,13 @@ class Worker {
             : write_ended(registered ? "registered write" : "ring write", result, r, first, n, from);
       from = random_.below(pages_ - n + 1);
     }
-    // Once more while nothing is under way: what came by a device is all that has changed.
+    // Once more with no I/O under way: the device's transfer must be the only change.
     if (registered) {
       meanwhile(r, first, n);
       io_uring_unregister_buffers(&ring_);
     }
   }
-  // Nobody loses what he has pinned to a call that drops contents.
+  // A call that drops contents must not drop pinned pages.
   void drop_pinned(size_t r) {
     const size_t in_block = regions[r].block / kPage, block = random_.below(pages_ / in_block) * in_block;
     const iovec buffer{at(r, block + random_.below(in_block)), kPage};
@@ -261,7 +262,7 @@ class Worker {
   uint64_t next_ = (uint64_t{index_} + 1) << 40;
 };
 
-// Pins are seen by UFFDIO_MOVE (Linux 6.8), and by the module.
+// UFFDIO_MOVE (Linux 6.8) and the module see pins.
 void skip_old_kernels() {
   utsname name{};
   unsigned major = 0, minor = 0;

@@ -1,5 +1,5 @@
-// Threads that store and sync the words of one shared file, for the programs that ask what a loss of power leaves of
-// it.
+// Threads that store and sync the words of one shared file, for the programs that check its
+// contents after a loss of power.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 
 namespace stress {
 
-// The region of a whole file.
+// Maps a whole file.
 inline uint64_t* map_shared(const std::string& path, uint64_t bytes) {
   void* p = nullptr;
   if (const int rc = vmem_map(&p, bytes, path.c_str(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY); rc != 0)
@@ -17,14 +17,14 @@ inline uint64_t* map_shared(const std::string& path, uint64_t bytes) {
   return static_cast<uint64_t*>(p);
 }
 
-// One thread of several has the words of its remainder: the last version of each that it stored.
+// A thread of several owns the words with its remainder: the last version that it stored to each.
 class OwnWords {
  public:
   OwnWords(uint64_t* words, size_t count, unsigned thread, unsigned threads, std::atomic<uint64_t>& version,
            uint64_t seed)
       : random_(seed), words_(words), count_(count), thread_(thread), threads_(threads), version_(version) {}
-  // A call on some words of the file, mostly stores. Ends with the words that a sync has promised to keep, if it was
-  // one.
+  // Makes a call on some words of the file, mostly stores. *promised: the words that the call, if a
+  // sync, has promised to keep.
   bool step(std::vector<std::pair<uint32_t, uint64_t>>* promised) {
     const size_t at = random_.below(count_),
                  n = std::min<size_t>(count_ - at, 1 + random_.below(random_.one_in(8) ? 60000 : 900));

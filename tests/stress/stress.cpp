@@ -1,8 +1,10 @@
-// Threads write, read, prefetch, evict, sync, lease, drop and free random ranges of several regions while a shadow copy
-// checks every byte, and injected delays stretch every step of a move. Exit 0: all bytes right.
+// Threads write, read, prefetch, evict, sync, lease, drop and free random ranges of several
+// regions. A shadow copy checks every byte, and injected delays stretch every step of a transition.
+// Exit 0: all bytes right.
 //
-// Locks of the test: a region is cut in cells of 64 KiB, each with a mutex over its bytes and their shadow; a region is
-// replaced only with its own lock held exclusively. libvmem never takes them, so a fault under one of them is fine.
+// Locks of the test: a region is cut in cells of 64 KiB, and each cell has a mutex over its bytes
+// and their shadow. A region is replaced only with its own lock held exclusively. libvmem never
+// takes these locks, so a fault while one is held is fine.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -90,7 +92,7 @@ void make(Shadowed& r, const Settings& s, Random& random) {
   r.cells = std::make_unique<std::mutex[]>(r.size / kCell + 1);
 }
 
-// [at, at + n) inside one cell.
+// Picks a random [at, at + n) inside one cell.
 void piece(const Shadowed& r, Random& random, size_t* at, size_t* n) {
   *at = random.below(r.size);
   const size_t room = std::min(r.size, *at / kCell * kCell + kCell) - *at;
@@ -102,7 +104,7 @@ void one(Shadowed& r, const Settings& s, Random& random, void* stream) {
   if (kind < 2) {
     std::unique_lock life(r.life);
     const int rc = vmem_free(r.memory);
-    if (rc == -EBUSY) return;  // leased by somebody who let go of the lock: not in this test, but no failure of memory
+    if (rc == -EBUSY) return;  // a lease outlived the lock; never in this test, but not a memory error
     if (rc != 0) {
       fail("free", r, 0, rc);
       return;
@@ -122,7 +124,7 @@ void one(Shadowed& r, const Settings& s, Random& random, void* stream) {
     std::lock_guard cell(r.cells[at / kCell]);
     if (memcmp(bytes + at, r.shadow.data() + at, n) != 0) fail("bytes differ", r, at, 0);
   } else {
-    // Mostly short: a long range of small blocks keeps a thread for a tenth of a second, and little else happens.
+    // Mostly short: a long range of small blocks occupies a thread for a tenth of a second.
     const size_t from = random.below(r.size), most = random.below(8) == 0 ? 3 << 20 : 192 << 10;
     const size_t length = 1 + random.below(std::min<size_t>(r.size - from, most));
     if (kind < 890) {
@@ -154,7 +156,8 @@ void one(Shadowed& r, const Settings& s, Random& random, void* stream) {
       const int rc = vmem_advise(bytes + from, length, kAdvice[random.below(std::size(kAdvice))], 0);
       if (rc != 0 && rc != -ENOSPC) fail("advise", r, from, rc);
     } else {
-      // Dropping needs every cell of whole blocks: the largest block is the unit, in the order of addresses.
+      // Dropping needs the locks of all cells of whole blocks: take them for a unit of the largest
+      // block, in the order of addresses.
       constexpr size_t kUnit = 2 << 20;
       const size_t unit = random.below(r.size / kUnit + 1) * kUnit;
       const size_t m = std::min(r.size - unit, kUnit);
@@ -165,7 +168,7 @@ void one(Shadowed& r, const Settings& s, Random& random, void* stream) {
       if (rc == 0) {
         memset(r.shadow.data() + unit, 0, m);
       } else if (rc == -EBUSY) {
-        // Some blocks are leased: which were dropped shows in the bytes; zeros or the old ones, nothing else.
+        // Some blocks are leased and stay. Each byte must be zero (dropped) or the old one.
         for (size_t i = unit; i < unit + m; ++i) {
           if (bytes[i] != 0 && bytes[i] != r.shadow[i]) fail("dropped bytes differ", r, i, rc);
           r.shadow[i] = bytes[i];

@@ -1,5 +1,6 @@
-// In unit and system tests: memory that is not mapped is not given back. A second munmap() of what has been given back
-// would, now and then, take what another thread has got there meanwhile.
+// For unit and system tests: a munmap() that aborts where a part of the range is not mapped. A
+// second munmap() of the same range could otherwise unmap what another thread has mapped there
+// since.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -10,15 +11,15 @@
 #include <cstdio>
 #include <cstdlib>
 
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they have one of their own
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // the sanitizers have their own
 namespace {
 
 constexpr size_t kPage = 4096;
 
-// So far at least as can be looked at in a moment.
+// Looks at the first 16 GiB only: a larger range takes too long.
 bool all_is_mapped(char* at, size_t size) {
   constexpr size_t kStep = size_t{256} << 20, kMost = size_t{16} << 30;
-  static unsigned char pages[kStep / kPage];  // the kernel alone writes here
+  static unsigned char pages[kStep / kPage];  // only the kernel writes here
   size = std::min((size + kPage - 1) / kPage * kPage, kMost);
   for (size_t done = 0; done < size; done += kStep) {
     if (syscall(SYS_mincore, at + done, std::min(kStep, size - done), pages) != 0 && errno == ENOMEM) return false;
