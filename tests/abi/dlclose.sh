@@ -1,6 +1,7 @@
 #!/bin/bash
-# dlclose of the library while threads access regions: it stays, the regions too, and what is stored afterwards reaches the
-# file. For the shared library, and for a plugin that has the static one inside. VMEM_EXIT_RUNS times each.
+# dlclose of the library while threads access regions: the library and the regions stay, and later
+# stores reach the file. Tested with the shared library, and with a plugin that contains the static
+# one. Runs each VMEM_EXIT_RUNS times.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=$(realpath "${BUILD:-build}"); work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-dlclose.XXXXXX"); trap 'rm -rf "$work"' EXIT
@@ -90,7 +91,7 @@ int main(int argc, char **argv)
 C
 ${CC:-cc} -std=gnu99 -O1 -Wall -Wextra -Werror -Iinclude "$work/app.c" -o "$work/app" -ldl -pthread
 libs=(-luring -lnuma -llz4 -lzstd -lxxhash -ldl -lrt -pthread)
-# A plugin is the program's business: here it exports what the library does.
+# The program decides what a plugin exports: this one exports what the library does.
 ${CXX:-g++} -shared -o "$work/plugin.so" -Wl,--whole-archive "$build/libvmem.a" -Wl,--no-whole-archive "${libs[@]}"
 
 for library in "$build/libvmem.so" "$work/plugin.so"; do

@@ -1,13 +1,15 @@
 #!/bin/bash
-# The CUDA driver as the library loads it: a libcuda.so.1 that works on host memory, in one thread, stands in its place. Blocks
-# go to its device and come back right; a driver that is too old, lacks a call or does not start is an error that names it.
+# The CUDA driver as the library loads it, replaced by a libcuda.so.1 that works on host memory in
+# one thread. Blocks go to its device and come back right. If the driver is too old, lacks a call or
+# does not start, the error names the driver.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=$(realpath "${BUILD:-build}"); work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-driver.XXXXXX"); trap 'rm -rf "$work"' EXIT
 if ! grep -q VMEM_HAVE_CUDA "$build/flags"; then echo "skipped: built without CUDA"; exit 77; fi
 if grep -q -e '-fsanitize' "$build/flags"; then echo "skipped: a sanitized library cannot be opened by a program that is not"; exit 77; fi
 
-# Of the calls it has those that libvmem uses, as they are in CUDA 12.0; streams and events have always ended.
+# The stub has only the calls that libvmem uses, as of CUDA 12.0. Its streams and events are always
+# complete.
 cat >"$work/libcuda.c" <<'C'
 #define _GNU_SOURCE
 #include <pthread.h>
@@ -261,7 +263,8 @@ int main(int argc, char **argv)
 }
 C
 ${CC:-cc} -std=gnu99 -O1 -Wall -Wextra -Werror -Iinclude "$work/app.c" -o "$work/app" -L"$build" -lvmem -Wl,-rpath,"$build" -ldl -pthread
-# NAME DEVICE STATUS WORDS [FLAG..]: with the driver built with the flags, the program ends like that and says that.
+# try NAME DEVICE STATUS WORDS [FLAG..]: builds the driver with the flags, runs the program, and
+# expects STATUS and WORDS.
 try() {
   local name=$1 device=$2 status=$3 words=$4 got=0; shift 4
   mkdir -p "$work/$name"

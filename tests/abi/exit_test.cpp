@@ -1,2 +1,3 @@
-// The same with the shared library: its destructors run at another time than those of a program that holds it.
+// The same tests with the shared library, whose destructors run at another time than those of a
+// static library.
 #include "system/exit_suite.h"

@@ -1,5 +1,6 @@
 #!/bin/bash
-# An installed library can be found by pkg-config and by CMake, linked shared and static, moved into another root, and run.
+# pkg-config and CMake find an installed library; it can be linked shared and static, moved into
+# another root, and run.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=${BUILD:-build}; work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
@@ -36,7 +37,7 @@ C
 c++ -std=c++20 "$work/pool.cpp" -o "$work/pool" $(config --cflags --libs)
 LD_LIBRARY_PATH=$lib "$work/pool" | grep -q '^vmem::pool: 4611686018427387904 bytes'
 echo "a program with vmem::pool runs"
-# A compiler whose default is older, or that is asked for an older language, is told what it lacks before anything else.
+# A compiler in an older language mode first reports that C++20 is missing.
 for header in vmem pool; do
   echo "#include <vmem/$header.hpp>" >"$work/old.cpp"
   # shellcheck disable=SC2046
@@ -56,9 +57,9 @@ add_executable(app app.c)
 target_link_libraries(app vmem::vmem)
 add_executable(app_static app.c)
 target_link_libraries(app_static vmem::static)
-add_executable(pool pool.cpp)  # nothing here asks for C++20 but the package
+add_executable(pool pool.cpp)  # only the package requires C++20
 target_link_libraries(pool vmem::vmem)
-set(CMAKE_CXX_STANDARD 17)     # nor does a project that is content with less keep it from that
+set(CMAKE_CXX_STANDARD 17)  # a project that asks for an older standard does not override that
 add_executable(pool_static pool.cpp)
 target_link_libraries(pool_static vmem::static)
 C
@@ -68,7 +69,7 @@ cmake -S "$work" -B "$work/cmake" "${prefix[@]}" >"$work/log" 2>&1 && cmake --bu
 "$work/cmake/app_static" | grep -q no_such_setting
 for each in pool pool_static; do "$work/cmake/$each" | grep -q '^vmem::pool: '; done
 echo "CMake: shared and static programs run"
-# A project without C++ has a use for the shared library, and no C++20 to be asked for.
+# A project without C++ can use the shared library, and the package must not require C++20 of it.
 mkdir "$work/only-c"
 printf '%s\n' 'cmake_minimum_required(VERSION 3.16)' 'project(app C)' 'find_package(vmem REQUIRED)' 'add_executable(app ../app.c)' \
   'target_link_libraries(app vmem::vmem)' >"$work/only-c/CMakeLists.txt"
@@ -76,7 +77,8 @@ cmake -S "$work/only-c" -B "$work/only-c/build" "${prefix[@]}" >"$work/log" 2>&1
 "$work/only-c/build/app" | grep -q no_such_setting
 echo "CMake: a project in C alone links"
 
-# One project asks for the package in many ways; each answer is a line "found", or "not found: why".
+# One project looks for the package in many ways. Each answer is a line "found", or "not found:
+# why".
 mkdir "$work/ask"
 cat >"$work/ask/CMakeLists.txt" <<'C'
 cmake_minimum_required(VERSION 3.19)
@@ -118,7 +120,8 @@ mv "$lib/elsewhere" "$lib/libvmem.a"; mv "$lib/libvmem-tier.so.1" "$lib/elsewher
 expect '^: not found: vmem, component shared: .*/libvmem-tier.so.1 is not there'
 expect '^COMPONENTS static: found'
 mv "$lib/elsewhere" "$lib/libvmem-tier.so.1"
-# As on systems where /lib is a link to /usr/lib: found through the link, the headers are beside what it points to.
+# On systems where /lib is a link to /usr/lib, a package found through the link has its headers
+# beside the link's target.
 ln -s usr/lib "$work/root/lib"
 cat >"$work/ask/CMakeLists.txt" <<'C'
 cmake_minimum_required(VERSION 3.19)

@@ -1,7 +1,8 @@
 #!/bin/bash
-# libvmem-cuda-calls.so before a program that knows CUDA alone: its cudaMemPrefetchAsync and cudaMemAdvise on addresses of
-# regions go to libvmem, all others to CUDA as they are. Beside a CUDA runtime that writes down what it is asked, with the
-# signatures of 12 and of 13; with libvmem linked in, opened for one module alone, and not there.
+# libvmem-cuda-calls.so preloaded into a program that only knows CUDA: its cudaMemPrefetchAsync and
+# cudaMemAdvise on addresses of regions go to libvmem, all others to CUDA unchanged. A fake CUDA
+# runtime records its calls, with the signatures of 12 and of 13. libvmem is linked in, opened for
+# one module alone, or absent.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=$(realpath "${BUILD:-build}"); work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-preload.XXXXXX"); trap 'rm -rf "$work"' EXIT
@@ -199,7 +200,7 @@ for cuda in 12 13; do
   ${CC:-cc} $flags -DCUDA=$cuda "$work/app.c" -o "$work/$cuda/alone" "$work/$cuda/libcudart.so.$cuda" -ldl
   # shellcheck disable=SC2086
   ${CC:-cc} $flags -DCUDA=$cuda "$work/app.c" -o "$work/$cuda/linked" "$work/$cuda/libcudart.so.$cuda" -L"$sim" -Wl,--no-as-needed -lvmem -ldl
-  run() { # HOW PROGRAM ARGS..
+  run() {  # run HOW PROGRAM ARGS..
     status=0; LD_LIBRARY_PATH=$work/$cuda:$sim timeout -k 3 240 env "${@:2}" || status=$?
     if [ "$status" = 77 ]; then echo "skipped: no way to trap absent blocks here"; exit 77; fi
     [ "$status" = 0 ] || { echo "FAILED: CUDA $cuda, $1: status $status"; exit 1; }
@@ -208,11 +209,11 @@ for cuda in 12 13; do
   run "libvmem linked" LD_PRELOAD="$calls" "$work/$cuda/linked" linked
   run "libvmem opened for one module" LD_PRELOAD="$calls" "$work/$cuda/alone" "$sim/libvmem.so"
   run "no libvmem" LD_PRELOAD="$calls" "$work/$cuda/alone"
-  # That the test can tell: without it the region's addresses come to CUDA.
+  # Check that the test can tell: without the preload, the region's addresses reach CUDA.
   if LD_LIBRARY_PATH=$work/$cuda:$sim timeout -k 3 240 "$work/$cuda/linked" linked 2>"$work/said"; then echo "FAILED: it is not needed"; exit 1; fi
   grep -q 'CUDA was asked: prefetch' "$work/said" || { echo "FAILED: without it:"; cat "$work/said"; exit 1; }
 done
-# Two runtimes in one process, and one under another name, each for a module of its own.
+# Two runtimes in one process, and one under another name, each for its own module.
 modules=()
 for kind in 12 13 12-renamed; do
   cuda=${kind%-renamed}

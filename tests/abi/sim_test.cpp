@@ -1,4 +1,4 @@
-// The simulated device is for tests: a library that is not built with it says so.
+// The simulated device is for tests: a library that is built without it says so.
 #include <gtest/gtest.h>
 #include <vmem/vmem.h>
 

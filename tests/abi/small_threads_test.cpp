@@ -1,6 +1,6 @@
-// A program that links the library makes threads of the smallest stack that POSIX knows: the thread-local storage of
-// what it links lies on each stack, so the library has little of it, and loads nothing of CUDA where no device is asked
-// for.
+// A program that links the library makes threads with the smallest stack that POSIX allows. The
+// thread-local storage of all linked libraries lies on each stack, so the library keeps little of
+// it, and loads nothing of CUDA unless a device is requested.
 #include <gtest/gtest.h>
 #include <limits.h>
 #include <link.h>
@@ -40,7 +40,8 @@ bool is_cuda(const std::string& path) {
 TEST(SmallThreads, AThreadOfTheSmallestStackStarts) {
   pthread_attr_t attributes;
   ASSERT_EQ(pthread_attr_init(&attributes), 0);
-  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 16384), 0);  // PTHREAD_STACK_MIN, which is no constant any more
+  // PTHREAD_STACK_MIN, which is no longer a constant
+  ASSERT_EQ(pthread_attr_setstacksize(&attributes, 16384), 0);
   pthread_t thread;
   int given = 0;
   const int rc = pthread_create(

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What README.md and docs/*.md tell the reader to type, taken out of their text and run as it stands, against a library that
-# was installed by "make install".
+# Runs the commands and code blocks of README.md and docs/*.md, extracted from their text and
+# unchanged, against a library installed by "make install".
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 top=$PWD
@@ -8,7 +8,7 @@ build=$(realpath "${BUILD:-build}"); work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-
 passed=0 failed=0 skipped=0
 unset "${!VMEM_@}"
 
-# The blocks of each page: $work/blocks/PAGE/N.LANGUAGE (text: no language), in their order.
+# Extracts the blocks of each page in order: $work/blocks/PAGE/N.LANGUAGE (text: no language).
 mkdir "$work/blocks"
 for page in README.md docs/*.md; do
   mkdir -p "$work/blocks/$page"
@@ -17,7 +17,7 @@ for page in README.md docs/*.md; do
 done
 block() { echo "$work/blocks/$1"; }
 
-# step NAME COMMAND..: 0 passes, 77 skips (its last line says why).
+# step NAME COMMAND..: 0 passes, 77 skips (the last line of output says why).
 step() {
   local name=$1 said status; shift
   said=$("$@" 2>&1); status=$?
@@ -42,7 +42,7 @@ stripped() {
 }
 same_text() { diff "$(block README.md/4.cpp)" examples/hello.cpp; }
 by_pkg_config() { app "$work/pkg" && bash -e "$(block README.md/5.sh)" >said && hello_is_right said; }
-cmake_project() {  # BLOCK TARGET LANGUAGE SOURCE
+cmake_project() {  # cmake_project BLOCK TARGET LANGUAGE SOURCE
   command -v cmake >/dev/null || { echo "CMake is not installed"; return 77; }
   { printf 'cmake_minimum_required(VERSION 3.16)\nproject(%s %s)\n' "$2" "$3"; [ -z "$4" ] || echo "add_executable($2 $4)"; cat "$1"; } >CMakeLists.txt
   cmake -S . -B made && cmake --build made
@@ -51,8 +51,9 @@ by_cmake() { app "$work/cmake" && { cmake_project "$(block README.md/6.cmake)" h
 packages_by_pkg_config() { app "$work/pkg2" && bash -e "$(block docs/install.md/2.text)" && ./app && ./hello >said && hello_is_right said; }
 packages_by_cmake() { app "$work/cmake2" && { cmake_project "$(block docs/install.md/3.cmake)" app C app.c || return; } && made/app; }
 
-# Wheel, virtual environment, and what the pages say of Python: the block on memory runs, with smaller numbers; of those that need
-# models, as of all, every name of the package has to exist.
+# The wheel, the virtual environment, and the pages' Python code. The block on memory runs, with
+# smaller numbers. Blocks that need models do not run, but every name of the package that any block
+# uses must exist.
 find_python() { for each in python3 /usr/bin/python3; do "$each" -c "import $1" 2>/dev/null && { echo "$each"; return; }; done; return 1; }
 wheel() {
   local python made
@@ -65,15 +66,17 @@ in_venv() { [ -x "$work/venv/bin/python" ] || { echo "no virtual environment"; r
 memory_snippet() {
   in_venv -c 'import numpy' 2>/dev/null || { echo "NumPy is not installed"; return 77; }
   mkdir -p "$work/py" && cd "$work/py" && head -c 1000000 /dev/urandom >in.bin || return
-  # What the page leaves to the reader: the stream, the array that the kernel writes, and an open file. What needs a device
-  # and has none here (vmem.kernel runs in tests/python/test_kernel.py, vmem.export in test_export.py) is left out.
+  # Defines the names that the page leaves to the reader: the stream, the array that the kernel
+  # writes, and an open file. The parts that need a device are left out (tests/python/test_kernel.py
+  # runs vmem.kernel, test_export.py vmem.export).
   { echo 'import contextlib, vmem; stream, out, file, vmem.device_stats = None, vmem.alloc("4MiB").array("uint8"), open("in.bin", "rb"), lambda device: None'
     echo 'vmem.kernel = lambda *arrays, device, stream, budget: contextlib.nullcontext(); vmem.export = lambda array: -1'
     sed -e 's/location=0/location=vmem.HOST/g' "$(block docs/python.md/2.python)"; echo 'import asyncio, os; asyncio.run(use()); assert os.path.getsize("out.bin") == region.nbytes'
   } | sed 's/"16GiB"/"1GiB"/; s/(1 << 16, 1 << 16)/(1 << 12, 1 << 12)/' >snippet.py
   in_venv snippet.py
 }
-# docs/choosing.md: regions with attributes, as written there; what the page leaves to the reader stands before.
+# docs/choosing.md: regions with attributes, as on the page, preceded by the declarations that the
+# page leaves to the reader.
 choosing_cpp() {
   mkdir -p "$work/choosing" && cd "$work/choosing" && head -c 65536 /dev/urandom >input.bin || return
   { printf '#include <vmem/vmem.hpp>\nint main() {\n  vmem::set("device", "none");\n  const size_t bytes = 16 << 20, size = 65536;\n'
@@ -89,12 +92,17 @@ choosing_c() {
   cc -std=c99 -Wall -Werror choosing.c -o c $(pkg-config --cflags --libs vmem) && VMEM_DEVICE=none ./c
 }
 choosing_python() { { echo 'import vmem'; cat "$(block docs/choosing.md/3.text)"; echo 'assert table.query().zero_bytes == 16 << 30'; } >"$work/choosing.py" && in_venv "$work/choosing.py"; }
-# Each block of each page is run by a step here or by another test, or is none to run. A new one needs a step, or a reason.
+# A step here or another test runs each block of each page, unless there is nothing to run. A new
+# block needs a step, or a reason.
 every_block() {
-  local known=" README.md/1 README.md/2 docs/python.md/1 docs/install.md/1 " # scripts/bare.sh; tests/python/wheel.sh; tests/package
-  known+="README.md/4 README.md/5 README.md/6 docs/install.md/2 docs/install.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "  # here
-  known+="README.md/3 docs/python.md/3 docs/python.md/4 docs/python.md/5 "                       # need a model: the step on names; tests/python/test_torch_*.py
-  known+="docs/vmemctl.md/1 docs/gpu-paging.md/1 docs/gpu-paging.md/2 docs/gpu-paging.md/3 "  # no commands; a sketch, whose text tests/gpu has whole
+  # run by scripts/bare.sh; tests/python/wheel.sh; tests/package
+  local known=" README.md/1 README.md/2 docs/python.md/1 docs/install.md/1 "
+  # run here
+  known+="README.md/4 README.md/5 README.md/6 docs/install.md/2 docs/install.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "
+  # need a model: the step on names; tests/python/test_torch_*.py
+  known+="README.md/3 docs/python.md/3 docs/python.md/4 docs/python.md/5 "
+  # no commands; a sketch, whose complete text is in tests/gpu
+  known+="docs/vmemctl.md/1 docs/gpu-paging.md/1 docs/gpu-paging.md/2 docs/gpu-paging.md/3 "
   known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/benchmarking.md/6 docs/benchmarking.md/7 docs/benchmarking.md/8 docs/benchmarking.md/9 docs/benchmarking.md/10 docs/benchmarking.md/11 docs/benchmarking.md/12 docs/testing.md/1 docs/device-tier.md/1 "  # long runs, guests, a GPU
   local each wrong=0 name
   while read -r each; do

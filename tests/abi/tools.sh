@@ -1,6 +1,6 @@
 #!/bin/bash
-# A program that uses the library, run by tools that watch programs. valgrind cannot serve it, and vmem_init says so; SIGTERM
-# ends the program there, too. Under strace and gdb it works.
+# A program that uses the library, under tools that watch programs. vmem_init refuses valgrind with
+# a message, and SIGTERM ends the program there too. strace and gdb work.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 build=$(realpath "${BUILD:-build}"); work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-tools.XXXXXX"); trap 'rm -rf "$work"' EXIT

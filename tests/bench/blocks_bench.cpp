@@ -1,7 +1,9 @@
-// What the size of blocks costs: the same accesses with blocks of 2 MiB, of 64 KiB and of "auto", in turns, on data
-// half as large again as the budget. Bytes are exact and CPU time (of all threads, the library's too) is nearly so on a
-// machine with other work; the time that passes is not: compare it within a row, and look at the load, which is
-// printed. What it does not measure: a device tier, the page cache (files are read with O_DIRECT where that can be),
+// The cost of the block size: the same accesses with blocks of 2 MiB, of 64 KiB and of "auto", in
+// turns, on data half as large again as the budget. Byte counts are exact, and CPU time (of all
+// threads, the library's too) is nearly so on a machine with other work. Wall time is not: compare
+// it within a row, and check the load, which is printed.
+//
+// It does not measure: a device tier, the page cache (files are read with O_DIRECT if possible),
 // other machines' disks.
 #include <unistd.h>
 
@@ -39,7 +41,7 @@ struct Size {
 };
 constexpr Size kSizes[] = {{"2 MiB", 2 << 20}, {"64 KiB", 64 << 10}, {"auto", VMEM_BLOCK_AUTO}};
 
-// Of an operation.
+// The results of an operation.
 struct Sample {
   double cpu_us = 0, us = 0, read = 0, written = 0;
 };
@@ -150,7 +152,8 @@ class Bench {
     sink = sum;
   }
 
-  // After one pass, so that memory is full. What fits is read once more, so that all of it is there.
+  // Runs after one pass, so that memory is full. If the data fits, it is read once more, so that
+  // all of it is present.
   Sample words(Size z, uint64_t bytes) const {
     const vmem::region r = mapped(z, bytes, VMEM_ADVISE_NORMAL);
     const bool fits = bytes < s_.bytes;
@@ -205,7 +208,7 @@ class Bench {
       r.sync();
     });
   }
-  // Leases of 32 MiB, one after the other, of all the data.
+  // Leases all of the data, 32 MiB at a time.
   Sample leases(Size z) const {
     constexpr uint64_t kLease = 32 * kMiB;
     const vmem::region r = mapped(z, s_.bytes, VMEM_ADVISE_NORMAL);
@@ -218,10 +221,10 @@ class Bench {
       }
     });
   }
-  // A hash join on pmr containers: a table of a sixth more than the budget, asked at random. In a budget of a sixth of
-  // the others', for it takes long with large blocks.
+  // A hash join on pmr containers: random lookups in a table a sixth larger than the budget. The
+  // budget is a sixth of the other rows', because the join takes long with large blocks.
   Sample join(Size z) const {
-    const uint64_t budget = s_.bytes / 9, rows = budget / 6 * 7 / 32;  // a node is of 24 bytes, a bucket of 8
+    const uint64_t budget = s_.bytes / 9, rows = budget / 6 * 7 / 32;  // a node has 24 bytes, a bucket 8
     set_budget(budget);
     vmem::pool pool({.region_bytes = 64 * kMiB, .flags = VMEM_HOST_ONLY, .block_size = z.bytes});
     std::pmr::unsynchronized_pool_resource small(&pool);

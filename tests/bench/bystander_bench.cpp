@@ -1,7 +1,10 @@
-// How long a fault of one thread waits while another thread makes long calls: acquires and releases a large range of
-// small blocks, accesses and frees a large region. Beside each row an idle run of the same length, and a run in which
-// the other thread only computes, on the same machine in the same minute: what they show is the machine's. What it does
-// not measure: faults that read (the bystander's blocks are zeros), a device tier, eviction.
+// How long a fault of one thread waits while another thread makes long calls: acquiring and
+// releasing a large range of small blocks, accessing and freeing a large region. Each row has two
+// control runs of the same length: an idle run, and a run in which the other thread only computes.
+// Waits that show up there are due to the machine.
+//
+// It does not measure: faults that read (the bystander's blocks are zeros), a device tier,
+// eviction.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -54,8 +57,8 @@ struct Waits {
   }
 };
 
-// Accesses blocks of its own that are not present, one after another, for as long as `work` takes. Its region is made
-// anew when it has been through: that is not measured.
+// Accesses absent blocks of its own, one after another, until `work` ends. After the last block it
+// makes its region anew, which is not timed.
 Waits beside(const std::function<void()>& work) {
   Waits waits;
   std::atomic<bool> over = false, begun = false;
@@ -81,7 +84,7 @@ Waits beside(const std::function<void()>& work) {
 
 struct Row {
   const char* name;
-  double ms = 0;  // the call, all rounds
+  double ms = 0;  // time of the call, all rounds
   Waits beside, idle, spinning;
 };
 
@@ -133,7 +136,7 @@ class Bench {
     measure("acquire, all present", acquire);
     release();
   }
-  // One block of each page of its table.
+  // Accesses one block for each page of the region's table.
   void region() {
     void* at = nullptr;
     measure("make and access a region", [&] {

@@ -1,6 +1,7 @@
-// An external merge sort over plain pointers: runs of the input are sorted in place, then merged, by one thread or by
-// several that have a part of the keys each. The same code for libvmem and for mmap: only
-// the hints differ. For the algorithm: Knuth, The Art of Computer Programming, volume 3, section 5.4.1.
+// An external merge sort over plain pointers: runs of the input are sorted in place, then merged.
+// One thread does this, or several threads with a share of the keys each. libvmem and mmap run the
+// same code; only the hints differ. The algorithm is described in Knuth, The Art of Computer
+// Programming, volume 3, section 5.4.1.
 #pragma once
 
 #include <algorithm>
@@ -22,16 +23,18 @@ struct Memory {
   const Record* input = nullptr;
   Record* runs = nullptr;
   Record* output = nullptr;
-  size_t count = 0;    // records of each
-  size_t in_core = 0;  // records of a run
-  size_t step = 0;     // records of a block: in_core and ahead are multiples
-  size_t ahead = 0;    // records each run of the merge is fetched ahead
+  size_t count = 0;    // records of each buffer
+  size_t in_core = 0;  // records per run
+  size_t step = 0;     // records per block: in_core and ahead are multiples
+  size_t ahead = 0;    // records fetched ahead for each run of the merge
   unsigned threads = 1;
-  std::function<void(const void*, size_t)> fetch, done_with;  // hints: soon needed; not needed any more, as it is
-  std::function<void(const void*, size_t)> write_out;         // hint: complete, not wanted again soon
+  // hints: soon needed; no longer needed, and unchanged
+  std::function<void(const void*, size_t)> fetch, done_with;
+  std::function<void(const void*, size_t)> write_out;  // hint: complete, and not needed soon
 };
 
-// A fifth of the memory is a run, another its successor on the way in, and one the run that is written.
+// A run is a fifth of the memory; the next run on its way in takes another fifth, and the run being
+// written a third one.
 inline Memory plan(const void* input, void* runs, void* output, uint64_t bytes, uint64_t memory, unsigned threads = 1) {
   constexpr uint64_t kStep = 2 << 20;
   Memory m;
@@ -59,7 +62,7 @@ struct Run {
   const Record *at, *end;
 };
 
-// Merges the runs to `to`, in the order of their keys.
+// Merges the runs into `to`, in key order.
 inline void merge(const Memory& m, const std::vector<Run>& runs, Record* to) {
   struct Head {
     const Record *at, *end, *fetched, *done;
@@ -70,7 +73,7 @@ inline void merge(const Memory& m, const std::vector<Run>& runs, Record* to) {
     const size_t n = std::min(m.ahead, static_cast<size_t>(h.end - h.fetched));
     m.fetch(h.fetched, n * sizeof(Record));
     h.fetched += n;
-    // Whole blocks: what is given up in parts of them stays.
+    // Give up whole blocks only: giving up a part of a block has no effect.
     const Record* const used = h.at - static_cast<size_t>(h.at - m.runs) % m.step;
     if (used > h.done) m.done_with(h.done, static_cast<size_t>(used - h.done) * sizeof(Record));
     h.done = std::max(h.done, used);
@@ -122,7 +125,8 @@ inline void sort(const Memory& m) {
     in_threads(m.threads, [&](unsigned t) { std::sort(to + part(t), to + part(t + 1)); });
     m.write_out(to, n * sizeof(Record));
   }
-  // Each thread has a part of the keys, by the quantiles of the first run: near enough for keys at random.
+  // Each thread has a share of the keys, split by the quantiles of the first run; that is close
+  // enough for random keys.
   std::vector<std::vector<Run>> parts(m.threads);
   for (unsigned left = m.threads; left > 0; --left) {
     const Run first = runs.front();
@@ -152,7 +156,7 @@ inline uint64_t sum_of(const Record* r, size_t count) {
   return sum;
 }
 
-// Whether `sorted` has the records of `input`, in order.
+// Returns whether `sorted` has the records of `input`, in order.
 inline bool right(const Record* input, const Record* sorted, size_t count) {
   return std::is_sorted(sorted, sorted + count) && sum_of(input, count) == sum_of(sorted, count);
 }

@@ -1,6 +1,8 @@
-// Host and SSD tiers beside the limit (raw io_uring with huge-page buffers) and beside mmap with the best advice under
-// an equal memory limit, in one run, as ratios. What it does not measure: other machines' disks, memory pressure from
-// other processes, and anything after the first few GiB.
+// The host and SSD tiers, compared with the limit (raw io_uring with huge-page buffers) and with
+// mmap with the best advice under an equal memory limit, in one run, as ratios.
+//
+// It does not measure: other machines' disks, memory pressure from other processes, and anything
+// after the first few GiB.
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -33,7 +35,7 @@ struct Settings {
 
 struct Sample {
   double value = 0;          // GB/s, operations/s or us
-  double cores_per_gbs = 0;  // 0: not taken
+  double cores_per_gbs = 0;  // 0: not measured
   double p99 = 0;
   std::string error;
 };
@@ -47,7 +49,7 @@ uint64_t sum_words(const void* p, size_t bytes) {
 
 volatile uint64_t sink;
 
-// ---- what is measured; each takes plain memory, whoever is behind it
+// ---- the measured operations; each takes plain memory of any kind
 
 Sample sequential_read(const void* p, uint64_t bytes) {
   const double start = rawdisk::now(), cpu = rawdisk::cpu_seconds();
@@ -109,7 +111,7 @@ Sample timed_sort(const extsort::Memory& m, uint64_t bytes, const std::function<
   return s;
 }
 
-// ---- peers that need a memory limit run in a child inside a memory cgroup
+// ---- programs that need a memory limit run in a child inside a memory cgroup
 
 Sample peer(const Settings& s, const std::string& what, const std::string& file, uint64_t limit) {
   const memlimit::Group group(limit);
@@ -297,7 +299,7 @@ class Bench {
     s.cores_per_gbs = (rawdisk::cpu_seconds() - cpu) / r.seconds / r.read_gbs;
     return s;
   }
-  // What a sort moves: all of it read and written, twice.
+  // The I/O of a sort: it reads and writes everything twice.
   Sample raw_sort() const {
     Sample s = raw(true, false);
     s.value /= 2;
@@ -415,7 +417,7 @@ class Bench {
     memset(r.data(), 1, r.size());
     return resident(r.data(), r.size());
   }
-  // Not inlined: the same instructions for both kinds of memory.
+  // Not inlined, so that both kinds of memory run the same instructions.
   [[gnu::noinline]] static Sample resident(const void* p, size_t bytes) {
     const double start = rawdisk::now();
     uint64_t total = 0;

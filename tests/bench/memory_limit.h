@@ -1,4 +1,4 @@
-// What benchmarks compare libvmem with under an equal limit of memory: a memory cgroup, and files mapped by Linux.
+// Memory-limited competitors of libvmem in benchmarks: a memory cgroup, and files mapped by Linux.
 #pragma once
 
 #include <fcntl.h>
@@ -18,7 +18,8 @@
 
 namespace memlimit {
 
-// A memory cgroup, version 1 or 2, for as long as the object is; false where none may be made.
+// A memory cgroup, version 1 or 2, that lives as long as the object. Its operator bool is false if
+// it cannot be made.
 class Group {
  public:
   explicit Group(uint64_t limit) {
@@ -38,14 +39,14 @@ class Group {
       folder_.clear();
     }
   }
-  // Whoever was in it has ended, or is about to.
+  // The processes of the group have ended, or are about to.
   ~Group() {
     for (int i = 0; !folder_.empty() && i < 200 && rmdir(folder_.c_str()) != 0; ++i) usleep(10000);
   }
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
   explicit operator bool() const { return !folder_.empty(); }
-  // The calling process, for good. False: it is not limited.
+  // Puts the calling process into the group permanently. Returns false if it is not limited.
   bool enter() const {
     std::ofstream out(folder_ + "/cgroup.procs");
     out << getpid();
@@ -57,8 +58,9 @@ class Group {
   std::string folder_;
 };
 
-// Linux's own way: files mapped shared. MADV_WILLNEED is its prefetch. msync(MS_ASYNC) does nothing since Linux 2.6.19:
-// what is complete is written by sync_file_range(2), and dropped when what the same thread completes next is.
+// Shared file mappings of Linux. MADV_WILLNEED prefetches. msync(MS_ASYNC) does nothing since Linux
+// 2.6.19, so complete parts are written by sync_file_range(2); a part is dropped when the same
+// thread completes its next one.
 class MappedFile {
  public:
   MappedFile(const std::string& path, int flags, uint64_t bytes) : bytes_(bytes) {
@@ -98,7 +100,7 @@ class MappedFile {
     drop(last.at, last.size);
   }
   void sync() const { msync(at_, bytes_, MS_SYNC); }
-  // Takes the mapping away first.
+  // Unmaps the file first.
   void unmap_and_sync() {
     munmap(at_, bytes_);
     at_ = nullptr;

@@ -1,6 +1,8 @@
-// Programs that users wrote, on libvmem and on mmap under an equal limit of memory, each run in a process and a memory
-// cgroup of its own, so that what is measured includes the first pass after the start. Beside them what io_uring gets
-// from the same file. What it does not measure: other processes that want memory, more than a few GiB, a GPU.
+// Programs as users wrote them, on libvmem and on mmap under an equal memory limit. Each runs in
+// its own process and memory cgroup, so that the figures include the first pass after the start.
+// io_uring on the same file is the limit.
+//
+// It does not measure: other processes that want memory, more than a few GiB, a GPU.
 #include <sys/wait.h>
 
 #include <CLI/CLI.hpp>
@@ -34,8 +36,8 @@ struct Settings {
   std::string only, json, program, body, file;
 };
 
-// What a body prints: a part of it that was timed, its seconds, the CPU time of all threads, and a sum that every body
-// of a program must have the same of (0: none).
+// Prints a timed part of a body: its seconds, the CPU time of all threads, and a sum that must be
+// the same for all bodies of a program (0: none).
 void say(const char* what, double seconds, double cpu, uint64_t sum) {
   printf("%s %.6f %.6f %llu\n", what, seconds, cpu, static_cast<unsigned long long>(sum));
   fflush(stdout);
@@ -49,15 +51,16 @@ void timed(const char* what, F&& work) {
   say(what, seconds, rawdisk::cpu_seconds() - cpu, sum);
 }
 
-// One program on one body.
+// One run of a program on one body.
 struct Run {
   const std::string& body;
-  const std::string& file;  // of words at random
-  uint64_t bytes;           // of it
-  uint64_t limit;           // of the cgroup
+  const std::string& file;  // of random words
+  uint64_t bytes;           // size of the file
+  uint64_t limit;           // limit of the cgroup
   bool vmem() const { return body.starts_with("libvmem"); }
   bool says(const char* word) const { return body.find(word) != std::string::npos; }
-  // What libvmem may have: the rest of the limit is for the program itself and what the kernel counts to it.
+  // The budget of libvmem: the rest of the limit is for the program and for what the kernel charges
+  // to it.
   uint64_t budget() const { return limit - 32 * kMiB; }
 };
 
@@ -73,9 +76,9 @@ void raw(const Run& run, const char* what, size_t block, uint64_t buffers, bool 
   say(what, r.seconds, rawdisk::cpu_seconds() - cpu, 0);
 }
 
-// Words of `bytes` in equal parts, a thread each.
+// Sums the words of `bytes`, in equal parts, one thread each.
 uint64_t sum_in_threads(const void* data, uint64_t bytes, unsigned threads) {
-  std::vector<uint64_t> sums(threads * 8);  // a cache line each
+  std::vector<uint64_t> sums(threads * 8);  // one cache line per thread
   extsort::in_threads(threads, [&](unsigned t) {
     const uint64_t words = bytes / 8 / threads;
     const auto* w = static_cast<const uint64_t*>(data) + t * words;
@@ -88,7 +91,7 @@ uint64_t sum_in_threads(const void* data, uint64_t bytes, unsigned threads) {
   return sum;
 }
 
-// The file, for reading, on the body that is asked for.
+// Runs with the file, open for reading, on the requested body.
 template <typename F>
 void with_file(const Run& run, const vmem::attributes& how, int mmap_advice, F&& work) {
   if (!run.vmem()) {
@@ -123,7 +126,7 @@ void sequential_small(const Run& run) {
 
 void scattered(const Run& run) {
   const std::string path = run.file + ".new";
-  if (run.says("raw")) {  // all of it: what libvmem writes of blocks of 64 KiB and more
+  if (run.says("raw")) {  // whole blocks, as libvmem writes blocks of 64 KiB and more
     const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_TRUNC, 0600);
     if (fd < 0 || ftruncate(fd, static_cast<off_t>(run.bytes)) != 0) throw std::runtime_error(path + " cannot be made");
     rawdisk::Plan plan;
@@ -166,7 +169,8 @@ void scattered(const Run& run) {
   close(fd);
 }
 
-// Lloyd's algorithm, two rounds: 16 coordinates of 12 bits a point, 4 centres, a part of the points a thread.
+// Lloyd's algorithm, two rounds: points with 16 coordinates of 12 bits, 4 centres, a share of the
+// points per thread.
 struct Point {
   uint32_t at[16];
 };
@@ -219,7 +223,7 @@ void kmeans(const Run& run) {
             [&](void* p) { timed("all", [&] { return find_centres(p, run.bytes, kThreads, kRounds); }); });
 }
 
-// Gives out a mapped file, and takes nothing back.
+// Allocates from a mapped file and never frees.
 class MappedResource final : public std::pmr::memory_resource {
  public:
   MappedResource(const memlimit::MappedFile& file, uint64_t bytes) : at_(file.data()), end_(at_ + bytes) {}
@@ -236,7 +240,7 @@ class MappedResource final : public std::pmr::memory_resource {
   std::byte *at_, *end_;
 };
 
-// A table of a sixth more than there is memory, made in the order of its keys, and asked for 70,000 at random.
+// A table a sixth larger than memory, built in key order, with 70,000 random lookups.
 [[noreturn]] void join_on(std::pmr::memory_resource* memory, uint64_t rows) {
   std::pmr::unsynchronized_pool_resource small(memory);
   std::pmr::unordered_map<uint64_t, uint64_t> table(&small);
@@ -253,11 +257,11 @@ class MappedResource final : public std::pmr::memory_resource {
     }
     return sum;
   });
-  _exit(0);  // no body is to give back node by node
+  _exit(0);  // skip the destructors, which would free node by node
 }
 
 void join(const Run& run) {
-  const uint64_t rows = run.budget() / 6 * 7 / 32;  // a node is of 24 bytes, a bucket of 8
+  const uint64_t rows = run.budget() / 6 * 7 / 32;  // a node has 24 bytes, a bucket 8
   if (run.vmem()) {
     vmem::pool pool({.flags = VMEM_HOST_ONLY, .advice = run.says("RANDOM") ? VMEM_ADVISE_RANDOM : 0});
     join_on(&pool, rows);
@@ -280,7 +284,7 @@ void time_sort(const extsort::Memory& m, const std::function<void()>& sync) {
 
 void sort(const Run& run) {
   constexpr unsigned kThreads = 2;
-  // What a sort moves, half of it: all is read and written, twice.
+  // The I/O of a sort, halved: a sort reads and writes everything twice.
   if (run.says("raw")) return raw(run, "read and written once", 2 << 20, 0, true);
   const std::string out = run.file + ".out";
   if (!run.vmem()) {
@@ -314,7 +318,7 @@ void sort(const Run& run) {
 struct Program {
   const char *name, *says;
   double share;    // of --bytes
-  uint64_t limit;  // of memory: MiB for 2 GiB of --bytes
+  uint64_t limit;  // memory limit: MiB for 2 GiB of --bytes
   std::vector<const char*> bodies;
   void (*run)(const Run&);
 };
@@ -383,7 +387,7 @@ struct Body {
   std::string error;
 };
 
-// One run of a body, in a process of its own that the cgroup limits.
+// Runs a body once, in its own process, limited by the cgroup.
 void sample(const Settings& s, const Program& p, const char* name, const std::string& file, Body* body, uint64_t* sum) {
   const memlimit::Group group(s.bytes / 2048 * p.limit);
   if (!group) throw std::runtime_error("no memory cgroup can be made: without one the limits are not equal");
@@ -401,7 +405,7 @@ void sample(const Settings& s, const Program& p, const char* name, const std::st
   FILE* f = fdopen(out[0], "r");
   char line[200];
   while (fgets(line, sizeof line, f) != nullptr) {
-    // The name of a part may have blanks in it: the figures are the last three words.
+    // The name of a part may have spaces in it: the figures are the last three words.
     std::vector<std::string> words;
     for (char* w = strtok(line, " \n"); w != nullptr; w = strtok(nullptr, " \n")) words.emplace_back(w);
     if (words.size() < 4) continue;
@@ -426,7 +430,7 @@ double median(std::vector<double> v) {
   return v[v.size() / 2];
 }
 
-// False: a body failed, or had another result than the others.
+// Returns false if a body failed, or if its result differs from the others'.
 bool compare(const Settings& s, const Program& p, const std::string& file, Json* rows) {
   std::map<std::string, Body> bodies;
   uint64_t sum = 0;

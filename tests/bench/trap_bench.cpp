@@ -1,7 +1,9 @@
-// The module beside userfaultfd, in one run: how long a touch of an absent block takes until the toucher goes on, and
-// how many bytes a CPU copies between io_uring and the application. In the first part no disk takes part: the frame is
-// ready. What it does not measure: several threads at once, a GPU's faults, the pager above the trap, a machine that is
-// busy.
+// The module compared with userfaultfd, in one run: how long a touch of an absent block takes until
+// the thread continues, and how many bytes a CPU copies between io_uring and the application. The
+// first part uses no disk: the frame is ready.
+//
+// It does not measure: several threads at once, a GPU's faults, the pager above the trap, a busy
+// machine.
 #include <fcntl.h>
 #include <liburing.h>
 #include <unistd.h>
@@ -45,8 +47,8 @@ void must(const Status& s) {
   exit(1);
 }
 
-// A trapped range of `blocks` blocks, `count` frames that are resident, and a thread that waits in the trap as the
-// pager's does and hands each fault's block to `serve`.
+// A trapped range of `blocks` blocks, `count` resident frames, and a thread that waits in the trap
+// like the pager's threads and passes the block of each fault to `serve`.
 class Served {
  public:
   Served(const Way& way, size_t block, size_t blocks, size_t count) : way_(way), block_(block) {
@@ -67,7 +69,7 @@ class Served {
   Served(const Served&) = delete;
   Served& operator=(const Served&) = delete;
 
-  template <typename Serve>  // size_t: where in the range the block begins
+  template <typename Serve>  // serve(size_t): the argument is the offset of the block in the range
   void start(Serve serve) {
     thread_ = std::thread([this, serve] {
       while (!stop_) {
@@ -82,11 +84,12 @@ class Served {
       }
     });
   }
-  // fill() wakes the toucher before it returns, and a block's frame is its own until then.
+  // fill() wakes the thread before it returns, and the frame of a block is not free until fill()
+  // has returned.
   void wait_until_served(size_t faults) const {
     while (served_ < faults) std::this_thread::yield();
   }
-  // Makes a block absent again, its bytes back in the frame.
+  // Makes a block absent again and puts its bytes back into the frame.
   void take_out(size_t at, std::byte* frame) const {
     const vmem::trap::Range whole{reinterpret_cast<uintptr_t>(to() + at), block_};
     must(way_.transfer == Transfer::copy ? way_.trap->drop(std::span(&whole, 1))
@@ -107,7 +110,7 @@ class Served {
   std::thread thread_;
 };
 
-// Microseconds of each of `touches` touches. The block is taken out again outside the clock.
+// Returns the microseconds of each of `touches` touches. Taking the block out again is not timed.
 std::vector<double> round_trips(const Way& way, size_t block, size_t touches) {
   Served s(way, block, kBlocks, kBlocks);
   memset(s.frames(), 0x5a, kBlocks * block);
@@ -128,7 +131,7 @@ void latency(const std::vector<Way>& ways, size_t touches, Json* out) {
   printf("| block | how | fault round trip, median us | slowest tenth from us | p99 us |\n|---|---|---|---|---|\n");
   for (const size_t block : {kPage, size_t{64} << 10, kHuge}) {
     std::vector<std::vector<double>> us(ways.size());
-    // In turns, so that a busy second hits all alike.
+    // Alternate the ways, so that a busy second affects all of them alike.
     for (size_t part = 0; part < 10; ++part) {
       for (size_t w = 0; w < ways.size(); ++w) {
         if (!ways[w].fits(block)) continue;
@@ -147,7 +150,8 @@ void latency(const std::vector<Way>& ways, size_t touches, Json* out) {
   }
 }
 
-// Number of the physical page behind `p`, which is present; 0 when this user may not know.
+// Returns the number of the physical page behind `p`, which is present; 0 if this user may not know
+// it.
 uint64_t physical(int pagemap, const void* p) {
   uint64_t entry = 0;
   const auto at = static_cast<off_t>(reinterpret_cast<uintptr_t>(p) / kPage * sizeof entry);
@@ -157,11 +161,12 @@ uint64_t physical(int pagemap, const void* p) {
 
 struct Paged {
   uint64_t read = 0, copied = 0, wrong = 0;
-  bool known = true;  // whether `copied` could be found out
+  bool known = true;  // whether `copied` could be determined
 };
 
-// Pages a file in, block by block as touches want it: io_uring reads into a frame, the trap puts it into place. Where
-// the application's page is another physical page than the one the disk wrote, a CPU copied it.
+// Pages a file in, block by block as touches fault: io_uring reads into a frame, and the trap puts
+// it into place. A CPU copied the page if the application's physical page differs from the one that
+// the disk wrote.
 Paged page_in(const Way& way, const std::string& path, size_t block, uint64_t bytes) {
   Paged out;
   const int file = open(path.c_str(), O_RDONLY | O_DIRECT | O_CLOEXEC);
@@ -242,7 +247,7 @@ int run(int argc, char** argv) {
   app.add_option("--mib", mib, "MiB of data in the second part, even")->check(CLI::Range(2, 1024));
   app.add_option("--folder", folder, "Where the file is put");
   app.add_option("--json", json, "Also write the figures here");
-  app.allow_extras();  // make bench gives its arguments to every benchmark
+  app.allow_extras();  // make bench passes its arguments to every benchmark
   CLI11_PARSE(app, argc, argv);
 
   std::unique_ptr<Trap> uffd, kmod;

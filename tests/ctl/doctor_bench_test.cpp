@@ -1,4 +1,5 @@
-// vmemctl doctor on machines that are made of files, and here; vmemctl bench on a small file; the manual pages.
+// vmemctl doctor on fake machines made of files, and on this one; vmemctl bench on a small file;
+// the manual pages.
 #include <sys/inotify.h>
 
 #include "support.h"
@@ -10,7 +11,7 @@ using nlohmann::json;
 
 class CtlDoctor : public ::testing::Test {
  protected:
-  // The line of that name, "state|found|advice".
+  // Returns the line with that name, "state|found|advice".
   std::string line(const std::string& name, std::vector<std::string> more = {}) {
     std::vector<std::string> words{tool(), "doctor", "--json", "--root", root_.path()};
     words.insert(words.end(), more.begin(), more.end());
@@ -114,7 +115,7 @@ TEST_F(CtlDoctor, SaysWhatARightOpensBeforeItRecommendsIt) {
   ASSERT_EQ(chmod(place.path().c_str(), 0755), 0);
   std::filesystem::copy_file(tool(), place / "vmemctl");
   const Ran ran = run({place / "vmemctl", "doctor", "--json"}, 61999);
-  const json all = ran.json();  // it has to live as long as the loop
+  const json all = ran.json();  // must outlive the loop
   for (const json& line : all["checks"]) {
     if (line["name"] != "userfaultfd") continue;
     if (line["state"] == "ok") GTEST_SKIP() << "everybody has every right to userfaultfd here";

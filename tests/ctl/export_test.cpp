@@ -1,5 +1,5 @@
-// vmemctl export: the metrics, how it is served and refused, and a real Prometheus that asks every question of the
-// dashboard.
+// vmemctl export: the metrics, how they are served and refused, and a real Prometheus that runs
+// every query of the dashboard.
 #include <arpa/inet.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -35,7 +35,7 @@ int connect_to(int port) {
   return -1;
 }
 
-// What the server says to these bytes; "" when nobody listens.
+// Sends these bytes and returns the server's answer; "" if no server listens.
 std::string talk(int port, const std::string& request) {
   const int fd = connect_to(port);
   if (fd < 0) return "";
@@ -61,7 +61,7 @@ int port_of(const std::string& text) {
 
 class CtlExport : public Ctl {
  protected:
-  // Serves on a port that is free.
+  // Starts a server on a free port.
   int start(const std::vector<std::string>& more = {}) {
     std::vector<std::string> words{tool(),     "--folder",    folder(),  "export",
                                    "--listen", "127.0.0.1:0", "--sysfs", temp_ / "knobs"};
@@ -89,7 +89,7 @@ TEST_F(CtlExport, CountsWhatTheProcessCounts) {
   temp_.write("knobs/uevent", "not a number\n");
   const auto stats = vmem::stats();
   Ran ran;
-  // A fault's time is counted when its toucher runs already.
+  // The count of faults includes a fault only after its thread has continued.
   const std::string timed = "vmem_fault_seconds_count{" + labels() + "} " + std::to_string(stats.faults) + "\n";
   for (int i = 0; i < 100 && ran.out.find(timed) == std::string::npos; ++i) {
     ran = ctl({"export", "--once", "--sysfs", temp_ / "knobs"});
@@ -166,7 +166,8 @@ TEST_F(CtlExport, OnlyNamesThatAreOursAreAnswered) {
        {std::string("localhost"), "LocalHost:" + std::to_string(port), std::string("127.0.0.1"),
         std::string("[::1]:9448"), std::string("metrics.example:9448"), std::string(own)})
     EXPECT_HAS(asked_as(host), "HTTP/1.1 200") << host;
-  // A page of this server has been given our address for its own name.
+  // DNS rebinding: a hostile page's name resolves to our address, so its requests have a foreign
+  // Host.
   for (const char* host : {"evil.example", "evil.example:9448", "localhost.evil.example", "127.0.0.1.evil.example",
                            "[::1].evil.example", "127.1.evil"}) {
     const std::string answer = asked_as(host);
@@ -182,7 +183,7 @@ TEST_F(CtlExport, ARequestThatIsTooLongOrNoneIsEndedAndTheOthersAreServed) {
        {"GET /" + std::string(40000, 'x'), "GET / HTTP/1.0\r\nX: " + std::string(40000, 'x'),
         std::string("hello\r\n\r\n"), std::string(40000, '\0')})
     EXPECT_EQ(talk(port, request).find(" 200 "), std::string::npos);
-  // One byte after the other, for ever: it has ten seconds in all.
+  // A client that sends one byte after the other without end: it has ten seconds in all.
   const int slow = connect_to(port);
   const std::string request = "GET /metrics HTTP/1.0\r\nX: ";
   ASSERT_EQ(send(slow, request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
@@ -205,7 +206,7 @@ TEST_F(CtlExport, HundredsOfSilentClientsKeepNobodyOut) {
   for (const int fd : silent) close(fd);
 }
 
-// Run as a user who means harm: asks under a foreign name, with headers that have no end, and keeps connections open.
+// Run as a hostile user: requests with a foreign name, headers without end, connections kept open.
 int attack(int port) {
   if (talk(port, "GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n").find("HTTP/1.1 403") == std::string::npos)
     return 2;
@@ -217,7 +218,7 @@ int attack(int port) {
   return 0;
 }
 
-// What root serves, and what an ordinary user does, while another user is in the way.
+// Serves as root, and as an ordinary user, while another user is in the way.
 TEST(CtlExportOther, ServesWhileAnotherUserMeansHarm) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become two other users";
   constexpr uid_t kMallory = 61513, kAlice = 61514;
@@ -251,7 +252,7 @@ TEST(CtlExportOther, ServesWhileAnotherUserMeansHarm) {
   }
 }
 
-// Processor time of a process in clock ticks.
+// Returns the processor time of a process in clock ticks.
 long ticks_of(pid_t pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
   std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
@@ -270,7 +271,7 @@ TEST_F(CtlExport, WithoutDescriptorsItWaitsAndDoesNotSpin) {
   const std::string line = server_->line();
   const int port = port_of(line.substr(0, line.rfind('/')));
   ASSERT_NE(port, 0) << line;
-  EXPECT_HAS(get(port, "/metrics"), "vmem_process_up");  // it has opened what it needs
+  EXPECT_HAS(get(port, "/metrics"), "vmem_process_up");  // now it has opened everything it needs
   const pid_t pid = server_->pid();
   rlimit enough{};
   ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, nullptr, &enough), 0);
@@ -280,7 +281,7 @@ TEST_F(CtlExport, WithoutDescriptorsItWaitsAndDoesNotSpin) {
   for (int i = 0; i < 20; ++i) waiting.push_back(connect_to(port));
   const long first = ticks_of(pid);
   sleep(2);
-  // Two seconds are 200 ticks; asking fifty times a second for a descriptor takes next to none.
+  // Two seconds are 200 ticks; trying fifty times a second to get a descriptor takes almost none.
   EXPECT_LT(ticks_of(pid) - first, 50);
   ASSERT_EQ(prlimit(pid, RLIMIT_NOFILE, &enough, nullptr), 0);
   EXPECT_HAS(get(port, "/metrics"), "vmem_process_up");
@@ -311,7 +312,7 @@ TEST_F(CtlExport, APortThatIsTakenOrAnAddressThatIsNoneIsAClearFailure) {
     EXPECT_EQ(ctl({"export", "--listen", bad}).status, 2) << bad;
 }
 
-// ---- users who want to fill the memory of whoever serves or scrapes ----
+// ---- users who try to fill the memory of the process that serves or scrapes ----
 
 size_t lines_with(const std::string& text, const std::string& part) {
   std::istringstream in(text);
@@ -373,7 +374,7 @@ TEST(CtlMetrics, ClientsThatReadSlowlyKeepFewTexts) {
   EXPECT_GT(made, vmemctl::Latest::kMaxOlder + 10) << "who reads and goes gets the latest";
   const vmemctl::Body same = latest.get(now, make);
   EXPECT_EQ(latest.get(now + vmemctl::Latest::kFresh, make), same) << "who asks at the same time gets the same";
-  // One that could not be made is made at the next asking.
+  // If making the text fails, the next request makes it.
   EXPECT_THROW(latest.get(now + std::chrono::seconds(1), []() -> std::string { throw std::bad_alloc(); }),
                std::bad_alloc);
   EXPECT_NE(latest.get(now + std::chrono::seconds(1), make), nullptr);
@@ -401,7 +402,7 @@ std::string url_encoded(const std::string& text) {
   return out;
 }
 
-// Works with regions, SSD and a simulated device, so that everything a panel asks for happens.
+// Works with regions, an SSD and a simulated device, so that every panel has data.
 class CtlPrometheus : public CtlExport {
  protected:
   void SetUp() override {
@@ -437,9 +438,9 @@ class CtlPrometheus : public CtlExport {
       usleep(2000);
     }
   }
-  // Starts it with our config, scraping `target`; its port, or 0.
+  // Starts Prometheus with our config, scraping `target`; returns its port, or 0.
   int start_prometheus(int target) {
-    // A scrape that meets its time-out counts as none; a rate is over 10 s.
+    // A scrape that times out does not count; a rate covers 10 s.
     const std::string often = std::to_string(std::min(200 * vmem::test::patience(), 2000u)) + "ms";
     temp_.write("prometheus.yml", "global:\n  scrape_interval: " + often + "\n  scrape_timeout: " + often +
                                       "\nscrape_configs:\n  - job_name: vmem\n"
@@ -468,7 +469,7 @@ class CtlPrometheus : public CtlExport {
     return json::parse(get(port, "/api/v1/query?query=" + url_encoded(expression)), nullptr, false);
   }
 
-  // At least one series with a number.
+  // Returns whether the answer has at least one series with a number.
   static bool answered(const json& answer) {
     if (!answer.is_object() || answer["status"] != "success") return false;
     const json& result = answer["data"]["result"];
@@ -480,7 +481,7 @@ class CtlPrometheus : public CtlExport {
   std::unique_ptr<Running> prometheus_;
 };
 
-// A statistic that is published and that nobody is shown would go wrong unseen.
+// Each published statistic must be shown on the dashboard, or errors in it would stay unnoticed.
 TEST_F(CtlExport, TheDashboardShowsEveryMetricThatIsToBeLookedAt) {
   if (IsSkipped()) return;
   const std::map<std::string, std::string> left_out = {
@@ -522,7 +523,8 @@ TEST(CtlMetrics, HaveEveryStatisticThatIsPublished) {
   for (const vmemctl::Field& f : vmemctl::kFields)
     EXPECT_NE(text.find(" " + std::to_string(n++) + "\n") != std::string::npos, elsewhere.contains(f.name)) << f.name;
   EXPECT_EQ(vmemctl::kFields.size() + std::size(p.now.header.stats.reserved), sizeof(vmem::publish::Stats) / 8);
-  // Of the call's, too, but for its size and a number that the regions' list has.
+  // Each field of vmem_stats must be published too, except its size and a number that the list of
+  // regions has.
   std::string header{std::istreambuf_iterator<char>(std::ifstream("include/vmem/vmem.h").rdbuf()), {}};
   header = header.substr(header.find("struct vmem_stats {"));
   header = std::regex_replace(header.substr(0, header.find("};")), std::regex("/[*][^]*?[*]/"), "");
@@ -548,7 +550,7 @@ TEST_F(CtlPrometheus, AnswersEveryQueryOfTheDashboard) {
       expression = replaced(replaced(expression, "$__rate_interval", "10s"), "$pid", me());
       ASSERT_EQ(expression.find('$'), std::string::npos) << expression;
       json answer;
-      // Rates need two scrapes of what has happened already, ratios something that happened.
+      // Rates need two scrapes after the events, ratios need events.
       vmem::test::eventually(
           [&] {
             answer = query(port, expression);
@@ -562,7 +564,7 @@ TEST_F(CtlPrometheus, AnswersEveryQueryOfTheDashboard) {
   }
   EXPECT_GE(panels, 12u);
   EXPECT_GE(queries, 20u);
-  // What is scraped is what the process says.
+  // The scraped values are those of the process.
   stop_ = true;
   worker_.join();
   const std::string faults = std::to_string(vmem::stats().faults);

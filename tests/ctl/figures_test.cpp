@@ -1,4 +1,4 @@
-// vmemctl bench: when its figures are steady, and what it chooses by them.
+// vmemctl bench: when its figures are steady, and which setting it chooses by them.
 #include "vmemctl/figures.h"
 
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ TEST(CtlFigures, NoiseOfWhatCannotBeChosenDoesNotMatter) {
   const Verdict v = decide({&slow, &good}, 0.05);
   EXPECT_TRUE(v.steady);
   EXPECT_EQ(v.chosen, 1u);
-  // Slow by its middle, but it may be as good as the best: then it does.
+  // Its median is slow, but it may be as good as the best one; then the result is not steady.
   const Figure doubtful = figure({40, 60, 85, 130, 150});
   EXPECT_FALSE(decide({&doubtful, &good}, 0.05).steady);
 }

@@ -1,5 +1,5 @@
-// Publications of users who mean harm: what vmemctl believes, shows, counts, asks and removes. Root looks at two
-// made-up users, one of whom is honest; the honest one looks at the other.
+// Publications of hostile users: what vmemctl believes, shows, counts, asks and removes. Root looks
+// at two made-up users, one of them honest; the honest one looks at the other.
 #include <linux/sched.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -24,7 +24,7 @@ using namespace ctltest;
 using nlohmann::json;
 namespace publish = vmem::publish;
 
-// Nobody's, and other ones in every run of these tests that goes on at the same time.
+// Unused ids, which differ between runs of these tests at the same time.
 const uid_t kMallory = 61000 + 2 * static_cast<uid_t>(getpid() % 2000), kAlice = kMallory + 1;
 
 std::string home_of(uid_t user) {
@@ -37,7 +37,7 @@ std::string name_of(pid_t pid, unsigned n) {
   return text;
 }
 
-// A publication as another process would write it, alive for as long as this process is.
+// Writes a publication as another process would. It counts as alive as long as this process lives.
 void forge_file(int folder, const std::string& name, uint32_t pid, uid_t user, const std::string& command) {
   publish::Snapshot s;
   s.header.pid = pid;
@@ -46,7 +46,7 @@ void forge_file(int folder, const std::string& name, uint32_t pid, uid_t user, c
   s.header.start_ticks = publish::start_ticks(static_cast<pid_t>(pid));
   publish::put_text(s.header.command, command);
   s.header.stats.faults = 666;
-  s.regions.resize(2);  // of one number
+  s.regions.resize(2);  // one number
   s.devices.resize(2);
   std::vector<std::byte> bytes;
   publish::pack(s, &bytes);
@@ -69,7 +69,7 @@ void forge(int folder, const std::string& name, uint32_t pid, uid_t user, const 
   listen_as(home_of(geteuid()) + "/" + name + ".sock");
 }
 
-// Until the test ends, or is ended.
+// Waits until the test ends or kills it.
 [[noreturn]] void stay() {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   printf("ready\n");
@@ -77,7 +77,7 @@ void forge(int folder, const std::string& name, uint32_t pid, uid_t user, const 
   for (;;) pause();
 }
 
-// Run by the tests below as kMallory. VICTIM: a process of kAlice's; ROOT: one of root's.
+// Run by the tests below as kMallory. VICTIM: a process of kAlice; ROOT: a process of root.
 TEST(HostileChild, DISABLED_Mallory) {
   const std::string home = home_of(geteuid());
   ASSERT_EQ(mkdir(home.c_str(), 0700), 0);
@@ -91,11 +91,11 @@ TEST(HostileChild, DISABLED_Mallory) {
   forge(folder, name_of(getpid(), 4), u(victim), alice, "name and header");
   forge(folder, name_of(getpid(), 5), u(getpid()), 0, "root, it says");
   forge_file(folder, name_of(root, 6), u(root), 0, "a link");
-  const std::string others = getenv("ELSEWHERE");  // a socket of root's
+  const std::string others = getenv("ELSEWHERE");  // a socket of root
   ASSERT_EQ(symlink(others.c_str(), (home + "/" + name_of(root, 6) + ".sock").c_str()), 0);
   forge_file(folder, name_of(root, 7), u(root), 0, "nobody there");
-  // 240 of its own, of which one may be shown. With the others they are as many as are read of a folder: of more it
-  // depends on the numbers of the processes which are left out.
+  // Publishes 240 of its own, of which one may be shown. With the others that is the most that
+  // vmemctl reads of a folder; beyond that, the process numbers decide which are left out.
   const char* const many = getenv("MANY");
   for (unsigned i = 0, all = many != nullptr ? static_cast<unsigned>(atoi(many)) : 240; i < all; ++i) {
     forge(folder, name_of(getpid(), 0x1000 + i), u(getpid()), me, "\xe2\x80\xaemine");
@@ -103,7 +103,7 @@ TEST(HostileChild, DISABLED_Mallory) {
   stay();
 }
 
-// Run as kAlice: what an honest process does, without the runtime.
+// Run as kAlice: does what an honest process does, without the runtime.
 TEST(HostileChild, DISABLED_Alice) {
   publish::Source source;
   source.take = [](publish::Snapshot* s) { s->header.stats.faults = 42; };
@@ -118,14 +118,15 @@ TEST(HostileChild, DISABLED_Alice) {
   stay();
 }
 
-// Run as root: a pid namespace in which process INNER, user MALLORY's, does as Alice does. Says its number outside.
+// Run as root: makes a pid namespace in which process INNER, owned by MALLORY, does what Alice
+// does. Prints its pid outside.
 TEST(HostileChild, DISABLED_Container) {
   pid_t inner = atoi(getenv("INNER"));
   if (unshare(CLONE_NEWPID) != 0) {
     printf("not permitted\n");
     return;
   }
-  if (fork() == 0) {  // the first there: with it all the others end
+  if (fork() == 0) {  // the first process of the namespace: when it ends, all others end
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     for (;;) pause();
   }
@@ -199,7 +200,7 @@ TEST_F(Hostile, WhatIsForgedIsShownAsSuchAndHidesNobody) {
   if (IsSkipped()) return;
   const auto start = std::chrono::steady_clock::now();
   const Ran ran = ctl({"status", "--json"});
-  // It took ten minutes: a second for each silent process, twice.
+  // It once took ten minutes: a second for each silent process, twice.
   EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(60));
   ASSERT_EQ(ran.status, 0) << ran.err;
   const json all = ran.json();
@@ -208,7 +209,7 @@ TEST_F(Hostile, WhatIsForgedIsShownAsSuchAndHidesNobody) {
   ASSERT_EQ(of[kAlice].size(), 1u);
   EXPECT_EQ(of[kAlice][0]["pid"], alice_->pid());
   EXPECT_EQ(of[kAlice][0]["stats"]["faults"], 42);
-  // One row of the one process that there is, and none under a name of another user.
+  // The one existing process has one row, and no row appears under another user's name.
   ASSERT_EQ(of[kMallory].size(), 1u);
   EXPECT_EQ(of[kMallory][0]["pid"], mallory_->pid());
   EXPECT_EQ(of[kMallory][0]["regions"].size(), 1u);
@@ -233,7 +234,7 @@ TEST_F(Hostile, WhatIsForgedIsShownAsSuchAndHidesNobody) {
   says(getpid(), 6, "its socket is none of user");
   says(getpid(), 7, "nobody answers");
   EXPECT_GT(again, 200u);
-  // Text names them too, a few lines for all, and no control character gets through.
+  // Text output names them too, in a few lines for all, without control characters.
   const Ran text = ctl({"status", "--seconds", "0"});
   EXPECT_NE(text.out.find("FORGED by user " + std::to_string(kMallory)), std::string::npos) << text.out;
   EXPECT_EQ(text.out.find("as of root"), std::string::npos) << text.out;
@@ -250,14 +251,14 @@ TEST_F(Hostile, WhatIsForgedIsShownAsSuchAndHidesNobody) {
   for (std::string line; std::getline(in, line);) lines += line.find("FORGED") != std::string::npos;
   EXPECT_EQ(lines, 1u) << top.out;
   EXPECT_NE(top.out.find(std::to_string(kMallory), top.out.find(" FORGED, by user")), std::string::npos) << top.out;
-  // Nobody was asked through a link.
+  // vmemctl sent no request through a link.
   pollfd someone{elsewhere_, POLLIN, 0};
   EXPECT_EQ(poll(&someone, 1, 0), 0) << "root's socket was reached through a link of another user";
 }
 
 TEST_F(Hostile, AFolderWithTooManyPublicationsIsReadInPartAndSaysSo) {
   if (IsSkipped()) return;
-  std::vector<int> open_files;  // what nobody keeps open is swept away
+  std::vector<int> open_files;  // files that no process keeps open are removed
   for (unsigned i = 0; i < 60; ++i) {
     const std::string name = home_of(kMallory) + "/" + name_of(1, i);
     const int fd = open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -285,7 +286,7 @@ TEST_F(Hostile, TuneAsksTheProcessAndNotWhoClaimsToBeIt) {
   EXPECT_NE(root.err.find("FORGED by user " + std::to_string(kMallory)), std::string::npos) << root.err;
 }
 
-// The letter that the kernel has for what a process does; 0: there is none.
+// Returns the kernel's letter for the state of a process; 0: there is none.
 char state_of(pid_t pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/stat");
   std::string text;
@@ -294,17 +295,17 @@ char state_of(pid_t pid) {
   return end != std::string::npos && end + 2 < text.size() ? text[end + 2] : '\0';
 }
 
-// Alice's process as before; of kMallory's processes each test makes its own.
+// Alice's process as above; each test starts its own processes of kMallory.
 class HostileOther : public Hostile {
  protected:
   void publish_as_mallory() override {}
 };
 
-// Whoever looks: root, and the other user, who is shown her own alone.
+// Seen by root, and by the other user, who is shown only her own processes.
 TEST_F(HostileOther, ThreeHundredPublicationsThatNobodyAnswersForDelayStatusByLessThanASecond) {
   if (IsSkipped()) return;
   const auto seconds = [this](uid_t user) {
-    double best = 1e9;  // what else the machine does is not theirs
+    double best = 1e9;  // excludes other load on the machine
     for (int i = 0; i < 3; ++i) {
       const auto start = std::chrono::steady_clock::now();
       const Ran ran = ctl({"status", "--json", "--seconds", "0"}, user);
@@ -332,7 +333,7 @@ TEST_F(HostileOther, ThreeHundredPublicationsThatNobodyAnswersForDelayStatusByLe
 
 TEST_F(HostileOther, TuneTakesTheKernelsNumberOfAProcessAndNotTheOneInItsOwnNamespace) {
   if (IsSkipped()) return;
-  // A process of kMallory's that has the number of one of root's, where it is.
+  // A process of kMallory that has, in its namespace, the pid of a process of root.
   setenv("INNER", std::to_string(getpid()).c_str(), 1);
   setenv("MALLORY", std::to_string(kMallory).c_str(), 1);
   setenv("TESTS", (place_ / "tests").c_str(), 1);
@@ -360,8 +361,9 @@ TEST_F(HostileOther, TuneTakesTheKernelsNumberOfAProcessAndNotTheOneInItsOwnName
   EXPECT_EQ(all["processes"][0]["user"], kMallory);
 }
 
-// Who is stopped while many ask has a full queue, so that nobody can be asked who listens there. In a pid namespace of
-// its own the number that it names is another process's: it was not shown at all.
+// A stopped process that has been sent many requests has a full queue, so that vmemctl cannot ask
+// which process listens. In a pid namespace the pid in its file belongs to another process. Such a
+// process was once not shown at all.
 TEST_F(HostileOther, AProcessInAPidNamespaceThatTakesNoRequestsIsShownAsItLastWrote) {
   if (IsSkipped()) return;
   setenv("INNER", "77", 1);
@@ -381,12 +383,12 @@ TEST_F(HostileOther, AProcessInAPidNamespaceThatTakesNoRequestsIsShownAsItLastWr
     EXPECT_EQ(ran.status, 0) << ran.err;
     const json all = ran.json();
     std::vector<json> out;
-    for (const json& p : all.at("processes")) {  // throws where there are none
+    for (const json& p : all.at("processes")) {  // throws if there are none
       if (p["user"] == kMallory) out.push_back(p);
     }
     return out;
   };
-  // The one that answers writes first.
+  // The process that answers writes its file first.
   ASSERT_TRUE(vmem::test::eventually([&] { return shown({"status", "--json", "--seconds", "0"}).size() == 1; }));
   ASSERT_EQ(kill(outer, SIGSTOP), 0);
   ASSERT_TRUE(vmem::test::eventually([&] { return state_of(outer) == 'T'; }));
@@ -410,7 +412,7 @@ TEST_F(HostileOther, AProcessInAPidNamespaceThatTakesNoRequestsIsShownAsItLastWr
     EXPECT_EQ(found[0]["answers"], false);
     EXPECT_EQ(found[0]["stats"]["faults"], 42);
   }
-  // Where its process cannot be seen, that is said.
+  // From a namespace where its process cannot be seen, vmemctl says so.
   const std::vector<std::string> elsewhere = {"unshare",          "--pid",  "--fork",    "--mount-proc",
                                               place_ / "vmemctl", "status", "--seconds", "0"};
   if (run({"unshare", "--pid", "--fork", "--mount-proc", "true"}).status == 0) {
@@ -419,13 +421,14 @@ TEST_F(HostileOther, AProcessInAPidNamespaceThatTakesNoRequestsIsShownAsItLastWr
   }
 }
 
-// What a user runs as uid 0 of a user namespace of his own.
+// A command that a user runs as uid 0 of his own user namespace.
 std::vector<std::string> as_root_of_a_namespace(std::vector<std::string> words) {
   words.insert(words.begin(), {"unshare", "--user", "--map-root-user"});
   return words;
 }
 
-// Its header says user 0, and it looks for the folder of that user: it was shown as forged, or not at all.
+// Its header says user 0, and it looks for the folder of that user. It was once shown as forged, or
+// not at all.
 TEST_F(HostileOther, AProcessInAUserNamespaceIsItsUsersAndNotForged) {
   if (IsSkipped()) return;
   if (run(as_root_of_a_namespace({"true"}), kMallory).status != 0) GTEST_SKIP() << "needs a user namespace";
@@ -448,13 +451,13 @@ TEST_F(HostileOther, AProcessInAUserNamespaceIsItsUsersAndNotForged) {
     EXPECT_EQ(found, 1u) << ran.out;
     EXPECT_EQ(ran.out.find("which is not user"), std::string::npos) << ran.out;
   }
-  // So she sees it from inside, under her number there.
+  // She also sees it from inside, under her uid there.
   const Ran own = run(as_root_of_a_namespace({place_ / "vmemctl", "status", "--json", "--seconds", "0"}), kMallory);
   ASSERT_EQ(own.status, 0) << own.err;
   const json there = own.json();
   ASSERT_EQ(there["processes"].size(), 1u) << own.out;
   EXPECT_EQ(there["processes"][0]["user"], 0);
-  // Folders that other users of the machine have left are nobody's inside.
+  // Inside, folders of other users of the machine belong to no known user.
   for (const json& problem : there["problems"])
     EXPECT_NE(problem.get<std::string>().find("are not theirs"), std::string::npos) << problem;
 }
@@ -476,7 +479,7 @@ TEST_F(HostileOther, RootOfAUserNamespaceSeesAndTunesNobodyElse) {
   }
   EXPECT_NE(as_root({"--folder", home_of(kAlice), "status", "--seconds", "0"}).out.find("no process"),
             std::string::npos);
-  // A folder of whoever has no number there is not believed, also when it is open to all.
+  // A folder whose owner has no uid there is not believed, even if it is open to all.
   ASSERT_EQ(chmod(home_of(kAlice).c_str(), 0755), 0);
   const Ran open = as_root({"--folder", home_of(kAlice), "status", "--json", "--seconds", "0"});
   EXPECT_EQ(open.json()["processes"].size(), 0u) << open.out;
@@ -485,7 +488,7 @@ TEST_F(HostileOther, RootOfAUserNamespaceSeesAndTunesNobodyElse) {
 
 TEST_F(HostileOther, NamesOfOthersThatAUserTakesAreCountedAndHideNobody) {
   if (IsSkipped()) return;
-  // In 50,000 names, and in those of folders and links too, which are no better.
+  // 50,000 such names, also as folders and links, which must not count for more.
   constexpr unsigned kNames = 50000;
   const auto name = [](unsigned i) {
     return "/dev/shm/vmem-" + std::to_string(100000000 + static_cast<unsigned>(getpid() % 10000) * kNames + i);
@@ -520,7 +523,7 @@ TEST_F(HostileOther, NamesOfOthersThatAUserTakesAreCountedAndHideNobody) {
   EXPECT_NE(ran.err.find(line), std::string::npos) << ran.err.substr(0, 2000);
 }
 
-// Run as kMallory: publications that never are whole, and sockets where nobody can be asked.
+// Run as kMallory: publications that are never complete, and sockets that take no requests.
 TEST(HostileChild, DISABLED_Torn) {
   const std::string home = home_of(geteuid());
   ASSERT_EQ(mkdir(home.c_str(), 0700), 0);
@@ -529,7 +532,7 @@ TEST(HostileChild, DISABLED_Torn) {
     s.header.pid = static_cast<uint32_t>(getpid());
     std::vector<std::byte> bytes;
     publish::pack(s, &bytes);
-    // Half of them differ in what is wrong with them.
+    // Half of them differ in their defect.
     if (i % 2 == 0) bytes[100] ^= std::byte{1};
     if (i % 2 == 1) bytes.resize(bytes.size() - i);
     const std::string path = home + "/" + name_of(getpid(), i);
@@ -581,7 +584,7 @@ TEST_F(HostileOther, WhoseNumberNobodyKnowsIsShownSoAndNotAsked) {
   const Ran tuned = elsewhere({"tune", "--pid", std::to_string(alice_->pid()), "readahead"});
   EXPECT_EQ(tuned.status, 3) << tuned.out;
   EXPECT_NE(tuned.err.find("in their own pid namespace"), std::string::npos) << tuned.err;
-  // Two such of one user are two, in the metrics too.
+  // Two such processes of one user count as two, in the metrics too.
   const auto another = child("Alice", kAlice);
   ASSERT_TRUE(another->says("ready"));
   const Ran metrics = elsewhere({"export", "--once"});
@@ -638,7 +641,8 @@ TEST(HostileFolder, NothingIsRemovedThatIsNotOurs) {
   const timespec old[2] = {{1, 0}, {1, 0}};
   for (const std::string& name : {sockets[0], sockets[1], text})
     ASSERT_EQ(utimensat(AT_FDCWD, at(name).c_str(), old, 0), 0);
-  // Open to others as /run is: nothing. Closed: what has our names, and is a socket or begins as our files do.
+  // In a folder open to others, as /run is, nothing is removed. In a private one vmemctl removes
+  // sockets with our names, and files with our names that begin as ours do.
   for (const mode_t mode : {0755, 0700}) {
     ASSERT_EQ(chmod(path.c_str(), mode), 0);
     EXPECT_EQ(run({tool(), "--folder", path, "status", "--seconds", "0"}).status, 0);

@@ -1,4 +1,4 @@
-// Locks of the kernel that users keep, of their own folders of publications and of what is in them.
+// Kernel locks that users hold on their own folders of publications, and on files in them.
 #include <sys/prctl.h>
 
 #include <chrono>
@@ -14,15 +14,15 @@ namespace {
 
 using namespace ctltest;
 
-// Nobody's, and not those of other tests.
+// Unused ids, which other tests do not use.
 const uid_t kMallory = 69700 + 2 * static_cast<uid_t>(getpid() % 2000), kAlice = kMallory + 1;
-constexpr char kDead[] = "1-00000000000000aa";  // a publication that a process left
+constexpr char kDead[] = "1-00000000000000aa";  // a publication left by a dead process
 
 std::string folder_of(uid_t user) {
   return "/dev/shm/vmem-" + std::to_string(user);
 }
 
-// KEEP: "file" or "folder", for KEEP_SECONDS.
+// Locks KEEP ("file" or "folder") for KEEP_SECONDS.
 TEST(CtlLocksChild, DISABLED_Keeps) {
   const auto user = static_cast<uid_t>(atoi(getenv("MALLORY")));
   const int absent = vmem::test::absent_memory();
@@ -55,7 +55,7 @@ TEST(CtlLocks, OneThatAUserKeepsHoldsRootUpForTwoSecondsAtMost) {
                                      user);
   };
   unsetenv("XDG_RUNTIME_DIR");
-  const auto alice = child("HostileChild.DISABLED_Alice", kAlice);  // an honest process of hers
+  const auto alice = child("HostileChild.DISABLED_Alice", kAlice);  // an honest process of kAlice
   const struct Remove {
     ~Remove() {
       std::error_code ignored;

@@ -15,11 +15,11 @@ namespace {
 
 using namespace ctltest;
 
-// Nobody's, and not those of hostile_test.cpp.
+// Unused ids, which hostile_test.cpp does not use.
 const uid_t kMallory = 65600 + 2 * static_cast<uid_t>(getpid() % 2000), kAlice = kMallory + 1;
 
-// Run as root, with the folders of /run in sight of nobody else: kMallory's is such a file system, of which the kernel
-// has been told whose it is if ASKED. Becomes the tool.
+// Run as root, with a private view of the folders of /run. kMallory's folder is a file system of
+// his; the kernel has been told its owner if ASKED is set. Then becomes the tool.
 TEST(CtlMountsChild, DISABLED_Mounted) {
   const auto user = static_cast<uid_t>(atoi(getenv("MALLORY")));
   const std::string id = std::to_string(user), run = "/run/user/" + id;
@@ -33,7 +33,7 @@ TEST(CtlMountsChild, DISABLED_Mounted) {
   if (fuse < 0) _exit(77);
   const auto seconds = static_cast<unsigned>(20 * vmem::test::patience());
   if (fork() == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // with the tool
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // dies with the tool
     alarm(seconds + 5);
     for (const int fd : {1, 2}) close(fd);
     vmem::test::serve_nothing(fuse, S_IFDIR | 0700, user);
@@ -45,7 +45,7 @@ TEST(CtlMountsChild, DISABLED_Mounted) {
   _exit(6);
 }
 
-// As fusermount would have made it for him, where /etc/fuse.conf has user_allow_other.
+// The mount that fusermount makes for a user if /etc/fuse.conf has user_allow_other.
 TEST(CtlMounts, AFileSystemOfAUsersThatNeverAnswersHoldsNobodyUp) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become two other users";
   const TempFolder place;
@@ -57,7 +57,7 @@ TEST(CtlMounts, AFileSystemOfAUsersThatNeverAnswersHoldsNobodyUp) {
                                      user);
   };
   unsetenv("XDG_RUNTIME_DIR");
-  const auto alice = child("HostileChild.DISABLED_Alice", kAlice);  // an honest process of hers
+  const auto alice = child("HostileChild.DISABLED_Alice", kAlice);  // an honest process of kAlice
   const struct Remove {
     ~Remove() {
       std::error_code ignored;

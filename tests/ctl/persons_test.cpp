@@ -1,4 +1,4 @@
-// Shares of persons: who has subordinate ids is as many users as he likes, and one person.
+// Shares per person: a user with subordinate ids can act as many users, but counts as one person.
 #include "vmemctl/persons.h"
 
 #include <sys/socket.h>
@@ -17,8 +17,8 @@ namespace {
 using namespace ctltest;
 using namespace vmemctl;
 
-constexpr uid_t kMallory = 61541, kAlice = 61542, kFarAway = 1200000;  // the last from a directory of a company
-constexpr uid_t kFirst = 700000;                                       // of Mallory's
+constexpr uid_t kMallory = 61541, kAlice = 61542, kFarAway = 1200000;  // the last is from a company's directory
+constexpr uid_t kFirst = 700000;                                       // the first subordinate id of Mallory
 
 Persons persons() {
   std::istringstream file(
@@ -89,12 +89,13 @@ TEST(CtlPersons, GetNoMorePublicationsReadThanTheirShare) {
   EXPECT_EQ(unread().forged.size(), 0u);
 }
 
-// What others' publications are read with, too. Where there are 1024, a request that finds none left loses a row.
+// Other users' publications need descriptors too. With a limit of 1024, a request that finds none
+// left loses a row.
 TEST(CtlPersons, TakeFewDescriptorsHoweverManyFoldersTheyHave) {
   constexpr size_t kFolders = 24, kFiles = 32, kOfAProcess = 6;
   const TempFolder place;
   const auto home = [&](size_t i) { return place / std::to_string(i); };
-  std::vector<pid_t> silent;  // they listen, and never answer
+  std::vector<pid_t> silent;  // they listen and never answer
   for (size_t first = 0; first < kFolders; first += kOfAProcess) {
     int ready[2] = {-1, -1};
     ASSERT_EQ(pipe2(ready, O_CLOEXEC), 0);
@@ -145,7 +146,7 @@ TEST(CtlPersons, TakeFewDescriptorsHoweverManyFoldersTheyHave) {
   while (reading != 0) {
     try {
       most = std::max(most, descriptors());
-    } catch (const std::filesystem::filesystem_error&) {  // none is left to look with
+    } catch (const std::filesystem::filesystem_error&) {  // no descriptor is left to look with
       most = before + 1024;
     }
     usleep(1000);

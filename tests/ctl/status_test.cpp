@@ -1,4 +1,5 @@
-// vmemctl status, top and tune: what they show of a process that runs, what they change, what they refuse.
+// vmemctl status, top and tune: what they show of a running process, what they change, and what
+// they refuse.
 #include <algorithm>
 #include <sstream>
 #include <thread>
@@ -54,7 +55,7 @@ TEST_F(Ctl, TopShowsInWhichPartsOfARegionItsFaultsAre) {
   });
   json heat;
   const bool warm = vmem::test::eventually([&] {
-    const json p = mine();  // a name: the loop does not keep it
+    const json p = mine();  // named, so that it outlives the loop
     for (const json& g : p["regions"]) heat = g["heat"];
     return heat.size() == 32 && heat[16] != 0;
   });
@@ -85,7 +86,7 @@ TEST_F(Ctl, RatesAreWhatHappenedBetweenTwoLooks) {
     }
   });
   json rates;
-  // On a slow machine there may be looks with nothing between them.
+  // On a slow machine two looks may have no event between them.
   const bool moved = vmem::test::eventually([&] {
     const Ran ran = ctl({"status", "--json", "--pid", me(), "--seconds", "0.2"});
     if (ran.status != 0) return true;
@@ -174,7 +175,7 @@ TEST(CtlChild, DISABLED_UsesLibvmem) {
   vmem::region r(8 * kMiB, VMEM_HOST_ONLY);
   r.name("of the child");
   const std::string at = vmem::api::Runtime::get().published_at();
-  // Once the file's time has changed it has been rewritten since the region got its name.
+  // After the file's time has changed, the file includes the region's name.
   const auto first = std::filesystem::last_write_time(at);
   while (std::filesystem::last_write_time(at) == first) usleep(10000);
   printf("ready\n");
@@ -200,7 +201,7 @@ TEST_F(Ctl, TuneChangesARunningProcessAndShowsItsSettings) {
   EXPECT_EQ(ctl({"tune", "--pid", me(), "ssd_budget"}).out, "ssd_budget=unlimited\n");
 }
 
-// Said to who sets it, and by the process to who reads its log: both numbers.
+// Both numbers appear in the tool's output and in the process's log.
 TEST_F(Ctl, TuneWarnsOfABudgetThatTheMachineCannotGive) {
   if (IsSkipped()) return;
   const Ran fits = ctl({"tune", "--pid", me(), "host_budget=64MiB"});
@@ -257,7 +258,7 @@ TEST_F(Ctl, TuneOfTheMachineWritesTheModulesKnobs) {
 TEST_F(Ctl, AnotherUserSeesNothingAndIsToldWhy) {
   if (IsSkipped()) return;
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
-  // The tool where that user can reach it.
+  // A copy of the tool that the user can reach.
   TempFolder place;
   ASSERT_EQ(chmod(place.path().c_str(), 0755), 0);
   ASSERT_EQ(chmod(temp_.path().c_str(), 0755), 0);
@@ -343,7 +344,7 @@ TEST_F(Ctl, TopAdvisesWhatTheFiguresAskFor) {
   EXPECT_EQ(vmem_set("block_size", "2MiB"), 0) << vmem_last_error();
 }
 
-// Of blocks that are read beside others nobody sees whether they are used.
+// The library cannot see whether blocks read by fault-around are used.
 TEST_F(Ctl, NeighboursAreShownAsWhatTheyAreAndNotAsReadAhead) {
   if (IsSkipped()) return;
   vmem_shutdown();

@@ -1,4 +1,5 @@
-// What tests of vmemctl share: this process uses libvmem, publishes in a folder of its own, and runs the tool.
+// Shared by the tests of vmemctl: this process uses libvmem, publishes in its own folder, and runs
+// the tool.
 #pragma once
 
 #include <fcntl.h>
@@ -26,7 +27,7 @@ namespace ctltest {
 
 inline constexpr size_t kMiB = 1 << 20;
 
-// A folder that is gone when the test is.
+// A folder that is removed at the end of the test.
 class TempFolder {
  public:
   TempFolder() {
@@ -61,10 +62,10 @@ inline std::string tool() {
   return std::string(build != nullptr ? build : "build") + "/tools/vmemctl/vmemctl";
 }
 
-// A program that runs while the test does other things; killed at the end.
+// A program that runs beside the test and is killed at its end.
 class Running {
  public:
-  // user: 0 ours, else the user it becomes.
+  // user: the user to run as; 0: our own.
   explicit Running(const std::vector<std::string>& words, uid_t user = 0) {
     int out[2] = {-1, -1}, err[2] = {-1, -1};
     EXPECT_EQ(pipe2(out, O_CLOEXEC), 0);
@@ -97,21 +98,21 @@ class Running {
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
   pid_t pid() const { return pid_; }
-  // The next line of its output; what there is when it ends.
+  // Returns the next line of its output, or the rest if it ends.
   std::string line() {
     std::string text;
     char c = 0;
     while ((ended_ = read(out_, &c, 1) != 1) == false && c != '\n') text += c;
     return text;
   }
-  // False: it ended without having said that line.
+  // Waits for that line. Returns false if the program ends without it.
   bool says(const std::string& wanted) {
     while (!ended_) {
       if (line() == wanted) return true;
     }
     return false;
   }
-  // Reads both to their ends and waits.
+  // Reads both outputs to the end and waits.
   Ran finish() {
     Ran ran;
     pollfd fds[2] = {{out_, POLLIN, 0}, {err_, POLLIN, 0}};
@@ -146,7 +147,7 @@ inline Ran run(std::vector<std::string> words, uid_t user = 0) {
   return Running(words, user).finish();
 }
 
-// A process that uses libvmem, with one named region, seen by vmemctl in a folder of its own.
+// A process that uses libvmem, with one named region; vmemctl sees it in its own folder.
 class Ctl : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -164,14 +165,14 @@ class Ctl : public ::testing::Test {
     unsetenv("XDG_RUNTIME_DIR");
   }
   std::string folder() const { return temp_ / "vmem"; }
-  // vmemctl with these words, looking in our folder only.
+  // Runs vmemctl with these arguments, on our folder only.
   Ran ctl(const std::vector<std::string>& words, uid_t user = 0) const {
     std::vector<std::string> all{tool(), "--folder", folder()};
     all.insert(all.end(), words.begin(), words.end());
     return run(all, user);
   }
   static std::string me() { return std::to_string(getpid()); }
-  // The one process in a status, ours.
+  // Returns the only process of a status, which is ours.
   nlohmann::json mine() const {
     const Ran ran = ctl({"status", "--json", "--seconds", "0", "--pid", me()});
     EXPECT_EQ(ran.status, 0) << ran.err;

@@ -1,4 +1,4 @@
-// vmemctl top on a terminal: what is to be seen there, what keys, another size and signals do, and how it is left.
+// vmemctl top on a terminal: its display, keys, changes of size, signals, and how it ends.
 #include <pty.h>
 #include <sys/ioctl.h>
 #include <termios.h>
@@ -19,7 +19,8 @@ size_t width_of(const std::string& text) {
   return static_cast<size_t>(std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
-// It runs on a terminal of its own, which signals it. What it draws is read as a terminal would: frame by frame.
+// Runs top on a terminal of its own, which sends it signals. Its output is read as a terminal
+// would, frame by frame.
 class LiveTop {
  public:
   LiveTop(const std::string& folder, const std::string& interval, winsize size) : size_(size) {
@@ -59,12 +60,13 @@ class LiveTop {
     EXPECT_EQ(tcgetattr(screen_, &t), 0);
     return t.c_lflag;
   }
-  // Whether a frame as wanted is drawn; it is in frame() then. Every frame is held to what is true of all.
+  // Waits until a frame fulfils `wanted`; returns false if none does. It is in frame() then. Checks
+  // the common rules on every frame.
   bool shows(const std::function<bool(const Lines&)>& wanted) {
     return reads([&] {
       for (size_t end; (end = said_.find("\033[J")) != std::string::npos;) {
         const size_t begin = said_.rfind("\033[H", end);
-        if (begin != std::string::npos) {  // else its begin was not listened to
+        if (begin != std::string::npos) {  // else the beginning of the frame was skipped
           frame_ = lines_of(said_.substr(begin + 3, end - begin - 3));
           between_ += said_.substr(0, begin);
         }
@@ -78,16 +80,16 @@ class LiveTop {
   bool shows(const std::string& word) {
     return shows([&](const Lines&) { return row_of(word) >= 0; });
   }
-  // Whether it says this outside of frames, from here on.
+  // Waits until the text appears outside of frames, from now on.
   bool says(const std::string& wanted) {
     return reads([&] { return said_.find(wanted) != std::string::npos; });
   }
-  // After says(): what comes next.
+  // Drops the text so far; called after says().
   void forget() { said_.clear(); }
   const Lines& frame() const { return frame_; }
-  // What was said before the frame that was shown last, and in no frame.
+  // The text outside of frames before the last frame.
   const std::string& between() const { return between_; }
-  // Of the frame, the first row that has the word; -1: none has.
+  // Returns the first row of the frame that contains the word, or -1.
   int row_of(const std::string& word) const {
     const auto has = [&](const std::string& line) { return line.find(word) != std::string::npos; };
     const auto it = std::find_if(frame_.begin(), frame_.end(), has);
@@ -102,7 +104,7 @@ class LiveTop {
     return frame_.size() <= size_.ws_row &&
            std::all_of(frame_.begin(), frame_.end(), [&](const auto& line) { return width_of(line) <= size_.ws_col; });
   }
-  // Its exit code; -1: it does not end, or not by itself.
+  // Returns its exit code; -1: it does not end, or a signal ended it.
   int finish() {
     int status = 0;
     const bool ended = vmem::test::eventually([&] {
@@ -115,7 +117,7 @@ class LiveTop {
   }
 
  private:
-  // Reads on until that holds.
+  // Reads until that holds.
   bool reads(const std::function<bool()>& done) {
     return vmem::test::eventually(
         [&] {
@@ -156,7 +158,7 @@ constexpr winsize k80x24{24, 80, 0, 0};
 
 class CtlTerminal : public Ctl {
  protected:
-  // part-0. is the largest of them.
+  // The region part-0. is the largest.
   void make_parts(int count) {
     for (int i = 0; i < count; ++i) {
       parts_.emplace_back(static_cast<size_t>(80 - i) * kMiB, VMEM_HOST_ONLY);
@@ -181,7 +183,7 @@ TEST_F(CtlTerminal, KeysScroll) {
   EXPECT_NE(top.frame()[0].find("q quits, arrows scroll, s sorts (size), / filters; 1 of "), std::string::npos);
   EXPECT_LT(top.row_of("part-39."), 0) << "24 rows have no room for it";
   const int row = top.row_of("part-0.");
-  // A step moves by one row, and the way back leads to the same.
+  // A step moves by one row, and the opposite key moves back.
   for (const auto& [there, back] : {std::pair{"\033[B", "\033[A"}, {"j", "k"}}) {
     top.type(there);
     ASSERT_TRUE(top.shows("2 of ")) << top.text();
@@ -190,7 +192,7 @@ TEST_F(CtlTerminal, KeysScroll) {
     ASSERT_TRUE(top.shows("1 of ")) << top.text();
     EXPECT_EQ(top.row_of("part-0."), row);
   }
-  // A page is what can be seen below the keys.
+  // A page is the visible area below the keys.
   for (const auto& [there, back] : {std::pair{"\033[6~", "\033[5~"}, {" ", "b"}}) {
     top.type(there);
     ASSERT_TRUE(top.shows("; 24 of ")) << top.text();
@@ -201,7 +203,7 @@ TEST_F(CtlTerminal, KeysScroll) {
   top.type("G");
   ASSERT_TRUE(top.shows("part-39.")) << top.text();
   EXPECT_EQ(top.row_of("part-39."), 23) << top.text();
-  // Neither end is left.
+  // The selection does not move beyond either end.
   top.type("jjj");
   ASSERT_TRUE(top.shows("part-39."));
   EXPECT_EQ(top.row_of("part-39."), 23) << top.text();
@@ -247,7 +249,7 @@ TEST_F(CtlTerminal, KeysFilter) {
   ASSERT_TRUE(top.shows("/ filters (part-17.)")) << top.text();
   EXPECT_GE(top.row_of("  part-17."), 0) << top.text();
   EXPECT_LT(top.row_of("  part-1."), 0) << top.text();
-  // Keys are letters while it is asked for, and keys again afterwards.
+  // Keys are letters while it prompts for text, and keys again afterwards.
   top.type("/qs");
   ASSERT_TRUE(top.shows("filter: qs_")) << top.text();
   top.type("\xc3\xa4\177");
@@ -264,7 +266,7 @@ TEST_F(CtlTerminal, WhatHasBeenIsShownAsBarsInItsColumns) {
   if (IsSkipped()) return;
   make_parts(1);
   LiveTop top(folder(), "0.1", k80x24);
-  // The last bar of faults is the highest: there were none before.
+  // The last bar of faults is the highest, since there were none before.
   const auto bars = [](const Lines& frame) {
     for (const std::string& line : frame) {
       if (line.starts_with("  history ")) return line;
@@ -282,7 +284,7 @@ TEST_F(CtlTerminal, WhatHasBeenIsShownAsBarsInItsColumns) {
   EXPECT_GE(top.row_of("    faults in "), 0) << "and where they are\n" << top.text();
 }
 
-// The next look is an hour away: it is drawn again because the size is another one.
+// The next refresh is an hour away: only the new size causes the redraw.
 TEST_F(CtlTerminal, AnotherSizeIsFilledAtOnce) {
   if (IsSkipped()) return;
   make_parts(20);
@@ -303,7 +305,7 @@ TEST_F(CtlTerminal, AnotherSizeIsFilledAtOnce) {
   EXPECT_EQ(top.finish(), 0);
 }
 
-// What others call their regions moves no cursor.
+// Control characters in names of regions do not reach the terminal.
 TEST_F(CtlTerminal, ControlCharactersInNamesAreNotSentToTheTerminal) {
   if (IsSkipped()) return;
   vmem::region r(8 * kMiB, VMEM_HOST_ONLY);
@@ -313,7 +315,7 @@ TEST_F(CtlTerminal, ControlCharactersInNamesAreNotSentToTheTerminal) {
             0)
       << vmem_last_error();
   LiveTop top(folder(), kNever, k80x24);
-  ASSERT_TRUE(top.shows("where")) << top.text();  // and lines_of() has looked at each
+  ASSERT_TRUE(top.shows("where")) << top.text();  // lines_of() has checked each of them
   EXPECT_GE(top.row_of("  a?]0;title??[H"), 0) << top.text();
   EXPECT_TRUE(top.fits()) << top.text();
   EXPECT_EQ(top.between(), "\033[?1049h\033[?25l");
@@ -345,7 +347,7 @@ TEST_F(CtlTerminal, WhileItIsStoppedTheTerminalIsAsItWas) {
   LiveTop top(folder(), kNever, k80x24);
   ASSERT_TRUE(top.shows("part-0.")) << top.text();
   for (int i = 0; i < 2; ++i) {
-    // It has no shell that would go on with it, so the kernel does not stop it: it goes on by itself.
+    // No shell could resume it, so the kernel does not stop it and it continues.
     top.type("\032");
     ASSERT_TRUE(top.says("\033[?25h\033[?1049l"));
     ASSERT_TRUE(top.says("\033[?1049h\033[?25l"));

@@ -1,5 +1,5 @@
-// Root beside other users, some of whom have live processes: vmemctl status shows each of them every time, however many
-// paths lead to one folder, and in whichever order the folders' readers end.
+// Root beside other users, some with live processes. vmemctl status shows each of them every time,
+// however many paths lead to one folder, and in any order of the folders' readers.
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -18,20 +18,20 @@ using namespace ctltest;
 using nlohmann::json;
 namespace publish = vmem::publish;
 
-// Nobody's, and other ones in every run of these tests that goes on at the same time.
+// Unused ids, which differ between runs of these tests at the same time.
 const uid_t kFirst = 66000 + 4 * static_cast<uid_t>(getpid() % 2000);
 
 std::string home_of(uid_t user) {
   return "/dev/shm/vmem-" + std::to_string(user);
 }
 
-// Runs: a few dozen, or VMEMCTL_RUNS.
+// The number of runs: a few dozen, or VMEMCTL_RUNS.
 size_t runs() {
   const char* said = getenv("VMEMCTL_RUNS");
   return said != nullptr ? strtoul(said, nullptr, 10) : 40;
 }
 
-// It takes its time to answer: another reader of its folder, which finds that one reads there already, ends first.
+// It answers slowly: a second reader of its folder, which finds the first one reading, ends first.
 std::unique_ptr<publish::Publisher> publisher(const std::string& where) {
   publish::Source source;
   source.take = [](publish::Snapshot* s) {
@@ -79,7 +79,8 @@ class CtlUsers : public ::testing::Test {
     ASSERT_EQ(mkdir(home_of(user).c_str(), 0700), 0);
     ASSERT_EQ(chown(home_of(user).c_str(), user, user), 0);
   }
-  // What `count` runs of vmemctl status say, which see root's folder under `paths` more names: a line each.
+  // Returns the output of `count` runs of vmemctl status, one per line. They see root's folder
+  // under `paths` more names.
   std::string statuses(size_t count, size_t paths) const {
     const std::string script =
         "for i in $(seq " + std::to_string(count) + "); do " + tool() + " status --json --seconds 0 || exit; done";
@@ -103,7 +104,7 @@ TEST_F(CtlUsers, AreAllShownEveryTime) {
   const auto one = live(kFirst), two = live(kFirst + 1);
   ASSERT_TRUE(one->says("ready"));
   ASSERT_TRUE(two->says("ready"));
-  {  // one whose process has died, and one who has an empty folder
+  {  // one user's process has died, and one user's folder is empty
     const auto dead = live(kFirst + 2);
     ASSERT_TRUE(dead->says("ready"));
   }

@@ -1,4 +1,4 @@
-// vmemctl's text: what it makes of publications that say anything at all.
+// vmemctl's text for publications with arbitrary contents.
 #include "vmemctl/view.h"
 
 #include <gtest/gtest.h>
@@ -26,7 +26,7 @@ using Lines = std::vector<std::string>;
 TEST(CtlView, ALineIsFoldedAtBlanksAndNothingFollowsBlanksAtItsEnd) {
   EXPECT_EQ(folded("short", 20, 2), Lines{"short"});
   EXPECT_EQ(folded("one two three four five", 14, 2), (Lines{"one two three", "  four five"}));
-  // The blanks at the end are what is too wide.
+  // The trailing blanks do not fit.
   EXPECT_EQ(folded("one two three" + std::string(9, ' '), 14, 2).back().find_last_not_of(' '), 12u);
   for (size_t blanks = 0; blanks < 100; ++blanks) {
     for (size_t letters = 0; letters < 60; ++letters) {
@@ -41,7 +41,7 @@ TEST(CtlView, ALineIsFoldedAtBlanksAndNothingFollowsBlanksAtItsEnd) {
   }
 }
 
-// What a user may write into the file, read as vmemctl reads it.
+// Writes what a user may write into the file, and reads it as vmemctl does.
 class Author {
  public:
   explicit Author(uint32_t seed) : random_(seed) {}
@@ -68,7 +68,7 @@ class Author {
   double number() { return std::ldexp(1.0, static_cast<int>(pick(90))); }
 
  private:
-  // Eight bytes at a time: nothing, little, all there can be, anything.
+  // Fills eight bytes at a time with zeros, small values, all ones, or random bits.
   template <typename T>
   void fill(T* what) {
     auto* at = reinterpret_cast<std::byte*>(what);
@@ -119,7 +119,7 @@ vmemctl::Process process(uid_t owner, pid_t pid, const std::string& name, uint64
   p.name = name;
   p.folder = "/run/user/" + std::to_string(owner) + "/vmem";
   p.now.header.taken_monotonic_ns = at_ns;
-  p.now.header.pid = 77;  // what it says of itself
+  p.now.header.pid = 77;  // what the process claims about itself
   p.now.header.start_ticks = 4242;
   return p;
 }

@@ -1,5 +1,5 @@
-// What the examples' readers make of files: a line of standard input is "KIND PATH", a line of output "refused: WHY",
-// or what was read. formats.py compares that with SciPy and NumPy.
+// Prints how the examples' readers parse files: an input line is "KIND PATH", an output line
+// "refused: WHY" or the contents. formats.py compares them with SciPy and NumPy.
 //   edges: the number of vertices, then the edges as the file has them; read both ways
 //   npy:   rows, columns, and the bits of the numbers
 //   pairs: the last value of each key, in hexadecimal digits

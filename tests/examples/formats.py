@@ -1,9 +1,11 @@
-"""Odd files by the thousand: what the examples' readers make of them, beside SciPy, NumPy and rules in a few lines.
+"""Thousands of odd files: compares the examples' readers with SciPy, NumPy and rules in a few
+lines.
 
     formats.py PROGRAM [FILES [SEED]]
 
-A file begins as a right one and is changed in up to three places. Where one side takes a file and the other does not,
-the reason has to be in one of the lists below; where both do, they have to agree to the last edge and bit.
+A file begins as a correct one and is changed in up to three places. If only one side accepts a
+file, the reason must be in one of the lists below. If both accept it, they must agree to the last
+edge and bit.
 """
 import collections
 import os
@@ -18,15 +20,15 @@ import warnings
 import numpy as np
 import scipy
 
-try:  # SciPy's reader in Python: that in C++, which newer versions have as well, crashes on some of these files
+try:  # use SciPy's reader in Python: the one in C++ of newer versions crashes on some of these files
     from scipy.io._mmio import mmread
 except ImportError:
     from scipy.io import mmread
 
 warnings.simplefilter("ignore")
 
-# SciPy takes the file and we refuse it: the words of our refusal, and why. What SciPy reads is not what the format
-# says, or is no graph.
+# Files that SciPy accepts and we refuse: the words of our refusal, and why. SciPy's result does not
+# follow the format, or is no graph.
 WE_REFUSE = {
     "edges": [
         (r"a Matrix Market file begins with %%MatrixMarket", "newer SciPy takes one % and blanks before the banner"),
@@ -52,7 +54,7 @@ WE_REFUSE = {
         (r"no tuple of numbers", "Python's other numbers: True, 1_0, 0x2"),
     ],
 }
-# We take the file and SciPy refuses it: what the file has.
+# Files that we accept and SciPy refuses: a property of the file.
 THEY_REFUSE = {
     "edges": [
         (lambda b: not b.startswith(b"%%MatrixMarket"), "the banner in any case"),
@@ -69,7 +71,7 @@ INTEGER = ["7", "-3", "+4", "0", "7.5", "99999999999999999999", "922337203685477
 
 
 def market(rng):
-    """A Matrix Market file, and what was done to it."""
+    """Returns a Matrix Market file, and the changes made to it."""
     field = rng.choice(["pattern", "real", "integer", "complex"])
     symmetry = rng.choice(["general", "general", "symmetric", "skew-symmetric", "hermitian"])
     if symmetry == "hermitian":
@@ -162,7 +164,8 @@ def too_long(*_):
 
 
 def scipy_edges(path):
-    signal.setitimer(signal.ITIMER_REAL, 2)  # SciPy's reader in Python has no end where a file has none of its size
+    # SciPy's reader in Python does not stop on some files that lack a size
+    signal.setitimer(signal.ITIMER_REAL, 2)
     try:
         matrix = mmread(path)
     finally:
@@ -255,7 +258,7 @@ def edge_list(rng):
 
 
 def rules_of_lists(data):
-    """The documented rules, by regular expressions: vertices and edges, or None."""
+    """The documented rules, as regular expressions. Returns vertices and edges, or None."""
     number = r"\d+"
     real = r"(?:[+-]?(?:\d+\.?\d*(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?|nan|inf))"
     two = r"(%s)(?:[ \t]+,?[ \t]*|,[ \t]*)(%s)" % (number, number)
@@ -300,13 +303,13 @@ def rules_of_pairs(data):
 
 
 class Parsers:
-    """The program that runs the examples' readers, for as many files as there are."""
+    """The program that runs the examples' readers, for all files."""
 
     def __init__(self, program):
         self.program = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def read(self, files):
-        """What the program says of each (kind, path)."""
+        """Returns the program's output for each (kind, path)."""
         self.program.stdin.write("".join("%s %s\n" % each for each in files))
         self.program.stdin.flush()
         lines = [self.program.stdout.readline() for _ in files]
@@ -321,7 +324,7 @@ def edges_of(line):
 
 
 def compare(kind, path, data, said, seen):
-    """What is wrong, or None. `seen` counts the reasons that were met."""
+    """Returns an error, or None. `seen` counts the reasons that were met."""
     refused = said.startswith("refused: ")
     if "READERS DIFFER" in said:
         return "our two readers differ"
@@ -335,7 +338,7 @@ def compare(kind, path, data, said, seen):
         return None if ours == theirs else "by the rules it is %r" % (theirs,)
     try:
         theirs = (scipy_edges if kind == "edges" else numpy_matrix)(path)
-    except Exception as e:  # each has its own
+    except Exception as e:  # each reader has its own exceptions
         theirs, why = None, "%s: %s" % (type(e).__name__, e)
     else:
         why = "no matrix of this kind"
@@ -373,7 +376,8 @@ def main():
         for first in range(0, count, 100):
             kinds = [["edges", "edges", "npy", "list", "pairs"][n % 5] for n in range(first, min(first + 100, count))]
             texts = [makers[kind](rng) for kind in kinds]
-            # SciPy and NumPy go by a name's end. A file that is written again is waited for (ext4).
+            # SciPy and NumPy go by the ending of a name. Use new names: rewriting a file waits for
+            # its data on ext4.
             paths = ["%s/%d.%s" % (folder, first + i, {"edges": "mtx",
                 "npy": "npy"}.get(kind, "txt")) for i, kind in enumerate(kinds)]
             for path, data in zip(paths, texts):
@@ -389,7 +393,7 @@ def main():
     for (kind, what), n in sorted(seen.items()):
         print("%-6s %6d  %s" % (kind, n, what))
     print("%d files, %d wrong; NumPy %s, SciPy %s" % (count, wrong, np.__version__, scipy.__version__))
-    # Nothing is proved by files that are all refused.
+    # The test proves nothing if all files are refused.
     few = [k for k, least in (("edges", "read by both"), ("npy", "read by both"), ("list", "taken"), ("pairs",
         "taken")) if seen[k, least] < count // 100]
     if few:

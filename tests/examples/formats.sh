@@ -1,6 +1,6 @@
 #!/bin/bash
-# The examples' readers of files beside SciPy's and NumPy's, on 10,000 odd files (formats.py; FORMATS_FILES, FORMATS_SEED),
-# and vmem-sort beside sort(1) on odd texts.
+# Compares the examples' file readers with SciPy's and NumPy's on 10,000 odd files (formats.py;
+# FORMATS_FILES, FORMATS_SEED), and vmem-sort with sort(1) on odd texts.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath "${BUILD:-build}") passed=0 failed=0 skipped=0
@@ -21,7 +21,7 @@ bad=0
 for text in "${texts[@]}"; do
   printf "$text" >"$work/in"; rm -f "$work/out"
   sort "$work/in" >"$work/wanted"
-  # A last line without a newline stays without one: sort(1) adds it.
+  # vmem-sort keeps a last line without a newline as it is; sort(1) adds one.
   if [ -s "$work/in" ] && [ "$(tail -c1 "$work/in" | od -An -tx1)" != " 0a" ]; then truncate -s -1 "$work/wanted"; fi
   timeout 100 "$build/examples/vmem-sort" "$work/in" -o "$work/out" --budget 8MiB >"$work/said" 2>&1 && cmp -s "$work/out" "$work/wanted" ||
     { bad=$((bad + 1)); echo "     failed: '$text'"; cat "$work/said"; }

@@ -1,9 +1,10 @@
 #!/bin/bash
-# Every example at a small size, with the data four times its budget: it ends with 0, says that its result is right and
-# that the SSD was used; with one number changed behind its back it ends with 1 and says so.
+# Runs every example at a small size, with data four times its budget. It must exit with 0, report a
+# correct result, and have used the SSD. With one number changed behind its back it must exit with 1
+# and say so.
 #   run.sh [NAME..]: those examples
-# Status 2: the command line or an input is not right. As root, also as a user for whom userfaultfd is unprivileged: a system call
-# may not meet a block that is absent then.
+# Status 2: the command line or an input is wrong. When run as root, it also runs the examples as a
+# user with an unprivileged userfaultfd, whose system calls may not meet an absent block.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build} as=() passed=0 failed=0 wanted=" $* "
@@ -11,7 +12,8 @@ work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-examples.XXXXXX"); trap 'rm -rf "$wor
 unset "${!VMEM_@}"
 programs=$build/examples
 
-# expect STATUS TEXT.. -- NAME ARGS..: the example ends so, and prints lines that match the extended regular expressions.
+# expect STATUS TEXT.. -- NAME ARGS..: the example exits with STATUS and prints lines that match the
+# extended regular expressions.
 expect() {
   local status=$1 texts=() text is said bad=''; shift
   while [ "$1" != -- ]; do texts+=("$1"); shift; done
@@ -21,12 +23,12 @@ expect() {
   timeout $((120 * ${TEST_PATIENCE:-1})) "${as[@]}" "$programs/$1" "${@:2}" >"$work/out" 2>&1; is=$?
   [ $is = "$status" ] || bad="status $is, not $status"
   for text in "${texts[@]}"; do grep -qE "$text" "$work/out" || bad="$bad${bad:+; }no line '$text'"; done
-  # Controls and characters of direction, in bytes: from the names of files, of devices and of libraries.
+  # Control and direction characters, in bytes, from names of files, devices and libraries.
   LC_ALL=C grep -qaP '[\x00-\x08\x0b-\x1f\x7f]|\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]' "$work/out" && bad="$bad${bad:+; }what steers a terminal"
   if [ -z "$bad" ]; then passed=$((passed + 1)); echo "ok   $said"; return; fi
   failed=$((failed + 1)); echo "FAIL $said"; echo "     failed: $bad"; sed 's/^/       | /' "$work/out" | cat -v
 }
-more='([1-9][0-9]*(\.[0-9]+)?|0\.0*[1-9][0-9]*)'   # than 0
+more='([1-9][0-9]*(\.[0-9]+)?|0\.0*[1-9][0-9]*)'  # than 0
 
 expect 0 "^sum [0-9]+, $more MiB written to and $more MiB read" -- hello
 
@@ -39,12 +41,12 @@ expect 0 "SSD read / written . $more / $more GB" "$verified 4500000 lines" -- vm
 expect 0 '\(1/4\.0\)' 'equal, bit for bit' "evicted from the device . $more" -- vmem-stream --device sim --make 32MiB --passes 1
 expect 0 '\(1/4\.0\)' 'equal, bit for bit' "evicted from the device . $more" -- vmem-stream --device sim-handles --make 32MiB --passes 1
 
-# Names that others gave to files, also as a shell's * gives them.
+# Hostile file names, also as a shell's * expands them.
 steers=$'\e]0;owned\a\u202etxt'
 head -c 33554432 "$work/records" >"$work/$steers"
 expect 0 'weights in .*owned' 'equal, bit for bit' -- vmem-stream "$work/$steers" --device sim --passes 1
 for name in vmem-sort vmem-stream vmem-bfs vmem-cache vmem-gemm; do
-  expect 2 'owned' -- $name "--o$steers"  # without a letter before it newer CLI11 takes it for a file's name
+  expect 2 'owned' -- $name "--o$steers"  # without a letter first, newer CLI11 takes it for a file name
 done
 
 expect 0 '33.6 MB, memory budget 8.4 MB' "$more MB read" '^vmem-bfs: verified: 0 mismatches' -- vmem-bfs --scale 19
@@ -66,7 +68,7 @@ expect 2 'no vertex 8: the last is 7' -- vmem-bfs "$work/graph.txt" --source 8
 expect 2 'lines, line 1: two numbers' -- vmem-bfs "$work/lines"
 echo '0 4294967290' >"$work/far"
 expect 2 'has a vertex 4294967290: memory is there for' -- vmem-bfs "$work/far"
-# What can be read only once, and what says that it has more bytes than it has.
+# Inputs that can be read only once, and inputs that claim more bytes than they have.
 sys=/sys/kernel/mm/transparent_hugepage/enabled
 for name in vmem-sort vmem-bfs vmem-cache vmem-stream; do
   expect 2 'is a pipe, which can be read only once: write' -- $name <(cat "$work/graph.txt")
@@ -75,7 +77,8 @@ for name in vmem-sort vmem-bfs vmem-cache vmem-stream; do
   [ ! -r $sys ] || expect 2 "$sys says that it has 4096 bytes, and does not" -- $name $sys
 done
 expect 2 'is a pipe, which can be read only once: write' -- vmem-gemm <(cat "$work/graph.txt") "$work/graph.txt"
-awk 'BEGIN { for (i = 0; i < 1000000; i++) print i, i + 1 }' >"$work/path"  # a search that looks at all vertices in each level takes hours
+# a search that scans all vertices in each level takes hours
+awk 'BEGIN { for (i = 0; i < 1000000; i++) print i, i + 1 }' >"$work/path"
 expect 0 '1000001 vertices can be reached from 0, the farthest over 1000000 edges' 'verified: 0 mismatches' -- vmem-bfs "$work/path"
 printf '%%%%MatrixMarket matrix coordinate pattern general\n%% MatrixMarket file of x\n%%%%MatrixMarket\n2 2 1\n1 2\n' >"$work/comment.mtx"
 expect 0 '2 vertices, 1 edges' -- vmem-bfs "$work/comment.mtx"
@@ -106,7 +109,7 @@ random = np.random.default_rng(1)
 np.save(sys.argv[1] + "/a.npy", random.standard_normal((700, 1100), dtype="f4"))
 np.save(sys.argv[1] + "/b.npy", random.standard_normal((1100, 900), dtype="f4"))
 np.save(sys.argv[1] + "/double.npy", np.zeros((3, 3)))
-# Numbers at the edges: where NumPy says so, NaN and infinities are right.
+# Numbers at the limits: NaN and infinities are right if NumPy computes them too.
 for name, a, b in ("nan", np.nan, 1), ("inf", np.inf, 2), ("infzero", np.inf, 0), ("over", -1e30, 1e30), ("tiny", 1e-30, 1e-15), ("zero", 0, 0):
     np.save(sys.argv[1] + f"/{name}.a.npy", np.array([[a]], "f4"))
     np.save(sys.argv[1] + f"/{name}.b.npy", np.array([[b]], "f4"))
@@ -114,7 +117,7 @@ left, right = random.standard_normal((150, 170), dtype="f4"), random.standard_no
 left[3, 5], left[100, 2], right[7, 7] = np.nan, np.inf, -np.inf
 np.save(sys.argv[1] + "/mixed.a.npy", left)
 np.save(sys.argv[1] + "/mixed.b.npy", right)
-# So many rows and columns that 64 bits hold only a rest of the number of their bytes: half a MiB.
+# So many rows and columns that their number of bytes overflows 64 bits, to half a MiB.
 header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4292870656, 2148532480), }"
 with open(sys.argv[1] + "/wraps.npy", "wb") as f:
     f.write(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
@@ -157,11 +160,11 @@ else
   echo "     skipped: as another user: needs root and setpriv"
 fi
 
-# A command line that is not understood: one line, which begins with the program's name, and status 2.
+# An invalid command line gives one line that begins with the program's name, and status 2.
 for each in sort bfs cache gemm stream; do expect 2 "^vmem-$each: .*--bogus; vmem-$each --help lists the options$" -- "vmem-$each" --bogus; done
 expect 2 '^vmem-bfs: --scale: Value 99 not in range' -- vmem-bfs --scale 99
 expect 0 '^Usage: .*vmem-gemm' -- vmem-gemm --help
-refused() {  # OPTION TEXT ARGS..: an argument that cannot be right is one as well
+refused() {  # refused OPTION TEXT ARGS..: so does an argument with an impossible value
   local option=$1 text=$2 name; shift 2
   for name in "$@"; do expect 2 "^$name: $option: $text" -- $name $option "${value--5}"; done
 }
@@ -173,11 +176,11 @@ value=1 refused --host-budget '1 is no size from 8' vmem-stream
 value=-1 refused --rows '.*not in range' vmem-stream
 expect 2 '100 is no multiple of 64' -- vmem-stream --device sim --n 100
 expect 2 '2097152 has no room for a layer, .* 8388608 bytes' -- vmem-stream --device sim --n 2048 --make 32MiB --budget 2MiB
-# An empty variable is no name.
+# The value of an empty variable is no name.
 for name in "${every[@]}"; do expect 2 'the text that was given is empty' -- $name ''; done
 for name in vmem-sort vmem-bfs vmem-gemm; do expect 2 'empty|missing' -- $name -o ''; done
 expect 2 'none/levels.*No such file' -- vmem-bfs "$work/graph.txt" -o "$work/none/levels"
-# lost NAME ARGS..: where nothing can be printed the status says so, whatever the result is.
+# lost NAME ARGS..: if the output cannot be written, the status says so, whatever the result.
 lost() {
   [[ $wanted == "  " || $wanted == *" $1 "* ]] || return 0
   local closed

@@ -1,6 +1,6 @@
 #!/bin/bash
-# vmem-sort does no harm: what it is given, and what lies where it writes, stays as it is until a whole, verified result takes
-# its place; and it leaves nothing behind, however it ends.
+# vmem-sort does no harm: its input, and existing files at its output path, stay unchanged until a
+# complete, verified result replaces them. It leaves nothing behind, however it ends.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 sort=$(realpath "${BUILD:-build}")/examples/vmem-sort passed=0 failed=0
@@ -8,7 +8,7 @@ work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-sort-test.XXXXXX"); trap 'rm -rf "$wo
 unset "${!VMEM_@}"
 export LC_ALL=C TMPDIR=$work
 
-# step NAME COMMAND..: in an empty folder.
+# step NAME COMMAND..: runs in an empty folder.
 step() {
   local name=$1 said began=$SECONDS; shift
   rm -rf "$work/here" && mkdir "$work/here" && cd "$work/here" || exit 1
@@ -17,11 +17,12 @@ step() {
 }
 text() { seq 1 300000 | shuf --random-source=<(yes) >"$1"; }
 run() { timeout $((100 * ${TEST_PATIENCE:-1})) "$sort" --budget 8MiB "$@" >said 2>&1; }
-# behind ARGS..: in the background, as $pid. What a run before it said is gone then: who waits for words would find them there.
+# behind ARGS..: runs in the background, as $pid. Clears the output of the previous run, in which a
+# caller that waits for a line would find it at once.
 behind() { : >said; env --default-signal=INT,HUP "$sort" --threads 1 "$@" >said 2>&1 & pid=$!; }
-# says TEXT STATUS: what run said and how it ended.
+# says TEXT STATUS: checks the output of run and its status.
 says() { [ "$2" = "$3" ] && grep -qE "$1" said || { echo "status $3, not $2, or no '$1' in:"; cat said; return 1; }; }
-# Each phase says that it has begun.
+# Each phase reports its start.
 phases() { [ "$(sed -n 's/: 0 %, .*//p' "$1" | uniq | tr '\n' ' ')" = "sorting merging writing verifying " ] || { cat "$1"; return 1; }; }
 only() { rm -f said; [ "$(echo *)" = "$*" ] || { echo "in the folder: $(echo *), not: $*"; return 1; }; }
 
@@ -39,7 +40,7 @@ records_of_any_size() {
     [ -s a.sorted ] && cmp <(od -An -v -tx1 -w$n a | sort) <(od -An -v -tx1 -w$n a.sorted) || return
   done
 }
-# Its index of lines is a part of the budget, however short they are.
+# The index of lines stays within its part of the budget, however short the lines are.
 index_in_the_budget() {
   local line pid peak
   for line in $(printf '%062d' 0) 1; do
@@ -52,13 +53,14 @@ index_in_the_budget() {
     mv peak long
   done
 }
-# However short they are, runs are few enough that the merge holds blocks of each: none is read again and again.
+# However short the lines are, there are few enough runs that the merge holds blocks of each. So no
+# block is read repeatedly.
 short_lines_are_read_once() {
   local read
   head -c 12M /dev/urandom | base64 -w 2 >a
   run a --threads 1; says 'verified . 0 mismatches' 0 $? || return
   read=$(sed -n 's/^| SSD read .*| \([0-9]*\)\.\([0-9]*\) \/.*/\1\2/p' said); cat said
-  [ "$read" -lt 40 ]  # hundredths of a GB, where the file has 2.5
+  [ "$read" -lt 40 ]  # in hundredths of a GB; the file has 2.5
 }
 no_whole_records() { head -c 1000 /dev/urandom >a; cp a b; run a --record-bytes 64; says 'no whole number of records of 64' 2 $? && cmp a b && only a b; }
 same_file_refused() {  # by its name, by a link, by another name
@@ -89,20 +91,20 @@ name_without_a_place() {  # of a file, in a folder of devices or of a process
   run /dev/stdin -o out <a; says 'verified . 0' 0 $? && sort a | cmp - out && only a out
 }
 no_folder() { text a; run a -o none/out; says 'none/out.*No such file' 2 $? && only a; }
-nobody_hears() {  # its result is whole all the same
+nobody_hears() {  # the result is still complete
   text a
   "$sort" --budget 8MiB a >/dev/full 2>said; says '^vmem-sort: standard output cannot be written' 1 $? && sort a | cmp - a.sorted || return
   "$sort" --budget 8MiB a -o out >&- 2>said; says '^vmem-sort: standard output cannot be written' 1 $? && cmp a.sorted out || return
   "$sort" --budget 8MiB a -o out >said 2>&-; says 'verified . 0' 0 $? && cmp a.sorted out && only a a.sorted out
 }
 link_to_nothing() { text a; ln -s none/here link; run a -o link; says 'link is a link to what is not there' 2 $? && only a link; }
-# Whom the input is closed to, the result is closed to, and what it is made in.
+# A user who cannot read the input cannot read the result or the temporary file either.
 private_stays_private() {
   local open; umask 022
   text a; chmod 600 a; run a; says 'verified . 0' 0 $? && [ "$(stat -c %a a.sorted)" = 600 ] || { stat -c '%a %n' a.sorted; return 1; }
   text b; run b; says 'verified . 0' 0 $? && [ "$(stat -c %a b.sorted)" = 644 ] || { stat -c '%a %n' b.sorted; return 1; }
   for open in --in-place "-o out"; do
-    for mib in 24 128 1024; do  # until it was seen in time
+    for mib in 24 128 1024; do  # until the file was seen in time
       head -c ${mib}M /dev/urandom >c; chmod 644 c; echo old >out; : >modes
       # shellcheck disable=SC2086
       behind --budget 8MiB --record-bytes 64 c $open
@@ -112,7 +114,7 @@ private_stays_private() {
     [ "$(sort -u modes | grep -v 644)" = 600 ] || { echo "$open: $(sort modes | uniq -c)"; return 1; }
   done
 }
-# The access list of a file that lets in one user, and not its group; and a note.
+# An access list that allows one user but not the group, and an extended attribute.
 list='import os, struct, sys
 one = lambda tag, may, who=0xffffffff: struct.pack("<HHI", tag, may, who)
 acl = struct.pack("<I", 2) + one(1, 6) + one(2, 6, 61501) + one(4, 0) + one(16, 6) + one(32, 0)
@@ -126,7 +128,8 @@ access_list() {
   python3 -c 'import os; assert os.getxattr("a", "user.note") == b"mine"' || return
   text b; run b -o a; says 'verified . 0' 0 $? && python3 -c "$has_list" a || { echo "-o: its group may read it"; return 1; }
 }
-# while_sorted CHANGE ARGS..: the change is made while runs are sorted; again with more data where the program was faster.
+# while_sorted CHANGE ARGS..: makes the change while runs are sorted; retries with more data if the
+# program was faster.
 while_sorted() {
   local change=$1 pid; shift
   for mib in 24 128 1024; do
@@ -143,7 +146,7 @@ output_appears() { while_sorted new_name && grep -q 'a.sorted: File exists' said
 set_back() { touch -r a time; printf X | dd of=a bs=1 seek=5 conv=notrunc status=none; touch -r time a; }
 changed_meanwhile() { while_sorted set_back --in-place && grep -q 'a was changed meanwhile' said && [ "$(stat -c %s a)" = "$(stat -c %s b)" ] && only a b time; }
 changed_beside_output() { while_sorted set_back -o out && grep -q 'a was changed meanwhile' said && only a b time; }
-group_of_another() {  # said before the sort
+group_of_another() {  # reported before the sort
   [ "$(id -u)" = 0 ] && setpriv --reuid=65534 --regid=65534 --clear-groups true 2>/dev/null || { echo "needs root and setpriv"; return 0; }
   text a; cp a "$work/b"; chown 65534:0 a . "$work/b"; chmod 755 "$work"; cp "$sort" "$work/sort"
   setpriv --reuid=65534 --regid=65534 --clear-groups "$work/sort" --budget 8MiB --in-place a >said 2>&1
@@ -151,10 +154,10 @@ group_of_another() {  # said before the sort
 }
 second_name() { ln a other 2>/dev/null; }
 named_meanwhile() { while_sorted second_name --in-place && grep -q 'a was changed meanwhile' said && cmp a b && only a b other; }
-room_before_the_merge() {  # or another file might take it
+room_before_the_merge() {  # or another file might take the space
   fallocate -l 1M room 2>/dev/null || { echo "no room can be taken on this file system"; return 0; }
   for how in "-o out" --in-place; do
-    for mib in 24 128 1024; do  # until it was seen in time
+    for mib in 24 128 1024; do  # until the file was seen in time
       : >room; head -c ${mib}M /dev/urandom >a
       # shellcheck disable=SC2086
       behind --budget 8MiB --record-bytes 64 a $how
@@ -165,13 +168,13 @@ room_before_the_merge() {  # or another file might take it
     awk '{ exit !($1 * 512 >= $2 && $2 != 0) }' room && [ -s room ] || { echo "$how: $(cat room)"; return 1; }
   done
 }
-nobody_reads() {  # what is printed
+nobody_reads() {  # the reader of its output has closed the pipe
   text a
   "$sort" --budget 8MiB a 2>/dev/null | true
   [ "${PIPESTATUS[0]}" = 141 ] && only a
 }
 too_large() { text a; (ulimit -f 100; "$sort" --budget 8MiB a >/dev/null 2>&1); [ $? = 153 ] && only a; }
-# What cannot be stored: blocks do not fit on the SSD, so that a touch gets SIGBUS or a call fails.
+# Blocks do not fit on the SSD, so a touch gets SIGBUS or a call fails.
 ssd_full() {
   local status
   head -c 72M /dev/urandom | base64 -w 40 >a; echo old >out; sum=$(cksum <a)
@@ -182,7 +185,7 @@ ssd_full() {
   done
   only a out
 }
-no_room() {  # a file of 16 TiB that holds nothing: its result would not fit beside it
+no_room() {  # for a sparse file of 16 TiB: its result would not fit on the disk
   truncate -s 16T a 2>/dev/null || { echo "no such file on this file system"; return 0; }
   run a -o out; says 'are needed beside it' 1 $? && only a
 }
@@ -190,8 +193,9 @@ nothing_to_make() {
   run --make 63; says 'make is less than a record of 64 bytes' 2 $? || return; run --make 0; says 'make: 0 is no size from 1' 2 $? &&
     [ -z "$(find "$work" -name 'vmem-sort.*')" ] && only '*'
 }
-# stopped WHEN SIGNAL STATUS ARGS..: the signal comes when a line that begins with WHEN was printed; again with more data where
-# the program was faster. (A shell without job control has its background jobs ignore SIGINT.)
+# stopped WHEN SIGNAL STATUS ARGS..: sends the signal when a line that begins with WHEN is printed;
+# retries with more data if the program was faster. (A shell without job control makes its
+# background jobs ignore SIGINT.)
 stopped() {
   local when=$1 signal=$2 status=$3 mib pid is; shift 3
   for mib in 24 128 1024; do
