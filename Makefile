@@ -5,7 +5,8 @@ CC        ?= cc
 CXXFLAGS  ?= -O2 -g
 CFLAGS    ?= -O2 -g
 SAN       ?=
-# .. of the sources of tests; the library, the simulated device and the tests' common parts have SAN.
+# Sanitizers for the test sources; the library, the simulated device and the tests' common parts use
+# SAN.
 SAN_TESTS ?= $(SAN)
 CUDA      ?= auto
 GPU_ARCH  ?= sm_90
@@ -15,12 +16,12 @@ KDIR      ?= /lib/modules/$(shell uname -r)/build
 VERSION   := $(shell awk '/define VMEM_VERSION_MAJOR/{a=$$3} /define VMEM_VERSION_MINOR/{b=$$3} END{print a "." b}' include/vmem/vmem.h)
 SONAME    := libvmem-tier.so.$(firstword $(subst ., ,$(VERSION)))
 
-# Short lines, or whole commands with V=1.
+# Short lines, or full commands with V=1.
 Q         := $(if $(V),,@)
 say        = $(if $(V),,@printf '  %-5s %s\n' $(1) $(2))
 
 MAKEFLAGS += --no-builtin-rules --no-print-directory
-# All cores, unless -j says otherwise; a make below this one shares its jobs.
+# Uses all cores unless -j is given; a make started by this one shares its jobs.
 ifeq ($(MAKELEVEL)$(filter -j%,$(MAKEFLAGS)),0)
   MAKEFLAGS += -j$(or $(shell nproc 2>/dev/null),1)
 endif
@@ -37,14 +38,14 @@ examples: $(EXAMPLES)
 tools: $(TOOLS)
 build-tests: $(BUILD)/sim/libvmem.so $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(VM_TEST) $(FORMATS) $(ABI)  ## all test and benchmark programs
 
-# What the sanitizers and the fast lane of .ci/run take.
+# The tests for the sanitizers and for the fast lane of .ci/run.
 .PHONY: core-tests
 CORE_SUITES ?= unit system stress
 core-tests: $(if $(filter unit,$(CORE_SUITES)),$(BUILD)/tests/unit_tests) $(if $(filter system,$(CORE_SUITES)),$(BUILD)/tests/system_tests) $(if $(filter stress,$(CORE_SUITES)),$(STRESS))
 
 include mk/lib.mk mk/tests.mk mk/gpu.mk mk/analysis.mk mk/package.mk
 
-# These build in a make of their own: two of them at once would write the same files.
+# These targets start a make of their own: two at once would write the same files.
 ifneq ($(filter check unit test test-sanitizers,$(MAKECMDGOALS)),)
 .NOTPARALLEL:
 endif
@@ -53,7 +54,7 @@ endif
 setup:  ## install the packages that everything here needs (asks nothing; prints the command when not root); GROUPS=: scripts/setup.sh
 	scripts/setup.sh $(or $(GROUPS),build test check vm)
 
-# 77: there is nothing to run it on, and it has said so.
+# Status 77: there is no GPU; the program has said so.
 demo: $(BUILD)/examples/vmem-sort $(BUILD)/examples/vmem-stream  ## sort 4 GiB, or FILE=.., with a quarter of it as memory; with a GPU also stream weights to it
 	$(BUILD)/examples/vmem-sort $(ARGS) $(FILE)
 	@$(BUILD)/examples/vmem-stream $(STREAM_ARGS) || [ $$? -eq 77 ]
@@ -72,7 +73,7 @@ test-sanitizers: | $(call SETUP,test)  ## unit, system and stress under AddressS
 bench: $(BENCH) | $(call SETUP,bench)  ## benchmarks beside the raw limit and mmap, figures to $(BUILD)/bench
 	@BUILD=$(BUILD) scripts/run-bench.sh $(ARGS)
 
-# These read sources alone; the other checks look at what is built.
+# These checks read only sources; the others examine the build.
 TEXT_CHECKS := format layers interfaces header docs readme words sizes shell python
 check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header, exported names, documents, manual pages, Python; ONLY='format words'
 	@$(if $(filter-out $(TEXT_CHECKS),$(or $(ONLY),all)),$(MAKE) all build-tests)

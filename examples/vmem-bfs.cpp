@@ -1,8 +1,10 @@
-// vmem-bfs: breadth-first search in a graph whose edges are four times larger than the memory it may use.
+// vmem-bfs: breadth-first search in a graph whose edges are four times larger than the memory it
+// may use.
 //
-// The edges lie in a region, in CSR form; offsets and levels in ordinary memory. A frontier is walked in chunks: a
-// chunk's ranges of edges are leased together, so that their blocks are read side by side, and the next one's are
-// prefetched. The graph is a file, an edge list or Matrix Market, or made.
+// The edges lie in a region, in CSR form; offsets and levels in ordinary memory. The search walks a
+// frontier in chunks. It leases the edge ranges of a chunk together, so that their blocks are read
+// in parallel, and prefetches those of the next chunk. The graph comes from a file (an edge list or
+// Matrix Market) or is generated.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -34,25 +36,26 @@ using Levels = std::vector<uint32_t>;
 struct Settings {
   rmat::Generator graph{21, 16, false};
   std::string file, output;
-  const input::File* given = nullptr;  // `file`, open; null: the graph is made
+  const input::File* given = nullptr;  // `file`, open; null: the graph is generated
   bool undirected = false;
   uint64_t budget = 0;
-  uint32_t source = 0;  // of an R-MAT: the vertex with the most edges
+  uint32_t source = 0;  // for R-MAT: the vertex with the most edges
   bool spoil = false;
 };
 
 struct Graph {
-  std::vector<uint64_t> offsets;  // of each vertex's edges; the last is the number of edges
+  std::vector<uint64_t> offsets;  // where each vertex's edges begin; the last is the number of edges
   const uint32_t* edges;
 };
 
-// Vertices of the frontier up to `end`, and the ranges of bytes in which their edges lie.
+// Vertices of the frontier up to `end`, and the byte ranges of their edges.
 struct Chunk {
   size_t end;
   std::vector<vmem_range> ranges;
 };
 
-// Ranges whose blocks are the same or neighbours are one. A chunk's blocks have at most `room` bytes, or one vertex.
+// Joins ranges whose blocks are equal or adjacent. A chunk's blocks hold at most `room` bytes, or
+// one vertex.
 Chunk chunk_from(const Graph& g, const Levels& frontier, size_t begin, uint64_t room) {
   Chunk chunk{begin, {}};
   uint64_t blocks = 0, range_from = 0, range_to = 0;
@@ -92,7 +95,8 @@ Levels search(const Graph& g, const Settings& s, uint64_t* visited) {
       if (!ranges.empty()) vmem::check(vmem_release_ranges(ranges.data(), ranges.size(), nullptr));
       now = std::move(next);
     }
-    // In the order of their edges; a look at every vertex is cheaper for many of them, which are in few levels.
+    // Put the frontier into the order of the edges. A scan of all vertices is cheaper than a sort
+    // of many; few levels have many.
     if (reached.size() > levels.size() / 16) {
       reached.clear();
       for (uint32_t v = 0; v < levels.size(); ++v) {
@@ -107,8 +111,8 @@ Levels search(const Graph& g, const Settings& s, uint64_t* visited) {
   return levels;
 }
 
-// Calls edge(from, to) for each edge; returns how many vertices a file has. plainly: the file is read by the second
-// way.
+// Calls edge(from, to) for each edge; returns the number of vertices of a file. plainly: uses the
+// second reader.
 template <typename Edge>
 uint64_t each_edge(const Settings& s, bool plainly, Edge edge) {
   if (s.given != nullptr) {
@@ -129,7 +133,7 @@ uint64_t each_edge(const Settings& s, bool plainly, Edge edge) {
   return s.graph.vertices();
 }
 
-// Where each vertex's edges begin.
+// Returns where each vertex's edges begin.
 std::vector<uint64_t> offsets_of(const Settings& s) {
   std::vector<uint64_t> offsets{0};
   if (s.given == nullptr) {
@@ -165,9 +169,10 @@ void place_edges(const Graph& g, const Settings& s, uint32_t* to) {
   });
 }
 
-// Levels are right when the source has 0, no edge leads over more than one level, and each vertex that was reached has
-// an edge from the level before. Looked up edge by edge where the graph is from, with none of them in memory; a file is
-// read by another reader than the one that made the graph, which has to find as many edges.
+// Counts wrong levels. Levels are right if the source has 0, no edge spans more than one level, and
+// each vertex reached has an edge from the level before. The check takes the edges one by one from
+// their source and keeps none in memory. A file is read by a second reader, which must find the
+// same number of edges.
 uint64_t mismatches(const Settings& s, const Graph& g, const Levels& levels) {
   const Progress progress("verifying");
   std::vector<bool> reached(levels.size());

@@ -1,10 +1,11 @@
-// vmem-cache: a key-value cache four times larger than the memory it may use. Values live in a vmem::pool; those that
-// were not asked for lately go to the SSD by themselves. What does not fit into the pool either is dropped, the least
-// recently used first.
+// vmem-cache: a key-value cache four times larger than the memory it may use. Values live in a
+// vmem::pool, and values not used lately go to the SSD automatically. When the pool is full, the
+// cache drops the least recently used values.
 //
-// A hit is a look into a hash table and a pointer: no system call, unless the value is on the SSD and a touch of it
-// traps. The rest of the program asks for keys of which few are popular, or those of a list, and verifies every value
-// it gets. Values are those of a text, "key, tab, value" a line, or made.
+// A hit is a lookup in a hash table and a pointer: no system call, unless the value is on the SSD
+// and the access traps. The rest of the program asks for keys, of which few are popular, or for
+// those of a list, and verifies every value. Values come from a text, "key, tab, value" a line, or
+// are generated.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
@@ -42,7 +43,7 @@ struct Settings {
   bool spoil = false;
 };
 
-// For one thread; several would share a pool, and have a cache for each part of the keys.
+// For one thread. Several threads would share a pool and have a cache for each part of the keys.
 class Cache {
  public:
   explicit Cache(uint64_t capacity)
@@ -52,14 +53,14 @@ class Cache {
                .flags = VMEM_HOST_ONLY,
                .name = "cache",
                .block_size = 2 * kLargest}) {}
-  // The value, until the next put(); empty: it is not there.
+  // Returns the value, valid until the next put(); empty if the key is absent.
   Value get(uint64_t key) {
     const auto found = entries_.find(key);
     if (found == entries_.end()) return {};
     order_.splice(order_.begin(), order_, found->second.used);
     return found->second.value;
   }
-  // Room for the value of a key that is not there. Drops others until there is some.
+  // Returns space for the value of an absent key. Drops other values until there is space.
   Value put(uint64_t key, size_t size) {
     for (;;) {
       try {
@@ -90,11 +91,11 @@ class Cache {
   }
   uint64_t capacity_;
   vmem::pool pool_;
-  std::list<uint64_t> order_;  // of use, the latest first
+  std::list<uint64_t> order_;  // most recently used first
   std::unordered_map<uint64_t, Entry> entries_;
 };
 
-// Where values are from. Their sizes are multiples of 8.
+// The source of values. Their sizes are multiples of 8.
 class Database {
  public:
   virtual ~Database() = default;
@@ -104,7 +105,7 @@ class Database {
   virtual bool equal(uint64_t key, Value value) const = 0;
 };
 
-// Words that follow from the key.
+// Generates words from the key.
 class MadeDatabase final : public Database {
  public:
   explicit MadeDatabase(uint64_t keys) : keys_(keys) {}
@@ -124,10 +125,10 @@ class MadeDatabase final : public Database {
   uint64_t keys_;
 };
 
-// The lines of a text. In memory: the names of the keys, and of each value its place and its hash.
+// The lines of a text. Keeps in memory the names of the keys, and the place and hash of each value.
 class TextDatabase final : public Database {
  public:
-  // longest: bytes of a line.
+  // longest: the longest line in bytes.
   TextDatabase(const std::string& path, size_t longest) : file_(path) {
     const Progress progress("reading keys");
     pairs::read(file_, longest, [&](const std::string& key, std::string_view value, uint64_t at) {
@@ -150,7 +151,7 @@ class TextDatabase final : public Database {
     const std::string_view text(reinterpret_cast<const char*>(value.data()), places_[key].size);
     return std::hash<std::string_view>()(text) == places_[key].hash;
   }
-  // keys(): there is none of that name.
+  // Returns keys() if there is no such name.
   uint64_t find(const std::string& name) const {
     const auto found = names_.find(name);
     return found == names_.end() ? keys() : found->second;
@@ -161,22 +162,22 @@ class TextDatabase final : public Database {
     uint64_t at, size, hash;
   };
   input::File file_;
-  mutable std::string plain_;  // a file is read to plain memory: a system call may not wait for a block of the pool
+  mutable std::string plain_;  // read into plain memory: a system call must not wait for a block of the pool
   std::vector<Place> places_;
   std::unordered_map<std::string, uint64_t> names_;
 };
 
-// A key, and a value that the cache can hold.
+// A key, and a value that fits into the cache.
 size_t longest_line(const Settings& s) {
   return s.capacity + (uint64_t{1} << 20);
 }
 
-// What is asked for, in its order.
+// Returns the keys to ask for, in order.
 std::vector<uint64_t> questions(const Settings& s, const Database& database) {
   std::vector<uint64_t> keys;
   if (s.ask.empty()) {
     std::mt19937_64 random(1);
-    // Zipf's law: a key is asked for as often as one over its rank.
+    // Zipf's law: the probability of a key is proportional to one over its rank.
     for (uint64_t n = 0; n < s.gets; ++n) {
       const auto rank = std::pow(static_cast<double>(database.keys()), 0x1p-64 * static_cast<double>(random()));
       keys.push_back(std::min(static_cast<uint64_t>(rank), database.keys()) - 1);
@@ -202,7 +203,7 @@ std::vector<uint64_t> questions(const Settings& s, const Database& database) {
 int run(Settings s) {
   if (s.budget == 0) s.budget = std::max<uint64_t>(s.capacity / 4, 8 << 20);
   vmem::set("host_budget", std::to_string(s.budget));
-  vmem::set("readahead", "0");  // the next value is anybody's guess
+  vmem::set("readahead", "0");  // the next value cannot be predicted
   std::unique_ptr<Database> database;
   if (s.file.empty()) {
     if (!s.ask.empty()) throw input::Refused("--ask needs a file with keys and values");

@@ -1,7 +1,8 @@
-// vmem-gemm: C = A * B with matrices four times larger than the memory, of the device where there is one, that it may
-// use. A tile of each is leased where it is multiplied, the next two are prefetched. The matrices are stored tile by
-// tile: a tile is a range. They are read from .npy files, or made of small whole numbers; samples of every tile of C
-// are compared with sums of their own.
+// vmem-gemm: C = A * B with matrices four times larger than the memory it may use: the device's
+// memory, if there is a device. The program leases the tiles that it multiplies and prefetches the
+// next two. The matrices are stored tile by tile, so each tile is one range. They come from .npy
+// files or are generated from small whole numbers. Samples of every tile of C are compared with
+// sums computed separately.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
@@ -35,7 +36,8 @@ struct Settings {
   bool spoil = false;
 };
 
-// Of so many tiles. Two files that are as long as they say may have a product of more bytes than there are addresses.
+// Bytes of a matrix of this many tiles. The product of two valid files may have more bytes than
+// there are addresses.
 size_t bytes_of(size_t down, size_t across, size_t t) {
   size_t bytes = 0;
   if (__builtin_mul_overflow(down, across, &bytes) || __builtin_mul_overflow(bytes, t * t * 4, &bytes))
@@ -44,7 +46,7 @@ size_t bytes_of(size_t down, size_t across, size_t t) {
   return bytes;
 }
 
-// rows x columns floats in t x t tiles; zeros fill the last of a row or a column.
+// rows x columns floats in t x t tiles; the last tile of a row or column is padded with zeros.
 class Matrix {
  public:
   Matrix(size_t rows, size_t columns, size_t t, unsigned flags, const char* name)
@@ -56,7 +58,7 @@ class Matrix {
   size_t down() const { return down_; }
   size_t across() const { return across_; }
 
-  // Tile by tile: a row of a tile is one piece of the file's row.
+  // Walks tile by tile: a row of a tile is one piece of the file's row.
   template <typename Piece>
   void each_piece(size_t rows, size_t columns, Piece piece) const {
     Progress progress("files", rows * columns);
@@ -83,8 +85,8 @@ int number(size_t which, size_t i, size_t j) {
   return static_cast<int>((z >> 32) % 9) - 4;
 }
 
-// What an application writes. A tile of C stays leased until its sums are complete; the order of the k turns round from
-// one tile to the next, so that the last tile of A is the first again.
+// The application's main loop. A tile of C stays leased until its sums are complete. The order of k
+// reverses from one tile to the next, so that the last tile of A is the first again.
 template <typename Multiply>
 void multiply_all(const Matrix& a, const Matrix& b, const Matrix& c, size_t t, int where, void* stream,
                   Multiply multiply) {
@@ -113,7 +115,7 @@ struct Shape {
   size_t rows, depth, columns;
 };
 
-// The sum of products that an element of C has to be, for fp32 additions in any order.
+// The expected sum of products for an element of C, for fp32 additions in any order.
 class Sum {
  public:
   void add(double product) {
@@ -122,9 +124,10 @@ class Sum {
     sum_ += product;
     ++terms_;
   }
-  // Whole numbers have to be equal. Of others the rounding of as many additions is allowed, times the sum of what was
-  // added, and of the smallest numbers that there are. An infinity is right where so much was added, NaN where both
-  // infinities are, or where a number is NaN.
+  // Whole numbers must be equal. For other numbers the rounding errors of this many additions are
+  // allowed, relative to the sum of the magnitudes, plus the smallest fp32 number for each. An
+  // infinity is right if the sum can reach it. NaN is right if both infinities can be reached or an
+  // input is NaN.
   bool is(double c, bool whole) const {
     const double share = static_cast<double>(terms_ + 1) * 0x1p-24, most = FLT_MAX * (1 - share);
     if (std::isnan(sum_)) return std::isnan(c);
@@ -140,7 +143,7 @@ class Sum {
   size_t terms_ = 0;
 };
 
-// Of every tile of C, 16 elements.
+// Checks 16 elements of every tile of C.
 size_t wrong_samples(const Matrix& a, const Matrix& b, const Matrix& c, const Shape& n, size_t t, bool made,
                      size_t* samples) {
   size_t wrong = 0;
@@ -162,7 +165,7 @@ size_t wrong_samples(const Matrix& a, const Matrix& b, const Matrix& c, const Sh
   return wrong;
 }
 
-// A matrix is the file that it is from, which another reader reads.
+// Compares a matrix with its file, using a second reader.
 size_t differences(const Matrix& m, const npy::File& file) {
   npy::Plain again(file.file());
   std::vector<float> piece;
@@ -223,7 +226,7 @@ int run(Settings s) {
     const Matrix a(n.rows, n.depth, s.tile, flags, "A"), b(n.depth, n.columns, s.tile, flags, "B"),
         c(n.rows, n.columns, s.tile, flags, "C");
     if (left) {
-      std::vector<float> piece(s.tile);  // a file is read to plain memory: a system call may not wait for a block
+      std::vector<float> piece(s.tile);  // read into plain memory: a system call must not wait for a block
       a.each_piece(n.rows, n.depth, [&](size_t row, size_t column, float* at, size_t count) {
         left->read(row, column, piece.data(), count);
         std::copy_n(piece.data(), count, at);

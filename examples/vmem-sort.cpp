@@ -1,8 +1,10 @@
-// vmem-sort: sorts a file several times larger than the memory it may use, through plain pointers and std algorithms.
+// vmem-sort: sorts a file several times larger than the memory it may use, through plain pointers
+// and std algorithms.
 //
-// Runs of the file are sorted where they lie in a region, then merged into a second one that is mapped over a new file.
-// libvmem moves the blocks; the program only says what it will read next and what it no longer needs. The new file gets
-// its name when it is whole and verified; until then, and where anything fails, files that were there are untouched.
+// It sorts runs of the file inside a region, then merges them into a second region that is mapped
+// over a new file. libvmem moves the blocks; the program only announces what it will read next and
+// what it no longer needs. The new file gets its final name once it is complete and verified. Until
+// then, and if anything fails, existing files stay untouched.
 #include <endian.h>
 #include <fcntl.h>
 #include <linux/limits.h>
@@ -40,8 +42,8 @@
 
 namespace {
 
-// The first eight bytes as a number in their order, with zeros after a key that is shorter: where two differ, the keys
-// do.
+// Returns the first eight bytes as a big-endian number, padded with zeros for a shorter key. If two
+// prefixes differ, the keys compare the same way.
 uint64_t prefix_of(const unsigned char* p, size_t n) {
   uint64_t first = 0;
   memcpy(&first, p, std::min(n, sizeof first));
@@ -77,7 +79,7 @@ double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-// Order-independent: the sum of one hash a record.
+// The sum of one hash a record: independent of the order.
 uint64_t hash(const unsigned char* p, size_t n) {
   uint64_t h = 0x9e3779b97f4a7c15u ^ n;
   for (; n >= 8; p += 8, n -= 8) {
@@ -90,7 +92,8 @@ uint64_t hash(const unsigned char* p, size_t n) {
   return h ^ (h >> 32);
 }
 
-// A view of sorted or unsorted items in memory: records of a fixed size, or (0) lines with their newline.
+// A view of items in memory, sorted or not: records of a fixed size, or lines with their newline
+// (record 0).
 struct Cursor {
   const unsigned char* at;
   const unsigned char* end;
@@ -113,8 +116,9 @@ size_t key_length(const unsigned char* p, size_t n, size_t record) {
   return record == 0 && n != 0 && p[n - 1] == '\n' ? n - 1 : n;
 }
 
-// Items of any size, by an index of where they begin, as many from the first on as that has room for: their bytes. It
-// is small beside short lines, too, so that runs are few: the merge keeps blocks of each in memory.
+// Sorts items of any size by an index of their offsets: as many of the first items as the index has
+// room for. Returns their bytes. The index is small even for short lines, so that there are few
+// runs: the merge keeps blocks of each in memory.
 using Index = std::vector<uint32_t>;
 size_t sort_items(const unsigned char* from, unsigned char* to, size_t size, size_t record, Index* index) {
   index->clear();
@@ -126,7 +130,7 @@ size_t sort_items(const unsigned char* from, unsigned char* to, size_t size, siz
     return key_length(from + item, Cursor{from + item, end, record}.length(), record);
   };
   const auto before = [&](uint32_t a, uint32_t b) {
-    // Most lines differ soon; to find their ends takes longer.
+    // Most lines differ early; finding their ends takes longer.
     const size_t look = record != 0 ? 0 : std::min<size_t>(16, static_cast<size_t>(c.at - from) - std::max(a, b));
     for (size_t i = 0; i < look; ++i) {
       const unsigned char x = from[a + i], y = from[b + i];
@@ -145,7 +149,7 @@ size_t sort_items(const unsigned char* from, unsigned char* to, size_t size, siz
   return static_cast<size_t>(c.at - from);
 }
 
-// Records of common sizes are sorted where they lie.
+// Sorts records of common sizes in place.
 template <size_t N>
 void sort_records(const unsigned char* from, unsigned char* to, size_t size) {
   memcpy(to, from, size);
@@ -178,7 +182,8 @@ struct Run {
   size_t offset, size;
 };
 
-// Cuts [0, size) into runs that end with whole items. A file whose last line lacks its newline keeps lacking it.
+// Cuts [0, size) into runs of whole items. If the last line of the file lacks its newline, its run
+// does, too.
 std::vector<Run> cut(const unsigned char* data, size_t size, size_t target, size_t record) {
   std::vector<Run> runs;
   for (size_t at = 0; at < size;) {
@@ -198,7 +203,7 @@ std::vector<Run> cut(const unsigned char* data, size_t size, size_t target, size
   return runs;
 }
 
-// An exception in any thread is the caller's, when all have ended.
+// Rethrows an exception of any thread once all threads have ended.
 template <typename F>
 void in_threads(unsigned count, const F& work) {
   std::mutex mutex;
@@ -218,8 +223,8 @@ void in_threads(unsigned count, const F& work) {
   if (failed != nullptr) std::rethrow_exception(failed);
 }
 
-// The sorted runs: of each of those that are asked for there are several where its items are many and small, so that
-// each thread's index of them takes no more than so many bytes.
+// Returns the sorted runs. A run with many small items becomes several, so that each thread's index
+// takes at most `index_bytes`.
 std::vector<Run> sort_runs(const vmem::region& input, const vmem::region& sorted, const std::vector<Run>& runs,
                            const Settings& s, size_t index_bytes, uint64_t* checksum) {
   const auto* in = static_cast<const unsigned char*>(input.data());
@@ -261,7 +266,8 @@ std::vector<Run> sort_runs(const vmem::region& input, const vmem::region& sorted
       }
       vmem::check(vmem_advise(in + run.offset, run.size, VMEM_ADVISE_COLD, 0));
       vmem::check(vmem_prefetch(out + run.offset, run.size, VMEM_SSD, nullptr));
-      // Most of it has left by now. Without this, nobody would be told that an SSD is full as long as there is memory.
+      // Most of the run has left memory by now. Without this call, a full SSD would go unnoticed
+      // while there is memory.
       if (last != nullptr) vmem::check(vmem_evict(out + last->offset, last->size, VMEM_SSD));
       last = &run;
       progress.add(run.size / 2);
@@ -280,7 +286,7 @@ std::vector<Run> sort_runs(const vmem::region& input, const vmem::region& sorted
   return made;
 }
 
-// The first of the items in [at, end), which are sorted, that is not below the key.
+// Returns the first of the sorted items in [at, end) that is not below the key.
 const unsigned char* not_below(const unsigned char* at, const unsigned char* end, size_t record,
                                const std::string& key) {
   while (at < end) {
@@ -302,13 +308,13 @@ const unsigned char* not_below(const unsigned char* at, const unsigned char* end
   return at;
 }
 
-// What one thread merges, to where.
+// The runs that one thread merges, and the destination.
 struct Part {
   std::vector<Cursor> runs;
   unsigned char* to;
 };
 
-// Parts of about the same size, by keys of the longest run.
+// Cuts the runs into parts of about the same size, by keys of the longest run.
 std::vector<Part> divide(const unsigned char* data, unsigned char* to, const std::vector<Run>& runs, size_t record,
                          unsigned count) {
   std::vector<Cursor> rest;
@@ -321,7 +327,7 @@ std::vector<Part> divide(const unsigned char* data, unsigned char* to, const std
     std::string key;
     if (p < count) {
       const Cursor bound{longest.at + (longest.end - longest.at) * p / count, longest.end, record};
-      // Whole items: from the next one on.
+      // Skip to the start of the next item.
       const auto into = static_cast<size_t>(bound.at - longest.at);
       const size_t skip = record != 0 ? (record - into % record) % record : bound.length();
       const Cursor item{bound.at + std::min(skip, static_cast<size_t>(bound.end - bound.at)), bound.end, record};
@@ -333,7 +339,7 @@ std::vector<Part> divide(const unsigned char* data, unsigned char* to, const std
       if (run.at == end) continue;
       part.runs.push_back({run.at, end, record});
       to += end - run.at;
-      if (record == 0 && end[-1] != '\n') ++to;  // the line without one gets one, unless it is the last of all
+      if (record == 0 && end[-1] != '\n') ++to;  // a line without newline gets one, unless it is the last of all
       run.at = end;
     }
     parts.push_back(std::move(part));
@@ -347,7 +353,7 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
     Cursor cursor;
     size_t length, key;            // bytes of the item, and of what it is compared by
     uint64_t prefix;               // of its key
-    const unsigned char* fetched;  // prefetch was asked up to here
+    const unsigned char* fetched;  // prefetched up to here
     const unsigned char* done;     // dropped up to here
   };
   const auto* data = static_cast<const unsigned char*>(sorted.data());
@@ -360,7 +366,7 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
       vmem::check(vmem_prefetch(h.fetched, n, VMEM_HOST, nullptr));
       h.fetched += n;
     }
-    if (whole_blocks(h.cursor.at) > h.done) {  // what has been merged is of no more use
+    if (whole_blocks(h.cursor.at) > h.done) {  // merged bytes are no longer needed
       const unsigned char* const to = whole_blocks(h.cursor.at);
       vmem::check(vmem_advise(h.done, static_cast<size_t>(to - h.done), VMEM_ADVISE_DONT_NEED, 0));
       h.done = to;
@@ -391,7 +397,8 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
     unreported += h.length;
     if (unreported > 4 << 20) {
       progress.add(std::exchange(unreported, 0));
-      // Complete, and not wanted again soon: it makes room before what is to be merged has to.
+      // These blocks are complete and not needed soon: write them out before input blocks must be
+      // evicted.
       unsigned char* const whole = to - reinterpret_cast<uintptr_t>(to) % block;
       if (whole > written) vmem::check(vmem_prefetch(written, static_cast<size_t>(whole - written), VMEM_SSD, nullptr));
       written = std::max(written, whole);
@@ -406,7 +413,8 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
 
 void merge(const vmem::region& sorted, const vmem::region& output, const std::vector<Run>& runs, const Settings& s,
            uint64_t budget, size_t block) {
-  // Of each run each thread has the block that it reads, the next, and what it reads ahead: all of that must stay.
+  // Each thread uses three blocks of each run (the current one, the next, and read-ahead): all must
+  // stay in memory.
   const auto threads = static_cast<unsigned>(std::clamp<uint64_t>(budget / (runs.size() * 3 * block), 1, s.threads));
   const size_t ahead = std::clamp<size_t>(budget / 8 / (runs.size() * threads), 1, 32 << 20) / block * block;
   auto* const to = static_cast<unsigned char*>(output.data());
@@ -417,7 +425,7 @@ void merge(const vmem::region& sorted, const vmem::region& output, const std::ve
   });
 }
 
-// What of the result is still in memory alone goes to its file, in pieces, so that progress can be said.
+// Writes the rest of the result to its file, in pieces, to show progress.
 void write_out(const vmem::region& output) {
   const auto* const data = static_cast<const unsigned char*>(output.data());
   const size_t piece = std::max<size_t>(output.size() / 16 / (2 << 20), 1) * (2 << 20);
@@ -429,7 +437,7 @@ void write_out(const vmem::region& output) {
   }
 }
 
-// How many items are not where they belong; one more where the items are not those of the input.
+// Counts items that are out of order, plus one if the items differ from those of the input.
 uint64_t mismatches(const vmem::region& output, size_t record, uint64_t checksum, uint64_t* items) {
   const auto* data = static_cast<const unsigned char*>(output.data());
   Progress progress("verifying", output.size());
@@ -466,7 +474,8 @@ struct stat status_of(const std::string& path) {
   return s;
 }
 
-// Where the result goes, through links; what is there already is replaced only as the user said.
+// The path of the result, with links resolved. An existing file is replaced only as the user
+// requested.
 struct Target {
   std::string path;
   bool there = false;
@@ -482,7 +491,7 @@ Target target_of(const Settings& s, const struct stat& input) {
   std::string path = s.output;
   if (path.empty()) {
     path = s.input + ".sorted";
-    // /dev/stdin, /proc/self/fd/3: a file, under a name that has no place beside it
+    // /dev/stdin and /proc/self/fd/3 name a file, but their folder cannot hold the result.
     const std::string folder = std::filesystem::canonical(std::filesystem::absolute(path).parent_path());
     if (folder == "/dev" || folder.starts_with("/proc/"))
       throw std::runtime_error(path + " is no place for the result: say where it goes with -o");
@@ -500,8 +509,8 @@ Target target_of(const Settings& s, const struct stat& input) {
   return {std::filesystem::canonical(path), true};
 }
 
-// Who else may read a file (its access list) and what the user noted at it, for the one that takes its place; not what
-// it may do when it is run. False: the attribute `name` cannot be kept.
+// Copies the access list and the user's attributes to the file that replaces `from`, but nothing
+// that affects execution. Returns false if the attribute `name` cannot be kept.
 bool copy_attributes(const std::string& from, int to, bool notes, std::string* name) {
   std::string names(XATTR_LIST_MAX, '\0'), value(XATTR_SIZE_MAX, '\0');
   const ssize_t all = listxattr(from.c_str(), names.data(), names.size());
@@ -518,15 +527,15 @@ bool copy_attributes(const std::string& from, int to, bool notes, std::string* n
 bool unchanged(const struct stat& a, const struct stat& b) {
   const auto same = [](const timespec& x, const timespec& y) { return x.tv_sec == y.tv_sec && x.tv_nsec == y.tv_nsec; };
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size && same(a.st_mtim, b.st_mtim) &&
-         same(a.st_ctim, b.st_ctim);  // who writes may set the first back
+         same(a.st_ctim, b.st_ctim);  // a writer may reset the mtime
 }
 
-// What takes the place of a file was its owner's alone until here, and is open to nobody whom that one was closed to.
+// Gives the file the owner, group and mode of the file that it replaces. Until here only its owner
+// could open it, and it must not become open to users who could not open the old file.
 void give_away(const ownfiles::OwnFile& file, const Settings& s, const Target& target, const struct stat& old) {
-  mode_t mode =
-      old.st_mode & 0777;  // not to run as its owner: nobody has said that the new bytes may, as after a write
+  mode_t mode = old.st_mode & 0777;  // no set-user-ID: as after a write, the new bytes have no such permission
   struct stat now;
-  // Where it cannot be given away, what it is shows.
+  // If the owner cannot be changed, fstat() below shows it.
   static_cast<void>(fchown(file.fd(), old.st_uid, old.st_gid) == 0 ||
                     fchown(file.fd(), static_cast<uid_t>(-1), old.st_gid) == 0);
   if (fstat(file.fd(), &now) != 0) throw system_failure(file.path());
@@ -585,10 +594,11 @@ int run(Settings s) {
   if (s.record != 0 && size % s.record != 0)
     throw input::Refused(source + ": its " + std::to_string(size) + " bytes are no whole number of records of " +
                          std::to_string(s.record));
-  // A new file is for those whom the input is for, as with cp; its owner writes to it.
+  // A new file is readable by the users who could read the input, as with cp; its owner may write
+  // to it.
   const mode_t mode = target.there ? 0600 : made ? 0666 : (before.st_mode & 0777) | 0600;
   auto output_file = ownfiles::as_named([&] {
-    // Before the sort, with an empty file: what is refused at its end otherwise.
+    // Try this on an empty file, so that a refusal comes before the sort rather than after it.
     if (s.in_place) give_away(ownfiles::OwnFile(target.path, 0600), s, target, before);
     return ownfiles::OwnFile(target.path, mode);
   });
@@ -604,13 +614,14 @@ int run(Settings s) {
                              std::to_string(disk.f_bavail * disk.f_frsize) + " are free");
 
   const uint64_t memory = s.budget != 0 ? s.budget : std::max<uint64_t>(size / 4, 64 << 20);
-  // Each thread sorts a run in memory, and the merge holds a few blocks of every run: both must fit.
+  // Each thread sorts a run in memory, and the merge holds a few blocks of every run: both must
+  // fit.
   s.threads = static_cast<unsigned>(std::clamp<uint64_t>(memory / (64 << 20), 1, s.threads));
   uint64_t block = 2 << 20;
   while (block > (64 << 10) && 24 * s.threads * 4 * block > memory) block /= 2;
   vmem::set("block_size", std::to_string(block));
   const size_t index_bytes = in_place_sort(s.record) != nullptr ? 0 : memory / (6 * s.threads);
-  vmem::set("host_budget", std::to_string(std::max<uint64_t>(memory - index_bytes * s.threads, 8 << 20)));  // its least
+  vmem::set("host_budget", std::to_string(std::max<uint64_t>(memory - index_bytes * s.threads, 8 << 20)));  // minimum
   vmem::check(vmem_init());
   const uint64_t budget = std::stoull(vmem::get("host_budget"));
   const std::string share = vmem::core::strprintf(" (1/%.1f)", static_cast<double>(size) / static_cast<double>(memory));
@@ -628,7 +639,7 @@ int run(Settings s) {
     raw = rawdisk::run(source, plan);
   }
 
-  // All the room is taken now, so that no other file takes it in the middle of the merge.
+  // Reserve all space now, so that no other file takes it during the merge.
   if (fallocate(output_file.fd(), 0, 0, static_cast<off_t>(size)) != 0 &&
       ((errno != EOPNOTSUPP && errno != ENOSYS) || ftruncate(output_file.fd(), static_cast<off_t>(size)) != 0))
     throw system_failure(output_file.path());

@@ -1,8 +1,9 @@
-// vmem-stream: a chain of large matrix products whose weights lie in a file four times larger than the device memory
-// the program may use. Each layer is leased while a stream multiplies with it; the next one is on its way meanwhile.
+// vmem-stream: a chain of large matrix products whose weights lie in a file four times larger than
+// the device memory the program may use. Each layer is leased while a stream multiplies with it;
+// the next one is prefetched at the same time.
 //
-// The whole of the paging is in one_pass(). The rest makes the file, measures the limits of the same machine in the
-// same run, and computes the chain again on plain device memory that is fed by plain reads.
+// All of the paging is in one_pass(). The rest makes the file, measures the machine's limits in the
+// same run, and computes the chain again on plain device memory that plain reads fill.
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
@@ -38,10 +39,10 @@ struct Settings {
 };
 
 struct Pass {
-  double seconds = 0, computed = 0;  // seconds of the whole; of the products alone, on the GPU's clock
+  double seconds = 0, computed = 0;  // seconds: the whole pass; computed: the products alone, by the GPU's clock
 };
 
-// Bits of an fp16 number of random sign whose magnitude is spread over [2^power, 2^(power + 1)).
+// An fp16 number of random sign with a magnitude in [2^power, 2^(power + 1)), as bits.
 uint16_t half_bits(uint64_t random, int power) {
   return static_cast<uint16_t>((random & 0x8000) | (static_cast<uint64_t>(power + 15) << 10) | (random & 0x3ff));
 }
@@ -52,7 +53,7 @@ uint64_t mix(uint64_t z) {
   return z ^ (z >> 31);
 }
 
-// Weights of such a size that the numbers neither grow nor vanish on their way through the layers.
+// Writes weights of such a size that the values neither grow nor vanish through the layers.
 void make_weights(const std::string& path, uint64_t bytes, size_t n) {
   const int power = static_cast<int>(std::lround((-std::log2(static_cast<double>(n)) - 1.22) / 2));
   std::ofstream out(path, std::ios::binary | std::ios::trunc);
@@ -67,7 +68,7 @@ void make_weights(const std::string& path, uint64_t bytes, size_t n) {
   }
   out.close();
   if (!out) throw std::system_error(errno, std::generic_category(), path);
-  // Written now, so that the disk is quiet when reading is measured.
+  // Flush now, so that the disk is idle when reading is measured.
   if (const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC); fd >= 0) {
     fsync(fd);
     posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
@@ -75,7 +76,7 @@ void make_weights(const std::string& path, uint64_t bytes, size_t n) {
   }
 }
 
-// The chain: two buffers in turn.
+// The chain, with two alternating buffers.
 class Chain {
  public:
   Chain(gpuapp::App& app, gpuapp::Product& product, size_t n, size_t rows, size_t layers)
@@ -110,7 +111,7 @@ class Chain {
   gpuapp::Plain input_, a_, b_;
 };
 
-// What an application writes: lease a layer, multiply, release; and say early what comes next.
+// The application's main loop: lease a layer, multiply, release, and announce the next one early.
 Pass one_pass(gpuapp::App& app, Chain& chain, const std::string& file, int ahead) {
   const size_t size = chain.layer_bytes();
   vmem::region weights(size * chain.layers(), file, 0, VMEM_MAP_READ);
@@ -179,8 +180,9 @@ std::vector<char> keep(gpuapp::App& app, const char* result, size_t bytes) {
   return kept;
 }
 
-// Rows for which a product takes nine tenths of the time that reading its layer takes: the case where overlap counts
-// most. At most an eighth of the free memory goes to the three buffers of rows.
+// Returns the number of rows for which a product takes nine tenths of the time that reading its
+// layer takes: overlap helps most there. The three buffers of rows take at most an eighth of the
+// free memory.
 size_t balanced_rows(gpuapp::App& app, gpuapp::Product& product, size_t n, double read_gbs) {
   if (app.simulated()) return 8;
   constexpr size_t kTry = 8192;
@@ -234,7 +236,7 @@ int run(Settings s) {
   const size_t layers = size / layer;
   if (layers < 4) throw input::Refused("too little for four layers of " + std::to_string(layer) + " bytes");
   size = layers * layer;
-  // One layer in use, one on its way.
+  // One layer in use, one being prefetched.
   const uint64_t in_blocks = layer % kBlock == 0 ? layer : (layer / kBlock + 2) * kBlock;
   if (s.budget == 0) s.budget = std::max(size / 4, (1 + static_cast<uint64_t>(s.ahead)) * in_blocks);
   if (s.budget < in_blocks)
@@ -296,7 +298,7 @@ int run(Settings s) {
     }
     plain_pass(*app, chain, s.file);
     wrong += differences(*app, chain.result(), kept);
-    // Of weights that somebody gave this may be right.
+    // Weights given by the user may really produce equal bytes.
     const bool all_equal_bytes = made && std::all_of(kept.begin(), kept.end(), [&](char c) { return c == kept[0]; });
 
     std::sort(passes.begin(), passes.end(), [](const Pass& a, const Pass& b) { return a.seconds < b.seconds; });

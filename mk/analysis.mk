@@ -1,7 +1,7 @@
-# Analysis without running: clang-tidy, other compilers, thread safety and static objects.
+# Static analysis: clang-tidy, other compilers, thread safety and static objects.
 
-# clang-tidy runs again only for files whose object was made again, and whose contents are not those of a run that found nothing.
-# TIDY_ONLY: these files alone.
+# clang-tidy runs again only for files whose object was rebuilt and whose contents no clean run has
+# seen. TIDY_ONLY: check only these files.
 TIDY_SRC  := $(LIB_SRC) $(wildcard tools/*.cpp tools/*/*.cpp examples/*.cpp)
 TIDY      := $(patsubst %.cpp,$(BUILD)/tidy/%.ok,$(if $(filter undefined,$(origin TIDY_ONLY)),$(TIDY_SRC),$(filter $(TIDY_ONLY),$(TIDY_SRC))))
 .PHONY: tidy
@@ -12,7 +12,8 @@ $(BUILD)/tidy/%.ok: %.cpp $(BUILD)/%.o .clang-tidy
 	@scripts/lib/once.sh $(BUILD)/$*.d clang-tidy --quiet $< -- $(CPPFLAGS) -Itools -std=c++20 2>$@.err >$@.out || { cat $@.out; grep -v 'warnings generated' $@.err; exit 1; }
 	@touch $@
 
-# What another compiler says, without code: make syntax CXX=g++-14 (scripts/compilers.sh --syntax).
+# Parses the sources with another compiler, without generating code: make syntax CXX=g++-14
+# (scripts/compilers.sh --syntax).
 SYNTAX    := $(TIDY_SRC:%.cpp=$(BUILD)/syntax/%.ok)
 .PHONY: syntax
 syntax: $(SYNTAX)
@@ -22,8 +23,8 @@ $(BUILD)/syntax/%.ok: %.cpp $(BUILD)/flags | $(call SETUP,build)
 	$(Q)$(CXX) $(CPPFLAGS) -Itools $(STD) -fsyntax-only $<
 	@touch $@
 
-# Threads of the library run on while the process exits: nothing of it may be made or destroyed by the C++ runtime. And
-# what a lock protects is accessed with it held (lib/core/mutex.h).
+# The library's threads run on while the process exits, so the C++ runtime must construct or destroy
+# none of its objects. Data protected by a lock is accessed with the lock held (lib/core/mutex.h).
 STATICS   := $(LIB_SRC:%.cpp=$(BUILD)/statics/%.ok)
 .PHONY: statics
 statics: $(STATICS)

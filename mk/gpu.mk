@@ -1,10 +1,11 @@
-# Programs for a machine with a GPU: nothing but the C library and the driver is taken from there.
+# Programs for a machine with a GPU: they take only the C library and the driver from that machine.
 
-# tests/gpu/NAME_test.cu, NAME_bench.cu (or .cpp) become binaries; other files there are linked into each of them.
+# tests/gpu/NAME_test.cu and NAME_bench.cu (or .cpp) become binaries; other files there are linked
+# into each of them.
 GPU_MAIN  := $(filter %_test.cu %_bench.cu %_test.cpp %_bench.cpp,$(GPU_SRC))
 GPU_BIN   := $(patsubst tests/gpu/%,$(BUILD)/gpu/%,$(basename $(GPU_MAIN)))
 GPU_OBJ    = $(patsubst %,$(BUILD)/%.o,$(basename $(filter-out $(GPU_MAIN) tests/gpu/stress_%,$(GPU_SRC))))
-# The stress programs that know devices, with real ones linked in.
+# The stress programs that use devices, linked with real ones.
 GPU_STRESS := $(BUILD)/gpu/stress/history $(BUILD)/gpu/stress/model
 GPU_LIBS   = -l:libgtest_main.a -l:libgtest.a -l:liburing.a -l:libnuma.a -l:liblz4.a -l:libzstd.a -l:libxxhash.a
 $(BUILD)/tests/gpu/%.o: tests/gpu/%.cu $(BUILD)/flags | $(call SETUP,build) $(call SETUP,test)
@@ -20,7 +21,7 @@ $(GPU_EXAMPLES): $(BUILD)/gpu/%: $(BUILD)/examples/%.o $(SIM_OBJ) $(BUILD)/libvm
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -static-libstdc++ -static-libgcc $(GPU_LIBS) $(CUDA_LIB) -ldl -lrt -pthread -o $@
-# Benchmarks of the host tier: that machine is often the quieter one.
+# Benchmarks of the host tier, because the GPU machine is often the quieter one.
 GPU_HOST := $(BUILD)/gpu/host/host_bench $(BUILD)/gpu/host/programs_bench
 $(GPU_HOST): $(BUILD)/gpu/host/%: $(BUILD)/tests/bench/%.o $(TEST_OBJ) $(BUILD)/libvmem.a
 	@mkdir -p $(@D)

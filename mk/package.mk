@@ -1,17 +1,20 @@
 # Manual pages, wheel, Debian packages, installation.
 
-# A manual page of each call of vmem.h. Of section 3vmem: PMDK's libvmem has pages vmem_create.3 and vmem_free.3.
+# One manual page for each call of vmem.h. They are in section 3vmem because PMDK's libvmem has
+# vmem_create.3 and vmem_free.3.
 $(BUILD)/man/made: $(BUILD)/tools/docgen include/vmem/vmem.h
 	$(call say,MAN,$(@D))
 	$(Q)rm -rf $(@D) && mkdir -p $(@D) && $(BUILD)/tools/docgen --calls $(@D) && touch $@
 
-# The library of a wheel has to run where none of the packages it was built with are: what can be is linked into it. Of
-# libnuma there is no archive that a shared library can take: a copy lies beside it. The simulated device is in it.
+# A wheel's library must run without the packages it was built with, so libraries are linked
+# statically where possible. libnuma has no archive that a shared library can use: a copy lies
+# beside it. The simulated device is included.
 WHEEL_LIBS = -static-libstdc++ -static-libgcc -l:liburing.a -l:liblz4.a -l:libzstd.a -l:libxxhash.a -lnuma -ldl -lrt -pthread
-# Whoever hands a wheel on hands these on too: what Debian and Ubuntu keep of the licences, and the text that libnuma's names.
+# Licences that must be distributed with a wheel: the copyright files of Debian and Ubuntu, and the
+# text that libnuma's names.
 WHEEL_LICENCES = $(wildcard $(patsubst %,/usr/share/doc/%/copyright,liburing-dev liblz4-dev libzstd-dev libxxhash-dev libnuma1) \
   $(lastword $(sort $(wildcard /usr/share/doc/libstdc++-*-dev/copyright))) /usr/share/common-licenses/LGPL-2.1)
-# gc-sections: what nobody calls of the C++ library would ask for a newer C library.
+# gc-sections: unused functions of the C++ library would require a newer C library.
 $(BUILD)/wheel/$(SONAME): $(SIM_LIB_OBJ) lib/api/libvmem.map
 	@mkdir -p $(@D)
 	$(call say,LINK,$@)
@@ -21,7 +24,7 @@ wheel: $(BUILD)/wheel/$(SONAME) | $(call SETUP,wheel)  ## a Python wheel with th
 	@rm -f $(BUILD)/wheel/*.whl
 	@python3 scripts/wheel.py $(BUILD)/wheel $< "$$($(CXX) -print-file-name=libnuma.so.1)" --licences $(WHEEL_LICENCES)
 
-# Debian packages of what is built; FRESH=1 compiles it again with the distribution's flags.
+# Debian packages of the existing build; FRESH=1 compiles again with the distribution's flags.
 DEB       ?= $(BUILD)/deb
 .PHONY: deb again
 deb: $(DEB)/made  ## Debian packages, for this machine's release: $(DEB)/*.deb (docs/install.md)
@@ -34,7 +37,8 @@ $(DEB)/made: $(BUILD)/libvmem.a $(BUILD)/$(SONAME) $(BUILD)/libvmem-cuda-calls.s
 	$(Q)VMEM_CUDA=$(CUDA) scripts/deb.sh $(DEB) $(VERSION) $(if $(FRESH),,$(DEB)/stage) >/dev/null
 	@rm -rf $(DEB)/stage && touch $@
 
-# Installs libraries without their debug symbols, which go to .debug beside them, where debuggers look. STRIP=no: as built.
+# Installs libraries stripped, with their debug symbols in .debug beside them, where debuggers look.
+# STRIP=no: as built.
 STRIP     ?= yes
 define install_library
 	install -m 755 $(1) $(2)/
@@ -42,7 +46,7 @@ define install_library
 	$(if $(filter yes,$(STRIP)),objcopy --only-keep-debug $(1) $(2)/.debug/$(notdir $(1)).debug)
 	$(if $(filter yes,$(STRIP)),objcopy --strip-unneeded --add-gnu-debuglink=$(2)/.debug/$(notdir $(1)).debug $(1) $(2)/$(notdir $(1)))
 endef
-# What the development link and the archive are called: lib$(LINK_NAME).so, .a.
+# The name of the development link and the archive: lib$(LINK_NAME).so, .a.
 LINK_NAME ?= vmem
 INSTALL_LIB := $(DESTDIR)$(LIBDIR)
 MANDIR    ?= $(PREFIX)/share/man

@@ -6,14 +6,14 @@ $(BUILD)/tests/ctl_tests: $(CTL_OBJ) $(CTL_PARTS) $(TEST_OBJ) $(BUILD)/libvmem.a
 $(BUILD)/tests/unit_tests $(BUILD)/tests/system_tests $(BUILD)/tests/ctl_tests:
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
-# GoogleTest's main is taken only by those who have none.
+# The linker takes GoogleTest's main only for programs without their own.
 $(STRESS) $(KMOD_TEST) $(VM_TEST): $(BUILD)/%: $(BUILD)/%.o $(TEST_OBJ) $(BUILD)/libvmem.a
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lgtest_main -lgtest $(LIBS) -o $@
 $(BENCH): $(BUILD)/%: $(BUILD)/%.o $(TEST_OBJ) $(BUILD)/libvmem.a
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ -lbenchmark $(LIBS) -o $@
-# With the simulated device, which some of them take for --device sim.
+# With the simulated device, which some of them use for --device sim.
 $(EXAMPLES) $(patsubst %.cpp,$(BUILD)/%,$(wildcard tools/*.cpp)): $(BUILD)/%: $(BUILD)/%.o $(SIM_OBJ) $(BUILD)/libvmem.a
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $^ $(LIBS) $(if $(HAVE_CUDA),$(CUDA_LIB)) -o $@
@@ -27,13 +27,14 @@ $(BUILD)/$(1)/$(notdir $(1)): $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard $(1)/*.cp
 endef
 LIBS_vmemctl = -lmicrohttpd
 $(foreach d,$(TOOL_DIRS),$(eval $(call tool_folder,$(d))))
-# These see the library as an application does: the shared one, by its development name.
+# These use the library as an application does: the shared one, by its development name.
 $(ABI): $(BUILD)/%: $(BUILD)/%.o $(BUILD)/libvmem.so
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $< -L$(BUILD) -lvmem -Wl,-rpath,'$$ORIGIN/../..' -lgtest_main -lgtest -pthread -o $@
 
-# Negative controls: make BREAK=NAME build/negative/NAME/unit_tests is that program with one protection taken out of the
-# library (lib/core/break.h); only the files that name it are compiled again. tests/negative/run.sh runs them.
+# Negative controls: make BREAK=NAME build/negative/NAME/unit_tests builds that program with one
+# protection removed from the library (lib/core/break.h). Only the files that name it are compiled
+# again. tests/negative/run.sh runs them.
 ifdef BREAK
 BREAK_DIR := $(BUILD)/negative/$(BREAK)
 BREAK_SRC := $(shell grep -lF 'broken("$(BREAK)")' $(LIB_SRC))

@@ -1,8 +1,8 @@
 # The compilers, their flags, CUDA, and the packages that a build needs.
 
-# CUDA=auto takes a toolkit that is there, yes insists on one, no does without.
-# The library needs its headers alone, of CUDA 12 or later, and opens the driver when a device is first asked for. Examples
-# and tests of devices are programs of CUDA's runtime, and have that.
+# CUDA=auto uses a toolkit if present, yes requires one, no ignores it. The library needs only the
+# headers, of CUDA 12 or later, and opens the driver when a device is first used. Examples and tests
+# of devices use CUDA's runtime and link it.
 CUDA_HOME ?= $(patsubst %/bin/nvcc,%,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc) \
   $(patsubst %/include/cuda.h,%/bin/nvcc,$(wildcard /usr/local/cuda/include/cuda.h))))
 CUDA_HEADERS := $(and $(CUDA_HOME),$(wildcard $(CUDA_HOME)/include/cuda.h),$(wildcard $(CUDA_HOME)/include/nvtx3/nvToolsExt.h))
@@ -17,7 +17,8 @@ else
 endif
 
 override CPPFLAGS += -Iinclude -Ilib -D_GNU_SOURCE
-# A warning ends the build in CI, and with the compiler that CI has: another one may warn of what nobody has seen yet.
+# Warnings are errors in CI and with CI's compiler; other compilers may give warnings that are not
+# known yet.
 WERROR     = $(if $(or $(CI),$(filter 12,$(shell $(CXX) -dumpversion 2>/dev/null))),-Werror)
 STD        = -std=c++20 -Wall -Wextra -Wshadow -Wnon-virtual-dtor $(WERROR) -fPIC -fvisibility=hidden -pthread
 CSTD       = -std=c99 -Wall -Wextra $(WERROR) -pthread
@@ -28,7 +29,8 @@ ifdef HAVE_CUDA
 override CPPFLAGS += -DVMEM_HAVE_CUDA=1 -isystem $(CUDA_HOME)/include
 endif
 
-# Objects depend on this file: it changes when the compiler or its flags do. What a warning does is none of them.
+# Objects depend on this file, which changes with the compiler or its flags. WERROR is not among
+# them: it changes no object.
 FLAGS_NOW := $(foreach WERROR,-Werror,$(CXX) $(CC) $(STD) $(CSTD) $(CXXFLAGS) $(CFLAGS) $(CPPFLAGS) $(SANFLAGS) $(SAN_TESTS)$(if $(SIM), SIM))
 ifeq ($(filter-out clean help setup,$(or $(MAKECMDGOALS),all)),)
 else ifneq ($(file <$(BUILD)/flags),$(FLAGS_NOW))
@@ -37,6 +39,7 @@ else ifneq ($(file <$(BUILD)/flags),$(FLAGS_NOW))
 endif
 
 SETUP      = $(BUILD)/.setup-$(1)
-# Only these install what is missing; every other goal says what that is, and how to install it.
+# Only these targets install missing packages; every other target says what is missing and how to
+# install it.
 INSTALL   := $(filter demo test,$(MAKECMDGOALS))
 LINK       = $(CXX) $(SANFLAGS) $(CXXFLAGS) $(LDFLAGS)

@@ -1,20 +1,23 @@
 #!/bin/bash
-# check.sh [NAME..]: what is checked without running the library; all checks, or those named. $BUILD must be built.
+# check.sh [NAME..]: runs the checks that need no run of the library; all, or those named. $BUILD
+# must be built.
 #
 #   format layers interfaces header names settings manual docs readme words sizes shell python statics tidy
-# TIDY_FILES=N: clang-tidy reads only the N sources that changed last; .ci/run does, and the nightly run reads all.
-# Each prints "ok" or what is wrong; a tool that is missing is a skip that is said. Exit 1 when anything is wrong.
+# TIDY_FILES=N: clang-tidy reads only the N most recently changed sources; .ci/run does this, and
+# the nightly run reads all. Each check prints "ok" or what is wrong; a missing tool is a reported
+# skip. Exit 1 if anything is wrong.
 set -uo pipefail
 shopt -s lastpipe   # report counts in this shell, at the end of a pipe
 cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build}
 passed=0 failed=0 skipped=0
 export LC_ALL=C.UTF-8
-# A make that this starts is its own: the job server of the one above is not passed on, and says so in a warning.
+# The make that this starts has its own jobs: it is not given the job server of the make above, and
+# would warn about that.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 
 tracked() { git ls-files --cached --others --exclude-standard -- "$@" | sort -u | while read -r f; do [ -f "$f" ] && echo "$f"; done; }
-# report NAME: standard input is what is wrong.
+# report NAME: reads the findings from standard input.
 report() {
   local text; text=$(cat)
   if [ -z "$text" ]; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1"; sed 's/^/       /' <<<"$text"; failed=$((failed + 1)); fi
@@ -27,35 +30,36 @@ check_format() {
     xargs clang-format --dry-run -Werror 2>&1 | sed -n 's/^\([^:]*\):.*error: code should be clang-formatted.*/\1: not formatted (clang-format -i)/p' | sort | uniq | report format
 }
 
-# Includes go one way, as lib/ROOMS has it. Nobody outside lib may be included, except the public headers.
+# Includes go one way, as lib/ROOMS says. Code outside lib includes only the public headers.
 check_layers() {
   command -v python3 >/dev/null || { missing layers python3; return; }
   tracked 'lib/*/*.h' 'lib/*/*.cpp' | xargs python3 scripts/lib/check_rooms.py 2>&1 | report layers
 }
 
-# One room is the sole interface to each thing outside.
+# For each thing outside, one room is the only interface.
 check_interfaces() {
   only() { tracked 'lib/*' | grep -v "^lib/$1/" | xargs grep -nE "^ *# *include *[<\"]($2)" 2>/dev/null | sed "s|\$|   (only lib/$1 may)|"; }
   { only store 'liburing'; only device/cuda 'cuda'; only trap 'linux/userfaultfd|vmem/vmem_uapi'
-    # Their signals are blocked, and they have names.
+    # The library's threads have names and block all signals.
     tracked 'lib/*.cpp' 'lib/*.h' | grep -v '^lib/core/thread\.cpp$' | xargs grep -nE 'pthread_create|thrd_create|std::(thread|jthread|async)[({]|std::(jthread|async)\b|std::thread +[a-z_]+[({]|(threads|workers)_?\.emplace_back' | sed 's/$/   (core::start_thread starts threads)/'
     # -Wthread-safety knows no lock of the standard library.
     tracked 'lib/core/*' 'lib/trap/*' 'lib/store/*' 'lib/memory/*' 'lib/publish/*' 'lib/kernel_paging/*' 'lib/api/*' | grep -vE '^lib/core/(mutex|big_lock)\.h$' | xargs grep -nE 'std::((recursive_|shared_|timed_)?mutex|lock_guard|unique_lock|scoped_lock)\b' | sed 's/$/   (core::Mutex, core::MutexLock)/'
-    # A child that uses memory before it execs may wait for ever under AddressSanitizer.
+    # Under AddressSanitizer, a child that uses memory before it execs may wait forever.
     tracked 'tests/system/*' | grep -v '^tests/system/child\.h$' | xargs grep -nE '\b(fork|vfork|execlp?|execv[pe]*|posix_spawnp?)\(' | sed 's/$/   (tests\/system\/child.h starts children)/'
     tracked 'lib/policy/*' | xargs grep -nE '^ *# *include *<(chrono|thread|mutex|atomic|fcntl.h|unistd.h)>' 2>/dev/null | sed 's/$/   (policy: no I\/O, clock or lock)/'
   } | report interfaces
 }
 
-# The public header alone, as C99 and as C++, with every warning; and without CUDA's headers, but for cuda.h.
+# The public header compiles alone, as C99 and C++, with every warning; and without CUDA's headers,
+# except for cuda.h.
 check_header() {
   local toolkit=${CUDA_HOME:-/usr/local/cuda}/include language header cuda extra
-  # What programs build with that ask for more than most; with their own -Werror a header may not stop them.
+  # Warnings that strict programs enable; with their -Werror a header must cause none.
   local strict="-Wall -Wextra -pedantic -Wshadow -Wconversion -Wsign-conversion -Wcast-qual -Wundef -Wfloat-equal -Werror"
   local strict_cxx="$strict -Wold-style-cast -Wzero-as-null-pointer-constant -Wnon-virtual-dtor -Woverloaded-virtual"
   { for language in "c -std=c99" "c -std=c17" "c++ -std=c++11" "c++ -std=c++20"; do
       for header in include/vmem/*.h; do
-        # The ioctl header may use what the kernel's headers give, which is not strict C99.
+        # The ioctl header may use the kernel's headers, which are not strict C99.
         cuda=
         if [ "${header##*/}" = cuda.h ]; then
           [ -e "$toolkit/cuda_runtime_api.h" ] || continue
@@ -90,7 +94,7 @@ check_names() {
       ! readelf -d "$build/libvmem.so" | grep -q STATIC_TLS || echo "libvmem.so: cannot be loaded late (STATIC_TLS): no initial-exec variables"
       readelf -d "$build/libvmem.so" | grep -q 'SONAME.*libvmem-tier\.so\.[0-9]*\]' || echo "libvmem.so: the soname is not libvmem-tier.so.N"
     fi
-    # Words that were replaced.
+    # Words that are no longer used.
     files=$(tracked 'lib/*' 'include/*' 'python/*' 'tools/*' 'tests/*' 'docs/*' ':!docs/benchmarks/*')
     grep -v '^#' scripts/old_words.txt | while IFS=$'\t' read -r word now where; do
       grep -E "${where:-.}" <<<"$files" | xargs grep -nIE "(^|[^A-Za-z0-9_])($word)($|[^A-Za-z0-9_])" 2>/dev/null | cut -d: -f1,2 |
@@ -108,7 +112,8 @@ check_settings() {
   rm -rf "$folder"
 }
 
-# Every call of vmem.h has a manual page with a line that says what it does, and groff finds nothing wrong in any page.
+# Every call of vmem.h has a manual page with a summary line, and groff reports nothing for any
+# page.
 check_manual() {
   command -v groff >/dev/null || { missing manual groff; return; }
   local folder call page; folder=$(mktemp -d)
@@ -116,7 +121,7 @@ check_manual() {
     ${CC:-cc} -E -P -Iinclude include/vmem/vmem.h | grep -oE '\bvmem_[a-z_]+ *\(' | tr -d ' (' | sort -u | while read -r call; do
       page=$folder/$call.3vmem
       [ -s "$page" ] || { echo "$call: no manual page"; continue; }
-      # A page that is another's names it: .so man3/NAME.3vmem
+      # A page may refer to another one: .so man3/NAME.3vmem
       page=$folder/$(sed -n '1s|^\.so man3/||p' "$page"); [ -f "$page" ] || page=$folder/$call.3vmem
       grep -q "^\.TH VMEM_" "$page" || echo "$call: its page has no title, and names no other page"
       sed -n '/^\.SH NAME/,/^\.SH SYN/p' "$page" | grep -qE '^\\- [a-z].{7,}' || echo "$call: the comment over it in vmem.h does not begin with what it does"
@@ -127,8 +132,9 @@ check_manual() {
   rm -rf "$folder"
 }
 
-# Lines of the documents are short, tables whole; links, files, classes, functions and tests that they name are there;
-# each room of lib has its page, and the architecture's picture is what lib/ROOMS says.
+# Lines of the documents are short and tables complete. Links, files, classes, functions and tests
+# that they name exist. Each room of lib has its page, and the architecture's picture matches
+# lib/ROOMS.
 check_docs() {
   command -v python3 >/dev/null || { missing docs python3; return; }
   { tracked '*.md' ':!tests/**' | xargs -r python3 scripts/lib/check_docs.py
@@ -141,7 +147,7 @@ check_readme() {
   { diff -q <(sed -n '/^```cpp$/,/^```$/p' README.md | sed '1d;$d') examples/hello.cpp >/dev/null || echo "README.md: its example is not examples/hello.cpp"; } | report readme
 }
 
-# The repository is complete and knows no machine: no unfinished marks, no paths of somebody's home.
+# The repository is complete and names no machine: no unfinished marks, no paths of a home folder.
 check_words() {
   { tracked | grep -vE '^(LICENSE|kmod/COPYING|scripts/check\.sh)' | xargs grep -nIE '\b(TODO|FIXME|XXX|HACK)\b' 2>/dev/null | sed 's/^/unfinished: /'
     tracked | grep -v '^scripts/check\.sh' | xargs grep -nIE '(^|[^A-Za-z0-9_.$/}-])/(home|root|work|Users)/[A-Za-z0-9._-]+' 2>/dev/null | sed 's/^/a path of one machine: /'
@@ -150,8 +156,8 @@ check_words() {
   } | head -40 | report words
 }
 
-# Sources are argued about at 600 lines, headers at 250; a fifth more is an argument lost. The public headers hold the
-# documentation of every call and are free. The module promises to be small.
+# Sources should be split at 600 lines, headers at 250; a fifth more is an error. The public headers
+# contain the documentation of every call and have no limit. The module must stay small.
 check_sizes() {
   lines() { xargs -r wc -l | awk -v want="$1" -v limit="$2" -v note="$3" '$2 != "total" && $1 > limit {print $2 ": " $1 " lines, at most " want}
     $2 != "total" && $1 > want && $1 <= limit {print "note " $2 ": " $1 " lines, " want " wanted" >note}'; }
@@ -167,7 +173,7 @@ check_shell() {
   tracked '*.sh' .ci/run | xargs shellcheck -x -S warning -e SC1091,SC2034,SC2154,SC2054,SC2030,SC2031 2>&1 | head -60 | report shell
 }
 
-# Python 3.9, short lines, no unused imports; and the package declares no call that the header does not have.
+# Python 3.9, short lines, no unused imports; the package declares only calls that the header has.
 check_python() {
   local call calls
   command -v python3 >/dev/null || { missing python python3; return; }
@@ -179,14 +185,15 @@ check_python() {
   } 2>&1 | report python
 }
 
-# Nothing in lib/ has a constructor or a destructor that the C++ runtime calls, thread_local or static: the library's
-# threads run on while the process exits, and constructors of the program may call before ours would have run.
-# And clang finds no access without the lock that it says it needs, where locks are declared.
+# Nothing in lib/ has a constructor or destructor that the C++ runtime calls, thread_local or
+# static: the library's threads run on while the process exits, and the program's constructors may
+# call the library before its own would have run. Also, where locks are declared, clang finds no
+# access without the required lock.
 check_statics() {
   command -v clang++ >/dev/null || { missing statics clang++; return; }
   local header type said unlocked='mutex; int x VMEM_GUARDED_BY(mutex) = 0; int get() { return x; } };'
   { make -k -j"$(nproc)" BUILD="$build" statics 2>&1 | grep -E 'error:|Error ' | sort -u | head -60
-    # What is to be found is found.
+    # First test the test: it must find planted errors.
     while read -r header type; do
       said=$(printf '#include "%s"\nstruct S { %s %s\n' "$header" "$type" "$unlocked" | clang++ -x c++ -std=c++20 -Ilib -fsyntax-only -Werror=thread-safety - 2>&1)
       [[ $said == *"reading variable 'x' requires holding mutex"* ]] || echo "lib/$header: an access without the lock passes"
@@ -200,16 +207,17 @@ check_tidy() {
   command -v clang-tidy >/dev/null || { missing tidy clang-tidy; return; }
   local changed only=()
   if [ -n "${TIDY_FILES:-}" ]; then
-    # A header is read with the source of its name.
+    # A header is read with the source of the same name.
     changed=$(git log --name-only --format= -n 500 -- lib tools examples | sed -n 's/\.\(cpp\|h\)$/.cpp/p' | awk '!seen[$0]++' |
       while read -r f; do [ ! -e "$f" ] || echo "$f"; done | head -n "$TIDY_FILES" | tr '\n' ' ')
     only=("TIDY_ONLY=$changed")
   fi
-  # Quiet while it is clean: only findings are shown.
+  # Shows only findings.
   make -k -j"$(nproc)" BUILD="$build" ${only[@]+"${only[@]}"} tidy 2>&1 | grep -vE '^(clang-tidy |make.*(Nothing|up to date))' | grep -E 'error:|warning:|Error ' | sort -u | head -60 | report tidy
 }
 
-# What scripts/lib/once.sh cannot see: the headers of packages. Where there is no dpkg, clang-tidy runs as make says.
+# The headers of packages, which scripts/lib/once.sh cannot see. Without dpkg, make decides whether
+# clang-tidy runs.
 packages=$(dpkg-query -W -f '${Package} ${Version}\n' '*-dev' 2>/dev/null) && CHECK_SYSTEM=$(sha256sum <<<"$packages") && export CHECK_SYSTEM
 find "${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/passed" -type f -mtime +30 -delete 2>/dev/null
 

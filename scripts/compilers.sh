@@ -1,15 +1,18 @@
 #!/bin/bash
-# compilers.sh [--quick] [--syntax] [--unit] [--flags FLAGS] [RELEASE/COMPILER..]: builds the library, the tools, the examples
-# and every test with other compilers, each in a clean system of a release of Debian or Ubuntu that packages it; "here": in this
-# system, where it has the compiler.
+# compilers.sh [--quick] [--syntax] [--unit] [--flags FLAGS] [RELEASE/COMPILER..]: builds the library,
+# tools, examples and every test with other compilers, each in a clean system of a release of Debian
+# or Ubuntu that packages it; "here": in this system, if it has the compiler.
 #
-# Without names: the oldest and the newest that are supported. "all": every one of the list below. --quick leaves the tests out.
-# --syntax leaves the code out as well: public headers, library, tools and examples are parsed with all their warnings: some 280 s
-# of CPU time, so two to three minutes on two quiet cores; what passed is remembered by the contents of all files that are parsed, in
-# ${VMEM_CACHE:-~/.cache/vmem}/passed. --unit runs the unit tests of the last one, there. --flags: "-O0" unless given; some warnings need
-# "-O2". The last line is "N passed, N failed, N skipped".
+# Without names: the oldest and the newest supported compiler. "all": every one in the list below.
+# --quick: no tests. --syntax: parse the public headers, library, tools and examples with all warnings,
+# but generate no code. --unit: run the unit tests of the last compiler in its system. --flags: "-O0"
+# by default; some warnings need "-O2". The last line is "N passed, N failed, N skipped".
 #
-# scripts/lib/clean_system.sh says where the systems (350 MB each) come from and are kept, and what that needs.
+# --syntax takes some 280 s of CPU time, two to three minutes on two quiet cores. It records what
+# passed, by the contents of all parsed files, in ${VMEM_CACHE:-~/.cache/vmem}/passed.
+#
+# scripts/lib/clean_system.sh says where the systems (350 MB each) come from and are kept, and what
+# that needs.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 declare -A compilers=(
@@ -44,17 +47,17 @@ mkdir -p "$work"
 . scripts/lib/clean_system.sh
 [[ " ${wanted[*]/#here\/*/}" != *[a-z]* ]] || need_clean_systems
 
-# The programs and libraries of the packages of a compiler: g++-14 is both, clang++-19 lies in clang-19.
+# The package of a compiler: g++-14 is its own; clang++-19 is in clang-19.
 package_of() { echo "${1/clang++/clang}"; }
 
-# made COMPILER MAKE..: builds, with the words before the targets.
+# made COMPILER MAKE..: builds; MAKE.. precedes the targets.
 made() {
   local compiler=$1 cc; shift
   cc=${compiler/clang++/clang}; cc=${cc/g++/gcc}
   # shellcheck disable=SC2086  # targets are words
   "$@" -k -j"$(nproc)" NO_SETUP=1 CUDA=no WERROR=-Werror CXX="$compiler" CC="$cc" CXXFLAGS="$flags" CFLAGS="$flags" $targets
 }
-# said STATUS: the line of one compiler.
+# said STATUS: prints the line of one compiler.
 said() {
   if [ "$1" = 0 ]; then
     passed=$((passed + 1)); printf 'ok   %s, %s: %s (%d s)\n' "$each" "$flags" "$targets" $((SECONDS - began))
@@ -62,20 +65,21 @@ said() {
     failed=$((failed + 1)); printf 'FAIL %s, %s (%s)\n' "$each" "$flags" "$log"; grep -E 'error|undefined' "$log" | head -20 | sed 's/^/       /'; grep -qE 'error|undefined' "$log" || tail -5 "$log"
   fi
 }
-# mark_of SYSTEM: where it is remembered that what is parsed has passed in that system. The code that other targets make has to be made.
+# mark_of SYSTEM: the file that records that this source parses in that system. Only for syntax:
+# other targets must build.
 mark_of() {
   [ "$targets" = syntax ] || return 0
   local files; files=$(git ls-files --cached --others --exclude-standard -z -- lib include tools examples Makefile mk scripts/check.sh scripts/compilers.sh | xargs -0 sha256sum 2>/dev/null) || return 0
   echo "${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/passed/$({ echo "$each $flags"; cat; echo "$files"; } <<<"$1" | sha256sum | cut -c1-40)"
 }
-# known MARK: it has passed before, and is counted.
+# known MARK: true if it passed before; then it is counted.
 known() {
   [ -n "$1" ] && [ -e "$1" ] || return 1
   touch "$1"; passed=$((passed + 1)); printf 'ok   %s, %s: %s, as before on the same files\n' "$each" "$flags" "$targets"
 }
 remember() { [ -z "$1" ] || { mkdir -p "${1%/*}" && : >"$1"; }; }
 
-# And the public headers, with what strict programs build with.
+# Also checks the public headers, with the flags of strict programs.
 headers() { [ "$targets" != syntax ] || "$@"; }
 
 for each in "${wanted[@]}"; do
@@ -91,7 +95,7 @@ for each in "${wanted[@]}"; do
     rm -rf "$work/here"
     continue
   fi
-  # All compilers of the default, or of "all", share one system a release.
+  # All compilers of the default, or of "all", share one system for each release.
   include=$libraries
   for other in $(printf '%s\n' "${wanted[@]}" | sed -n "s|^$release/||p"); do include+=,$(package_of "$other"); done
   root=$work/$release

@@ -1,11 +1,12 @@
 #!/bin/bash
 # deb.sh FOLDER VERSION [STAGE]: makes the Debian packages of this source in FOLDER. `make deb` is the usual way to it.
 #
-# STAGE: what `make install` left there is packaged. Without it the library is compiled again, in FOLDER, with the
-# distribution's flags (hardening), which takes minutes; so packages for others are made.
+# STAGE: a folder filled by `make install`, which is packaged. Without it the library is compiled
+# again in FOLDER with the distribution's flags (hardening), as for packages to distribute; that
+# takes minutes.
 #
-# The Debian version is VERSION-DEB_REVISION (1). The same commit gives the same packages, byte for byte: the time in them is
-# SOURCE_DATE_EPOCH, else that of the commit, else that of CHANGELOG.md.
+# The Debian version is VERSION-DEB_REVISION (1). The same commit gives byte-identical packages:
+# their time is SOURCE_DATE_EPOCH, else that of the commit, else that of CHANGELOG.md.
 set -euo pipefail
 [ $# -ge 2 ] || { sed -n '2p' "$0" | cut -c3- >&2; exit 2; }
 mkdir -p "$1"; out=$(realpath "$1") version=$2 stage=${3:+$(realpath "$3")}
@@ -33,7 +34,7 @@ else find . -path './build*' -prune -o -type f ! -name '*.o' ! -name '*.ko' -pri
   while IFS= read -r -d '' file; do [ ! -e "$file" ] || printf '%s\0' "$file"; done |
   tar -c --null -T - | tar -x --no-same-owner --no-same-permissions -C "$tree"
 cp -r packages/deb "$tree/debian"
-# Kept short: what changed is in CHANGELOG.md, which each package has.
+# Short, because each package has CHANGELOG.md.
 cat >"$tree/debian/changelog" <<TEXT
 vmem-tier ($version-${DEB_REVISION:-1}) unstable; urgency=medium
 
@@ -42,7 +43,8 @@ vmem-tier ($version-${DEB_REVISION:-1}) unstable; urgency=medium
  -- The libvmem authors <maintainers@libvmem.invalid>  $(date -R -u -d "@$SOURCE_DATE_EPOCH")
 TEXT
 cd "$tree"
-# Compiling again gives debug symbols in packages of their own; a copy of what is built leaves them where it is built.
+# A fresh build puts debug symbols into separate packages; a packaged stage leaves them in the build
+# folder.
 if [ -n "$stage" ]; then
   export VMEM_STAGE=$stage DEB_BUILD_OPTIONS="noautodbgsym ${DEB_BUILD_OPTIONS:-}"
   unset CFLAGS CXXFLAGS CPPFLAGS LDFLAGS

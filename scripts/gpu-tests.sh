@@ -1,20 +1,22 @@
 #!/bin/sh
-# Runs the GPU tests that `make gpu-tests` built; builds nothing. Every program runs under timeout(1), its output line by
-# line. Tests of suites named *Loss* end with a dead CUDA context: one process each. Ends with a table.
+# Runs the GPU tests built by `make gpu-tests`; builds nothing. Every program runs under timeout(1),
+# with unbuffered lines. Tests of suites named *Loss* leave a dead CUDA context, so each has its own
+# process. A table comes last.
 #
 #   scripts/gpu-tests.sh [-d FOLDER] [-f FILTER] [-e] [-b] [-s SECONDS] [-o FILE]
-#     -d FOLDER  where the programs are (build/gpu)     -f FILTER  a gtest filter for every test program
-#     -e         every test in a process of its own     -b         also run the programs named *_bench
-#     -s SECONDS also run each stress program for so long, on managed memory and on handles, side by side
-#     -o FILE    all output goes there; shown are failures, the lines of the benchmarks and the table
-# Environment: GPU_TEST_TIMEOUT seconds for a whole program (200), GPU_ONE_TIMEOUT for one test (40).
-# Nothing starts where a test could drive unified memory into oversubscription: each program asks for at most 8 GiB and
-# an eighth of what is free, and ends with code 2 where it would need more (tests/gpu/gpu_limits.h).
-# Exit code: 0 all passed, 1 something failed, 2 too little memory is free, 77 there is no GPU.
+#     -d FOLDER  the programs' folder (build/gpu)   -f FILTER  a gtest filter for every test program
+#     -e         every test in its own process      -b         also run the programs named *_bench
+#     -s SECONDS also run each stress program for this long, on managed memory and on handles
+#     -o FILE    write all output there; show failures, the benchmarks' lines and the table
+# Environment: GPU_TEST_TIMEOUT seconds for a whole program (200), GPU_ONE_TIMEOUT for one test
+# (40). No test starts that could oversubscribe unified memory: each program asks for at most 8 GiB
+# and an eighth of the free memory, and ends with code 2 if it would need more
+# (tests/gpu/gpu_limits.h). Exit code: 0 all passed, 1 something failed, 2 too little memory is
+# free, 77 there is no GPU.
 set -u
 folder=build/gpu
 filter='*'
-# A filter with negative patterns has them last.
+# Negative patterns of a filter come last.
 without_loss() { case $filter in *-*) echo "$filter:*Loss*" ;; *) echo "$filter-*Loss*" ;; esac; }
 each=
 bench=
@@ -75,7 +77,7 @@ one() {
 	printf '%-72s %-8s %6s %6s %6s %7s\n' "$name" "$result" "$passed" "$bad" "$skipped" "$seconds" >>"$table"
 }
 
-# tests PROGRAM PATTERN: the names of its tests that the filter lets through and that match the pattern (awk).
+# tests PROGRAM PATTERN: names of its tests that pass the filter and match the pattern (awk).
 tests() {
 	timeout -k 3 20 "$1" --gtest_list_tests --gtest_filter="$filter" 2>/dev/null |
 		awk -v want="$2" '/^[^ ]+\.$/ { suite = $1 } /^  / && (suite $1) ~ want { print suite $1 }'
@@ -102,7 +104,7 @@ if [ -n "$bench" ]; then
 		[ -n "$output" ] && [ "$result" = ok ] && cat "$logs/log"
 	done
 fi
-# soaked NAME: the row of a stress program that has run beside the others.
+# soaked NAME: adds the row of a stress program that ran in parallel with others.
 soaked() {
 	# shellcheck disable=SC2016  # the inner shell expands them
 	one "$1" 20 sh -c 'cat "$0"; exit "$(cat "$0.code")"' "$logs/$1"
@@ -130,7 +132,7 @@ fi
 echo
 printf '%-72s %-8s %6s %6s %6s %7s\n' program result passed failed skip seconds
 if [ -n "$each" ] && [ -n "$output" ]; then
-	grep -v ' ok  *1 ' "$table" # those that passed are counted below
+	grep -v ' ok  *1 ' "$table"  # passed tests are counted below
 	cat "$table" >>"$output"
 else
 	cat "$table"

@@ -1,11 +1,12 @@
 #!/bin/bash
-# The module in a virtual machine: every test program of tests/kmod, the trap's contract suite over it, and the library's
-# system and stress tests on it (not on 6.1, with blocks of 64 KiB where the size does not matter, and on the debug kernel
-# those of the module alone; VMEM_VM_FULL=1 runs them all).
+# Tests the module in a virtual machine: every program of tests/kmod, the trap's contract suite on
+# the module, and the library's system and stress tests on it. The library's tests do not run on
+# 6.1; on the debug kernel only those of the module run; blocks are 64 KiB where the size does not
+# matter. VMEM_VM_FULL=1 runs all.
 #   kmod-guest.sh [6.12|6.1|debug|numa]      numa: 6.12 with a second memory node that has no CPU
-# KMOD_FUZZ_CALLS (10,000) and KMOD_FUZZ_SECONDS (0), KMOD_RACE_SWEEPS (1) and KMOD_RACE_SECONDS (0, for pairs and for
-# threes) and KMOD_STRESS_SECONDS (10) make the long tests longer; VMEM_LONG=1 makes them half an hour, twice a quarter
-# and ten minutes on the debug kernel.
+# KMOD_FUZZ_CALLS (10,000), KMOD_FUZZ_SECONDS (0), KMOD_RACE_SWEEPS (1), KMOD_RACE_SECONDS (0, for
+# pairs and for threes) and KMOD_STRESS_SECONDS (10) lengthen the long tests. With VMEM_LONG=1 they
+# take half an hour, twice a quarter of an hour and ten minutes on the debug kernel.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 kernel=${1:-6.12} build=${BUILD:-build} options=()
@@ -17,7 +18,8 @@ export KMOD_FUZZ_CALLS=${KMOD_FUZZ_CALLS:-10000} KMOD_FUZZ_SECONDS=${KMOD_FUZZ_S
 limit=$((1400 + KMOD_FUZZ_SECONDS + 2 * KMOD_RACE_SECONDS + KMOD_STRESS_SECONDS))
 for name in ${!KMOD_*}; do options+=(--env "$name=${!name}"); done
 [ "$kernel" = numa ] && { kernel=6.12; options+=(--node-without-cpus); }
-# On the debug kernel the module is the one that can sleep where calls race; it does so in race_test alone.
+# On the debug kernel the module is the build that can sleep where calls race; only race_test
+# enables that.
 delay=(); [ "$kernel" = debug ] && delay=(--delay)
 module=$(scripts/kmod-build.sh "$kernel" ${delay[@]+"${delay[@]}"}); rc=$?
 [ $rc = 0 ] || { echo "$module"; exit $rc; }
@@ -28,8 +30,8 @@ for program in "$build"/tests/kmod/*_test; do
   [ "$label" = numa ] && [[ $program != *knobs_test && $program != *trap_test && $program != *pressure_test ]] && continue
   programs+=(-- "$program")
 done
-# Not on the debug kernel: the test that makes all mappings that a process may have, which took three minutes there, and the one
-# of our own locks.
+# Not on the debug kernel: the test that creates the maximum number of mappings (three minutes
+# there), and the test of our own locks.
 units='*Trap*/kmod'
 [ "$label" != debug ] || [ -n "${VMEM_VM_FULL:-}" ] || units+='-*ALargeRangeIsDetached*:*UnderThePagersLock*'
 [ "$label" != numa ] && [ -x "$build/tests/unit_tests" ] && programs+=(-- "$build/tests/unit_tests" "--gtest_filter=$units")

@@ -1,3 +1,4 @@
 #!/bin/bash
-# nightly.sh [LANE..]: .ci/run with the long forms of the tests, and what is too long for it (its lane "night"). Hours.
+# nightly.sh [LANE..]: .ci/run with the long forms of the tests and the lane "night", which is too
+# long for CI. Takes hours.
 exec env VMEM_LONG=1 "$(dirname "$0")/../.ci/run" "$@"

@@ -1,8 +1,9 @@
 #!/bin/bash
-# run-bench.sh [ARGS..]: runs every benchmark that is built; figures go to $BUILD/bench/NAME.json, a plot of them beside it.
-# ARGS go to each.
+# run-bench.sh [ARGS..]: runs every benchmark that is built with ARGS. Figures go to
+# $BUILD/bench/NAME.json, with a plot beside each.
 #
-# Measures on the disk under TMPDIR. The machine should be quiet; docs/benchmarking.md says what each program compares.
+# Measures on the disk under TMPDIR. The machine should be quiet; docs/benchmarking.md says what
+# each program compares.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 build=${BUILD:-build} failed=0

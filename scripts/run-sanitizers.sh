@@ -1,27 +1,29 @@
 #!/bin/bash
-# run-sanitizers.sh [asan|tsan]..: builds unit, system and stress under the sanitizers and runs them; the last line counts.
+# run-sanitizers.sh [asan|tsan]..: builds unit, system and stress under the sanitizers and runs
+# them; the last line counts.
 #
-# asan: AddressSanitizer and UndefinedBehaviorSanitizer. tsan: ThreadSanitizer. docs/testing.md says what each needs. TSAN_SUITES: the
-# suites that ThreadSanitizer runs; all three unless given.
+# asan: AddressSanitizer and UndefinedBehaviorSanitizer. tsan: ThreadSanitizer. docs/testing.md says
+# what each needs. TSAN_SUITES: the suites for ThreadSanitizer (default: all three).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/lib/results.sh
-# A make that this starts is its own: the job server of the one above is not passed on, and says so in a warning.
+# The make that this starts has its own jobs: it is not given the job server of the make above, and
+# would warn about that.
 unset MAKEFLAGS MFLAGS MAKELEVEL
 base=${BUILD:-build} passed=0 failed=0 skipped=0 rows=()
 [ $# -gt 0 ] || set -- asan tsan
-# One job a core, but each takes up to 1 GiB with the sanitizers on.
+# One job for each core, limited by memory: each takes up to 1 GiB with sanitizers.
 jobs=${JOBS:-$(nproc)}
 mkdir -p "$base"
 
-# GCC 12's ThreadSanitizer refuses address layouts with more than 28 random bits: run without randomisation where the
-# kernel permits switching it off (some containers do not; there it may still be lucky).
+# GCC 12's ThreadSanitizer refuses address layouts with more than 28 random bits. Run without
+# randomisation if the kernel permits it; some containers do not, and there it works only sometimes.
 without_aslr() { setarch -R true 2>/dev/null && echo "setarch -R"; }
 
 suites_of() { if [ "$1" = tsan ]; then echo "${TSAN_SUITES:-unit system stress}"; else echo "unit system stress"; fi; }
 
-# build NAME [WRAP..]: to the end, or what a build before it left. UBSan's checks of the tests' own sources are a third of the time that
-# they take to compile: in the long form only.
+# build NAME [WRAP..]: builds, starting from what an earlier build left. UBSan's checks of the test
+# sources are a third of their compile time, so only the long form has them.
 build() {
   local sanitizer=thread tests=thread; [ "$1" = tsan ] || sanitizer=address,undefined tests=address${VMEM_LONG:+,undefined}
   "${@:2}" make -j"$jobs" BUILD="$base/$1" SAN=$sanitizer SAN_TESTS=$tests CUDA=no CXXFLAGS="-O1 -g1" CORE_SUITES="$(suites_of "$1")" core-tests >"$base/$1.build.log" 2>&1
@@ -40,11 +42,12 @@ while [ $# -gt 0 ]; do
   if ! build "$name"; then
     echo "FAIL $name: the build failed"; grep -E 'error|Error' "$base/$name.build.log" | head -20 | sed 's/^/       | /'; tail -20 "$base/$name.build.log" | sed 's/^/       | /'; failed=$((failed + 1)); continue
   fi
-  # The tests leave a core idle half of the time: the next build takes it.
+  # The tests leave a core idle half of the time: start the next build on it.
   ahead=''
   [ $# = 0 ] || { build "$1" nice -n 10 & ahead=$!; }
-  # TSan: a report makes the exit status 66. Its own interception of memory calls is described in docs/testing.md. It sleeps at the end
-  # of each process with threads, a second if not told otherwise: most of the time of tests that end hundreds of processes.
+  # TSan: a report makes the exit status 66. docs/testing.md describes its interception of memory
+  # calls. By default it sleeps a second at the end of each process with threads: most of the time
+  # of tests that end hundreds of processes.
   # shellcheck disable=SC2046  # suites are words
   BUILD=$build WRAP=$wrap TEST_TIMEOUT=${TEST_TIMEOUT:-900} VMEM_SANITIZER=$name \
     ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1:handle_segv=1:allow_user_segv_handler=1:detect_leaks=1:abort_on_error=0:${ASAN_OPTIONS:-}" \

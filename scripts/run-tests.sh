@@ -1,5 +1,6 @@
 #!/bin/bash
-# run-tests.sh SUITE..: runs suites that are built and prints their totals; the last line is "N passed, N failed, N skipped".
+# run-tests.sh SUITE..: runs suites that are built and prints their totals; the last line is "N
+# passed, N failed, N skipped".
 #
 #   unit    $BUILD/tests/unit_tests           system  $BUILD/tests/system_tests, tests/system/*.sh
 #   abi     $BUILD/tests/abi/*, tests/abi/*.sh   stress  $BUILD/tests/stress/*, each for VMEM_STRESS_SECONDS (5)
@@ -8,23 +9,30 @@
 #   examples  tests/examples/*.sh, which run $BUILD/examples/*
 #   deb     tests/package/*.sh           negative tests/negative/*.sh
 #
-# A program is a GoogleTest binary, or anything that ends with 0 (passed), 77 (skipped; its last line, or one that begins
-# with "skipped: ", is the reason) or another status (failed). One that prints "N passed, N failed, N skipped" as its last
-# such line counts as that many. A folder's file NAME.variants runs NAME once more per line, with the line as arguments.
+# A program is a GoogleTest binary, or any program whose status is 0 (passed), 77 (skipped; its last
+# line, or one that begins with "skipped: ", is the reason) or another one (failed). A program
+# counts as many tests if its last such line is "N passed, N failed, N skipped". Each line of a
+# folder's file NAME.variants runs NAME once more, with the line as arguments.
 #
-# As many programs run at once as there are cores (and GiB of free memory), of unit and system twice as many, stress last; and then
-# negative, which needs all of the machine, alone. Every program has a deadline: TEST_TIMEOUT (300 s), five times that for vm, kmod and deb, times
-# TEST_PATIENCE: how slow the machine is, 1 to 12, measured at start. One of whose GoogleTest tests a single one takes TEST_ONE_TIMEOUT
-# (300 s) times that has met it too. One that meets its deadline, and said of nothing that it
-# was wrong, runs once more, alone and with twice the time; of a GoogleTest program, what had not ended. The lines "again:" before
-# the totals name them. Status 124 of a program means that a deadline of its own was met. With VMEM_LONG=1 stress takes 120 s each,
-# and TEST_TIMEOUT is 1,500 s.
-# Exit: 0 when nothing failed.
+# The runner starts as many programs at once as there are cores (and GiB of free memory), twice as
+# many of unit and system. stress comes last, and then negative, alone, because it needs the whole
+# machine.
+#
+# Every program has a deadline: TEST_TIMEOUT (300 s; with VMEM_LONG=1 1,500 s), five times that for
+# vm, kmod and deb, times TEST_PATIENCE (the slowness of the machine, 1 to 12, measured at start). A
+# GoogleTest program also meets its deadline when one of its tests takes TEST_ONE_TIMEOUT (300 s)
+# times that. A program that met its deadline and reported no failure runs once more, alone and with
+# twice the time; of a GoogleTest program only the unfinished tests do. The lines "again:" before
+# the totals name them. Status 124 of a program means that it met a deadline of its own. With
+# VMEM_LONG=1 stress takes 120 s each.
+#
+# Exit: 0 if nothing failed.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/lib/results.sh
 . scripts/lib/pace.sh
-# A make that this starts is its own: the job server of the one above is not passed on, and says so in a warning.
+# The make that this starts has its own jobs: it is not given the job server of the make above, and
+# would warn about that.
 unset MAKEFLAGS MFLAGS MAKELEVEL GTEST_TOTAL_SHARDS GTEST_SHARD_INDEX
 export BUILD=${BUILD:-build}
 home=${TESTS:-tests} timeout=${TEST_TIMEOUT:-${VMEM_LONG:+1500}} seconds=${VMEM_STRESS_SECONDS:-${VMEM_LONG:+120}} beat=${TEST_HEARTBEAT:-20}
@@ -35,7 +43,7 @@ logs=$BUILD/test-logs; mkdir -p "$logs"
 exec </dev/null
 ulimit -c 0
 
-# What tests make goes to a folder of this run, and what they forget goes with it.
+# Tests create their files in a folder of this run, which is removed with all they leave.
 scratch=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-tests.XXXXXX") && state=$(mktemp -d "$logs/.run-XXXXXX") && mkfifo "$state/ended" || exit 1
 mkdir "$scratch/tmp" && chmod 755 "$scratch" && chmod 1777 "$scratch/tmp"
 export TMPDIR=$scratch/tmp
@@ -43,16 +51,17 @@ exec 7<>"$state/ended"
 trap 'rm -rf "$scratch" "$state"' EXIT
 
 # ---- one program -----------------------------------------------------------------------------------------------------------
-# What the runner knows of job I is in $state/I.*: group (of its processes), log, began, out (its lines), counts (passed, failed,
-# skipped, seconds), again (its tests, where it met its deadline and may run once more).
+# The state of job I is in $state/I.*: group (of its processes), log, began, out (its lines), counts
+# (passed, failed, skipped, seconds), again (tests to run once more after a deadline).
 
-# run_program I NAME DEADLINE PROGRAM ARGS..: sets status, took, log, and what was left running.
+# run_program I NAME DEADLINE PROGRAM ARGS..: sets status, took, log, and lists leftover processes.
 run_program() {
   local i=$1 deadline=$3 group began=${EPOCHREALTIME%[.,]*}; log=$logs/${2//[^A-Za-z0-9._-]/_}; shift 3
   rm -f "$log".{log,json,threads}
   local words=("$@")
   if is_gtest "$1"; then words+=("--gtest_output=json:$log.json" --gtest_color=no); fi
-  # timeout(1) makes a group of processes of its own. The braces keep the shell's own line about a crash out of the summary.
+  # timeout(1) makes its own process group. The braces keep the shell's message about a crash out of
+  # the summary.
   { timeout -k 5 "$deadline" ${WRAP:-} "${words[@]}" >"$log.log" 2>&1 7>&- & group=$!
     printf '%s\n' "$group" "$deadline" "$log" "$began" >"$state/$i.running"
     trap 'kill -TERM "$group" 2>/dev/null; exit 1' TERM
@@ -66,7 +75,7 @@ run_program() {
 }
 is_gtest() { [ -x "$1" ] && grep -q gtest_output "$1"; }
 
-# run_job I AGAIN: job I, for the first time or (1) for the last.
+# run_job I AGAIN: runs job I, for the first time (0) or the last (1).
 run_job() {
   local i=$1 again=$2 name=${names[$1]} deadline=$((${deadlines[$1]} * patience)) tests='' never=0 status took log left p f s verdict
   local -a words; eval "words=(${commands[$1]})"
@@ -80,7 +89,7 @@ run_job() {
   fi
   run_program "$i" "$name" "$deadline" "${words[@]}"
   read -r p f s < <(count_result $status "$log.log" "$log.json")
-  # A program that died or met its deadline has tests that never ran: each has failed, unless it may run once more.
+  # After a crash or a deadline some tests never ran: each has failed, unless it may run once more.
   if is_gtest "${words[0]}" && [ ! -s "$log.json" ]; then
     if [ "$again" = 1 ] && [ -s "$state/$i.again" ]; then cp "$state/$i.again" "$log.tests"; else selected_tests "${words[0]}" >"$log.tests"; fi
     unfinished_tests "$log.log" "$log.tests" >"$log.unfinished"
@@ -88,7 +97,7 @@ run_job() {
     tests=$(tr -d + <"$log.unfinished")
   fi
   verdict=ok
-  # What is to run again has to be all that did not end, and all of it has to have run then.
+  # The second run must contain all unfinished tests, and must run all of them.
   if [ "$again" = 0 ] && [ $status = 124 ] && [ -n "$tests" ] && grep -aq '^\[ RUN ' "$log.log" && [ "$(wc -l <"$log.unfinished")" != "$f" ]; then status=125; fi
   if [ "$again" = 1 ] && [ -s "$state/$i.again" ] && [ $((p + f + s)) -lt "$(wc -l <"$state/$i.again")" ]; then f=$((f + 1)); fi
   if [ $status = 124 ] && [ "$again" = 0 ] && { [ "$took" -lt "$deadline" ] || ! bad_signs "$log.log"; }; then
@@ -103,7 +112,7 @@ run_job() {
   {
     printf '%-4s %-44s %s  (%d s)\n' $verdict "$name" "$(totals_line "$p" "$f" "$s")" "$took"
     [ "$s" = 0 ] || skip_reasons $status "$log.log" | sort -u | sed 's/^/       skipped: /'
-    # A script that ran several programs has said in its own lines how each went.
+    # A script that ran several programs has printed the result of each.
     case ${words[0]} in *.sh) grep -aE '^(ok  |FAIL|     +(skipped|failed): )' "$log.log" | sed 's/^/     /' ;; esac
     if [ $status = 124 ]; then
       echo "       not done after $took s$([ $verdict != slow ] || echo "$([ -z "$tests" ] || echo ", $(wc -l <"$state/$i.again") tests"): once more, alone, at the end")"
@@ -137,8 +146,8 @@ job() {
 programs() { find "$1" -maxdepth 1 -type f -perm -u+x ! -name '*.o' ! -name '*.d' 2>/dev/null | sort; }
 scripts_of() { find "$home/$1" -maxdepth 1 -name '*.sh' -perm -u+x 2>/dev/null | sort; }
 
-# Tests of unit and system wait for half of their time: two of their parts run where one other program does, and there are twice
-# as many, so that none is long at the end.
+# Tests of unit and system wait for half of their time: two of their parts run in the slot of one
+# other program. There are twice as many parts, so that none is long at the end.
 cores=$(nproc)
 free=$(awk '/^MemAvailable/ {print int($2 / 1048576)}' /proc/meminfo)
 [ "${free:-1}" -ge "$cores" ] || cores=$((free > 1 ? free : 1))
@@ -147,7 +156,7 @@ share() { case ${suites[$1]} in unit | system) echo 1 ;; *) echo 2 ;; esac; }
 
 plan() {
   local suite=$1 program line i
-  # Scripts first: the longest of the unit suite is one.
+  # Scripts first: one of them is the longest of the unit suite.
   case $suite in
     stress) line=$((timeout + seconds * 8)) ;;
     vm | kmod | deb | negative) line=$((timeout * 5)) ;;
@@ -158,7 +167,7 @@ plan() {
     unit | system | ctl)
       program=$BUILD/tests/${suite}_tests
       if [ -x "$program" ]; then
-        # In parts, side by side.
+        # In parts that run in parallel.
         if [ "$suite" = ctl ] || [ "$slices" = 1 ]; then job "$suite" "$suite" "$timeout" '' "$program"
         else for ((i = 0; i < slices; i++)); do job "$suite" "$suite, part $((i + 1)) of $slices" "$timeout" "$i/$slices" "$program"; done; fi
       elif compgen -G "$home/$suite/*.cpp" >/dev/null; then echo "FAIL $suite: $program is not built"; count "$suite" 0 1 0 0; fi ;;
@@ -193,7 +202,7 @@ heartbeat() {
   done
   echo "${line%;}"
 }
-# One test for too long: its program's deadline is met now, as timeout(1) understands it.
+# When one test takes too long, end its program as timeout(1) would at the deadline.
 declare -A tests_begun=() begun_at=()
 end_stuck_tests() {
   local i group deadline log began count
@@ -207,7 +216,7 @@ end_stuck_tests() {
     fi
   done
 }
-# Shortly before a deadline is met: what waits where.
+# Shortly before a deadline, list where each thread waits.
 look_at_threads() {
   local i group deadline log began now=${EPOCHREALTIME%[.,]*}
   for i in "${!running[@]}"; do
@@ -218,7 +227,7 @@ look_at_threads() {
 
 declare -A running=()
 last_beat=0
-# run_all AGAIN JOB..: in this order, side by side unless they are to be alone.
+# run_all AGAIN JOB..: starts them in this order, in parallel unless they must run alone.
 run_all() {
   local again=$1 i pid only=''; shift
   local queue=("$@")
@@ -233,7 +242,7 @@ run_all() {
     done
     i=''
     if ! read -r -t 1 -u 7 i; then
-      # One that died without a word, or whose word was lost, would be waited for for ever.
+      # Notice a job that died without its message, which would otherwise be waited for forever.
       [ -n "$i" ] || for pid in "${!running[@]}"; do kill -0 "${running[$pid]}" 2>/dev/null || { i=$pid; break; }; done
     fi
     if [ -n "$i" ] && [ -n "${running[$i]:-}" ]; then
@@ -281,7 +290,8 @@ fixed=${TEST_PATIENCE:-}
 export TEST_PATIENCE=${fixed:-$(measured_patience "$scratch")}
 patience=$TEST_PATIENCE
 echo "== ${#names[@]} programs of $*, $cores at a time (two parts of unit and system where one other); deadlines times $patience"
-# The longest ones, which say so in their second line, begin, so that nothing is left to run beside the last of them.
+# Start the longest scripts (their second line says "Runs first") first, so that none runs alone at
+# the end.
 long=() first=() late=() last=()
 for i in "${!names[@]}"; do
   script=$home/${names[i]}
@@ -300,7 +310,7 @@ if [ ${#repeated[@]} != 0 ]; then
 fi
 
 # ---- what is left ----------------------------------------------------------------------------------------------------------
-# What escaped from its group of processes still has this run's folder in its environment.
+# A process that left its process group still has this run's folder in its environment.
 for pid in $(grep -laF "TMPDIR=$TMPDIR" /proc/[0-9]*/environ 2>/dev/null | cut -d/ -f3); do
   [ "$pid" != $$ ] && [ "$pid" != "$BASHPID" ] && said=$(tr '\0' ' ' 2>/dev/null <"/proc/$pid/cmdline" | head -c 100) && [ -n "$said" ] || continue
   echo "FAIL left running: process $pid $said"; all_failed=$((all_failed + 1)); kill -KILL "$pid" 2>/dev/null

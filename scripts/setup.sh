@@ -1,12 +1,22 @@
 #!/bin/bash
-# setup.sh [--quiet] [--check] [GROUP..]: installs what the build and the tests need, on Debian and Ubuntu.
+# setup.sh [--quiet] [--check] [GROUP..]: installs the packages for building and testing, on Debian
+# and Ubuntu.
 #
-# Groups: build (default), test, check, vm, kernel; wheel (make wheel, and an environment to install it into); package (Debian packages: debhelper, lintian and what makes a clean
-# system to try them in; 120 MB with what these need); torch (500 MB: the tests of vmem.torch skip without it); monitoring (a
-# Prometheus server, for the tests of the dashboard); tools (what watches programs, 100 MB: tests/abi/tools.sh skips without it); model (model checkers for the paging protocol, 2 MB: their test skips
-# without them); compilers (the oldest that is supported, for scripts/compilers.sh here/..). CUDA is never installed: the library builds without it and takes a toolkit that is there. As root nothing is asked; otherwise the exact command is printed, and the script goes on when
-# the essentials are there. Does nothing, at once, when nothing is missing; --quiet says nothing in that case. --check installs
-# nothing and says what is missing. Exit: 0; 1: an essential is missing; with --check 3: something else is.
+# Groups:
+#   build       the default
+#   test, check, vm, kernel
+#   wheel       make wheel, and an environment to install it into
+#   package     Debian packages: debhelper, lintian, a clean system to try them in; 120 MB
+#   torch       500 MB; without it the tests of vmem.torch skip
+#   monitoring  a Prometheus server, for the tests of the dashboard
+#   tools       tools that watch programs, 100 MB; without them tests/abi/tools.sh skips
+#   model       model checkers for the paging protocol, 2 MB; without them their test skips
+#   compilers   the oldest supported compiler, for scripts/compilers.sh here/..
+# CUDA is never installed: the library builds without it and uses an existing toolkit. As root it
+# installs without asking. Otherwise it prints the exact command, and goes on if the essentials are
+# present. If nothing is missing it returns at once; --quiet then prints nothing. --check installs
+# nothing and prints what is missing. Exit: 0; 1: an essential is missing; 3, with --check: another
+# package is missing.
 set -euo pipefail
 
 declare -A packages=(
@@ -24,7 +34,7 @@ declare -A packages=(
   [bench]="python3-minimal"
   [kernel]="gcc bc flex bison libelf-dev libssl-dev dwarves rsync cpio kmod xz-utils"
 )
-# A package that provides the name counts too (pkgconf for pkg-config).
+# A package that provides the name also counts (pkgconf for pkg-config).
 declare -A commands=([pkg-config]=pkg-config [g++]=g++ [make]=make [clang-format]=clang-format [clang-tidy]=clang-tidy
   [shellcheck]=shellcheck [groff-base]=groff [qemu-system-x86]=qemu-system-x86_64 [cpio]=cpio [zstd]=zstd [cmake]=cmake [busybox-static]=busybox [spin]=spin)
 
@@ -37,14 +47,14 @@ for word in "$@"; do
   esac
 done
 [ ${#groups[@]} -gt 0 ] || groups=(build)
-# What is compiled in a test is no use without a compiler, nor can it be tried.
+# Tests that compile programs need a compiler, and so does the check below.
 case " ${groups[*]} " in *" build "*) ;; *" test "*) groups=(build "${groups[@]}") ;; esac
 
 wanted=()
 for group in "${groups[@]}"; do for package in ${packages[$group]}; do wanted+=("$package"); done; done
 missing=()
 if command -v dpkg-query >/dev/null; then
-  # Its status says only that some name is unknown, which is the normal case on a fresh machine.
+  # A nonzero status only means that a name is unknown, which is normal on a fresh machine.
   installed=" $({ dpkg-query -W -f '${db:Status-Abbrev}${Package}\n' "${wanted[@]}" 2>/dev/null || true; } | sed -n 's/^ii *//p' | tr '\n' ' ') "
   for package in "${wanted[@]}"; do
     [[ $installed == *" $package "* ]] && continue
@@ -65,17 +75,18 @@ elif [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
   export DEBIAN_FRONTEND=noninteractive
   exec 9<"$0" && flock 9  # make asks for several groups at once, and apt-get update does not wait for another
   install() { apt-get install -y -qq --no-install-recommends -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=120 "$@" </dev/null >&2; }
-  # The package lists of a fresh machine are missing or old; they are fetched only when the install cannot do without.
+  # On a fresh machine the package lists are missing or old; fetch them only if the install fails
+  # without.
   compgen -G '/var/lib/apt/lists/*_Packages*' >/dev/null || apt-get update -qq >&2 || true
   install "${missing[@]}" || { apt-get update -qq >&2 && install "${missing[@]}"; } ||
-    # A package that this release lacks keeps no other away.
+    # A package that this release lacks must not prevent the installation of others.
     for package in "${missing[@]}"; do install "$package" || echo "setup: apt-get could not install $package" >&2; done
 else
   echo "setup: missing: ${missing[*]}" >&2
   echo "setup: install with:  sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
 fi
 
-# What cannot be done without, tried rather than looked up: packages may come from elsewhere.
+# Test the essentials by compiling rather than by package: they may be installed by other means.
 compiles() { echo "$1" | ${CXX:-g++} -std=c++20 -x c++ -fsyntax-only - 2>/dev/null; }
 for group in "${groups[@]}"; do
   case $group in

@@ -20,7 +20,7 @@ import sys
 import zipfile
 
 TOP = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-# The C library's parts: there on every system that has its version.
+# Parts of the C library: present on every system of its version.
 C_LIBRARY = {
     "libc.so.6", "libm.so.6", "libdl.so.2", "librt.so.1", "libpthread.so.0", "ld-linux-x86-64.so.2",
 }  # fmt: skip

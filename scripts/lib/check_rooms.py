@@ -46,7 +46,7 @@ for room, named in rooms.items():
 if found := circle(rooms):
     print(f"lib/ROOMS: a circle: {' -> '.join(found)}")
 
-arrows = {}  # (file, file) without their endings -> where the first is seen to include the second
+arrows = {}  # (file, file) without extensions -> where the first includes the second
 for path in sys.argv[1:]:
     room, mine = os.path.dirname(path)[len("lib/"):], os.path.splitext(path)[0][len("lib/"):]
     if room not in rooms:

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Sourced by scripts that work in a clean system of a release of Debian or Ubuntu: made by mmdebstrap from the archive that apt of
-# this machine uses, where that is the release's, else from the one that mmdebstrap knows; kept as an archive in
-# ${VMEM_CACHE:-~/.cache/vmem}/compilers for 30 days. It needs root, mounts, and the network the first time. The caller sets $work,
-# a folder of its own, and has skip_all REASON, which ends it.
+# Sourced by scripts that work in a clean system of a release of Debian or Ubuntu. mmdebstrap makes
+# it from the archive that this machine's apt uses, if that has the release, else from mmdebstrap's
+# default. It is kept as an archive in ${VMEM_CACHE:-~/.cache/vmem}/compilers for 30 days. This
+# needs root, mounts, and the network the first time. The caller sets $work, its own folder, and
+# defines skip_all REASON, which ends it.
 
 cache=${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/compilers
 
@@ -16,16 +17,16 @@ need_clean_systems() {
   find "$cache" -name '.fresh-*' -mmin +120 -delete
 }
 
-# How apt reaches the archive from here: proxies and the like.
+# apt's settings for reaching the archive from here, such as proxies.
 apt_reaches() { apt-config dump Acquire | grep -E '^Acquire::(http|https|Retries|ForceIPv4|Check-Valid-Until)\b.* "..*";$'; }
 
-# vendor_of RELEASE: whose it is.
+# vendor_of RELEASE: Debian or Ubuntu.
 vendor_of() { if cut -d, -f3 /usr/share/distro-info/ubuntu.csv 2>/dev/null | grep -qx "$1"; then echo Ubuntu; else echo Debian; fi; }
-# archive_of VENDOR: where apt of this machine gets that vendor's packages; nothing where it gets none.
+# archive_of VENDOR: the archive where this machine's apt gets that vendor's packages, or nothing.
 archive_of() { apt-get indextargets --format '$(ORIGIN) $(REPO_URI) $(COMPONENT) $(RELEASE)' 'Created-By: Packages' 2>/dev/null | awk -v vendor="$1" '$1 == vendor && $3 == "main" && $4 !~ /security/ {print $2; exit}'; }
 
-# ubuntu_keys FOLDER: puts the keys of Ubuntu's archive there. Debian has had them in a package since 13: in an older release it is
-# taken from there, by apt, which checks it with Debian's own keys.
+# ubuntu_keys FOLDER: puts the keys of Ubuntu's archive there. Debian has a package of them since
+# 13; on an older release apt downloads that package and checks it with Debian's own keys.
 ubuntu_keys() (
   keys=usr/share/keyrings/ubuntu-archive-keyring.gpg
   cd "$1" && chmod 755 . || exit 1
@@ -36,13 +37,15 @@ ubuntu_keys() (
   "${apt[@]}" update && "${apt[@]}" download ubuntu-keyring && dpkg-deb -x ubuntu-keyring_*.deb . && mv "$keys" .
 )
 
-# clean_system RELEASE PACKAGES: prints the archive that holds it, made if need be; or why it could not be.
+# clean_system RELEASE PACKAGES: prints the archive that contains it, made if needed, or why it
+# failed.
 clean_system() {
   local release=$1 include=$2 tarball fresh vendor keys options=()
   tarball=$cache/$release-$(sha256sum <<<"$include" | cut -c1-12).tar.zst
   exec 6>"$cache/.lock-$release"; flock 6
   if [ ! -s "$tarball" ]; then
-    vendor=$(vendor_of "$release"); keys=$(mktemp -d /tmp/vmem-keys.XXXXXX) || return 1  # where the user that apt downloads as may read
+    # The folder must be readable by the user that apt downloads as.
+    vendor=$(vendor_of "$release"); keys=$(mktemp -d /tmp/vmem-keys.XXXXXX) || return 1
     if [ "$vendor" = Ubuntu ]; then
       ubuntu_keys "$keys" >"$work/$release.log" 2>&1 </dev/null || { rm -rf "$keys"; echo "no keys of Ubuntu's archive:"; tail -3 "$work/$release.log"; return 1; }
       options=("--keyring=$keys/ubuntu-archive-keyring.gpg" "--components=main,universe")
@@ -60,17 +63,18 @@ clean_system() {
   echo "$tarball"
 }
 
-# unpack TARBALL ROOT: a system to work in. An archive that was cut off is removed, so that the next run makes it again.
+# unpack TARBALL ROOT: unpacks a system to work in. Removes a truncated archive, so that the next
+# run makes it again.
 unpack() {
   rm -rf --one-file-system "$2" && mkdir -p "$2" || return 1
   tar -I zstd -xf "$1" -C "$2" --exclude='./dev/*' || { rm -f "$1"; return 1; }
   mkdir -p "$2"/{src,dev,proc,sys}
 }
 
-# copy_sources ROOT: the files of the working tree as they are now, and nothing that was built, to /src there.
+# copy_sources ROOT: copies the files of the working tree, but nothing built, to /src there.
 copy_sources() { rm -rf "$1/src" && mkdir "$1/src" && git ls-files --cached --others --exclude-standard -z | tar -c --null --files-from=- --ignore-failed-read 2>/dev/null | tar -x -C "$1/src"; }
 
-# inside ROOT COMMAND..: mounts and processes are in namespaces of their own and end with the command.
+# inside ROOT COMMAND..: runs it in its own mount and process namespaces, which end with it.
 inside() {
   unshare --mount --pid --fork --kill-child bash -c 'set -e; root=$1; shift; mount --make-rprivate /
     mount --rbind /dev "$root/dev"; mount -t proc proc "$root/proc"; mount -t sysfs sys "$root/sys"

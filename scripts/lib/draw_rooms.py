@@ -12,7 +12,7 @@ from xml.sax.saxutils import escape
 
 PICTURE = "docs/architecture.svg"
 WIDTH, MARGIN, GAP, BOX, ROW = 960, 140, 14, 66, 98
-# The rooms at the bottom, from left to right, and what each of them alone talks to.
+# The rooms at the bottom, from left to right, and the outside systems that each of them alone uses.
 OUTSIDE = {"trap": "userfaultfd, vmem.ko", "device": "CUDA, GPUs", "policy": "", "store": "io_uring, disks",
            "publish": "vmemctl"}
 WORDS = {
@@ -28,7 +28,7 @@ WORDS = {
     "pager/threads": "",
     "kernel_paging": "serves kernels that ask for blocks", "api": "the C boundary, the one runtime",
 }
-# No variables: not every program that shows a picture knows them.
+# No variables: not every SVG viewer supports them.
 STYLE = """text, .tip { fill: #24292f; } .line { fill: none; stroke: #24292f; stroke-width: 1.5; }
 .box { fill: #f6f8fa; stroke: #57606a; } .inner { fill: #ffffff; stroke: #57606a; }
 .small { font-size: 12px; } .tiny { font-size: 11px; } .name { font-weight: bold; }
@@ -73,7 +73,7 @@ def draw(rooms):
     columns = [room for room in OUTSIDE if room in below]
     width = (WIDTH - MARGIN - GAP * len(columns)) / (len(columns) + 1)
     place, x = {}, MARGIN
-    for room in columns:  # the one with rooms of its own has room for two
+    for room in columns:  # the room with inner rooms gets more width
         wide = 2 * width if room == "device" else width
         place[room], x = (x, wide), x + wide + GAP
     top = max(rank(room) for room in below)
@@ -107,7 +107,7 @@ def draw(rooms):
             out.append(f'<rect class="inner" x="{start:g}" y="{at[room] + 64}" width="{step - 4:g}" height="24" '
                        'rx="4"/>')
             out.append(text(start + (step - 4) / 2, at[room] + 80, one.partition("/")[2], "tiny", "middle"))
-    # What is outside, above and below.
+    # The outside systems, above and below.
     bottom = max(at[room] + height[room] for room in columns)
     for room in columns:
         left, wide = place[room]

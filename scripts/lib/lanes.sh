@@ -1,17 +1,19 @@
 # shellcheck shell=bash
-# Sourced by .ci/run: parts of lanes, each with a limit, and a summary of them. The caller sets $logs, a folder.
+# Sourced by .ci/run: runs parts of lanes, each with a limit, and summarizes them. The caller sets
+# $logs, a folder.
 
 passed=0 failed=0 skipped=0 lane='' rows=()
-declare -A started=() began_at=()  # what runs in the background, by its name
+declare -A started=() began_at=()  # background jobs, by name
 deadline=$((SECONDS + ${CI_SECONDS:-4980}))
-rm -f "$logs"/*-*.log  # of a run before
+rm -f "$logs"/*-*.log  # from an earlier run
 : >"$logs/failures"; : >"$logs/names"
 
 minutes() { printf '%d:%02d' $(($1 / 60)) $(($1 % 60)); }
 begin_lane() { lane=$1 lane_began=$SECONDS; echo "##### lane $lane: $2"; }
 end_lane() { rows+=("$(printf '%-11s %-11s %40s %8s' "$lane" "in all" '' "$(minutes $((SECONDS - lane_began)))")"); }
 
-# start NAME LIMIT COMMAND..: in the background, beside others; wait_for NAME in a part waits for its end and takes its status.
+# start NAME LIMIT COMMAND..: runs it in the background; `part .. wait_for NAME` waits for it and
+# takes its status.
 start() {
   local name=$1 limit=$2; shift 2
   rm -f "$logs/$name.end"; : >"$logs/$name.out"
@@ -25,8 +27,9 @@ wait_for() {
   return "$status"
 }
 
-# in_short: of what a part prints, what CI shows: neither what was compiled nor what passed or why something was skipped (the
-# summary has the reasons), and of a failure its first lines. The part's log has everything.
+# in_short: filters a part's output for CI. It drops lines about compiling, passed tests and reasons
+# for skips (the summary has these), and keeps the first lines of a failure. The part's log has
+# everything.
 in_short() {
   awk -v every="${CI_HEARTBEAT:-120}" '
     function say(line) { print substr(line, 1, 160); fflush() }
@@ -37,7 +40,8 @@ in_short() {
     { left = 0; say($0) }'
 }
 
-# part NAME LIMIT COMMAND..: its totals are its last line of that form. Limits are multiplied by CI_TIMES.
+# part NAME LIMIT COMMAND..: runs it; its totals are the last line of that form. CI_TIMES multiplies
+# limits.
 part() {
   local name=$1 limit=$(($2 * ${CI_TIMES:-1})) line status p f s began=$SECONDS log=$logs/$lane-$1.log note=''; shift 2
   [ $((deadline - SECONDS)) -ge "$limit" ] || limit=$((deadline - SECONDS > 1 ? deadline - SECONDS : 1))
@@ -69,15 +73,16 @@ remember_failures() {
   { echo "--- $lane: $name${note:+: $note} ($log)"; failures_of "$log" | grep -aE '^FAIL|^ +(FAIL|failed:|left running:)'; } | cut -c1-200 >>"$logs/names"
 }
 
-# reasons: why tests were skipped, and how many for each reason, over all parts.
+# reasons: why tests were skipped, with a count for each reason, over all parts.
 reasons() {
   sed -nE 's/^ *skipped: //p' "$logs"/*-*.log | awk '
     { n = 1; if (match($0, / \([0-9]+ times\)$/)) { n = substr($0, RSTART + 2) + 0; $0 = substr($0, 1, RSTART - 1) } count[substr($0, 1, 140)] += n }
     END { for (r in count) printf "%5d  %s\n", count[r], r }' | sort -k1,1nr -k2
 }
 
-# Why tests were skipped, the table, what ran twice, the totals; and when anything failed, all failures once more, in short, and the
-# totals again: the end of a long log is what people see. Exit: 0 when nothing failed.
+# Prints the reasons for skips, the table, repeated tests and the totals. If anything failed, it
+# then prints all failures in short and the totals again, because readers see the end of a long log.
+# Exit: 0 if nothing failed.
 summary() {
   local why; why=$(reasons)
   [ -z "$why" ] || { echo "##### skipped, and why"; echo "$why"; }

@@ -1,8 +1,9 @@
 # shellcheck shell=bash
-# Sourced by the test runner: how slow this machine is just now, and what is left of a program that met its deadline.
+# Sourced by the test runner: measures how slow this machine is, and examines a program that met its
+# deadline.
 
-# measured_patience FOLDER: by how much, in whole numbers from 1 to 12, a deadline that fits a quiet machine has to be longer here
-# and now: each core counts to 200,000 (0.2 s on a quiet core), and then 32 MiB reach FOLDER's disk (0.4 s).
+# measured_patience FOLDER: the factor, 1 to 12, by which a deadline for a quiet machine must grow
+# now. Each core counts to 200,000 (0.2 s on a quiet core); then 32 MiB go to FOLDER's disk (0.4 s).
 measured_patience() {
   local began=${EPOCHREALTIME/[.,]/} counted i workers=() cpu disk file=$1/.pace.$BASHPID
   for ((i = $(nproc); i > 0; i--)); do ( for ((counted = 0; counted < 200000; counted++)); do :; done ) & workers+=($!); done
@@ -10,11 +11,11 @@ measured_patience() {
   cpu=$((${EPOCHREALTIME/[.,]/} - began)) began=${EPOCHREALTIME/[.,]/}
   dd if=/dev/zero of="$file" bs=1M count=32 conv=fsync status=none 2>/dev/null
   disk=$((${EPOCHREALTIME/[.,]/} - began)); rm -f "$file"
-  # Up to twice the time is what a quiet machine shows now and then.
+  # A quiet machine, too, sometimes takes up to twice the time.
   awk -v cpu=$cpu -v disk=$disk 'BEGIN { c = cpu / 200000; d = disk / 400000; m = c > d ? c : d; m = m <= 2 ? 1 : int(m + 0.999); if (m > 12) m = 12; print m }'
 }
 
-# members GROUP: the processes of a process group that still run.
+# members GROUP: the running processes of a process group.
 members() {
   local stat line rest
   for stat in /proc/[0-9]*/stat; do
@@ -26,7 +27,8 @@ members() {
   done
 }
 
-# threads_of GROUP: a line a thread: what waits where, and who works, when a deadline is about to be met.
+# threads_of GROUP: a line for each thread, with where it waits and its CPU time, for a deadline
+# about to be met.
 threads_of() {
   local pid task name state rest
   for pid in $(members "$1"); do
@@ -42,16 +44,16 @@ threads_of() {
   done 2>/dev/null | head -80
 }
 
-# selected_tests PROGRAM [FILTER]: the tests that a GoogleTest program runs, in its order: FILTER's, and of those the part that
-# GTEST_TOTAL_SHARDS and GTEST_SHARD_INDEX name.
+# selected_tests PROGRAM [FILTER]: the tests that a GoogleTest program runs, in order: those of
+# FILTER, limited to the shard that GTEST_TOTAL_SHARDS and GTEST_SHARD_INDEX name.
 selected_tests() {
   "$1" --gtest_list_tests --gtest_filter="${2:-*}" 2>/dev/null | awk -v parts="${GTEST_TOTAL_SHARDS:-1}" -v part="${GTEST_SHARD_INDEX:-0}" '
     /^[^ ]/ { suite = $1; next }
     /^  / && suite ~ /\.$/ && (suite $1) !~ /(^|[.\/])DISABLED_/ && n++ % parts == part { print suite $1 }'
 }
 
-# unfinished_tests LOG NAMES: of the tests in the file NAMES, those that LOG does not show to have ended; one that it shows to have
-# begun is marked by a "+" before its name.
+# unfinished_tests LOG NAMES: the tests of the file NAMES that did not end according to LOG; a "+"
+# marks one that began.
 unfinished_tests() {
   tr -d '\r' <"$1" | awk '
     FILENAME == "-" && /^\[ RUN      \] / { begun[$4] = 1 }
@@ -59,7 +61,7 @@ unfinished_tests() {
     FILENAME != "-" && !($0 in ended) { print ($0 in begun ? "+" : "") $0 }' - "$2"
 }
 
-# bad_signs LOG: whether what a program said before it met its deadline tells of more than slowness.
+# bad_signs LOG: true if a program that met its deadline printed signs of more than slowness.
 bad_signs() {
   grep -aqE '(Address|Leak|Thread|UndefinedBehavior)Sanitizer|runtime error:|: Failure$|^\[  FAILED  \]|^ *FAIL|^E   |terminate called|Assertion .* failed' "$1"
 }

@@ -19,8 +19,8 @@ FIGURES = ("libvmem", "low", "high", "limit")
 COLOURS = {"limit": "#8c959f", "libvmem": "#2f6db5", "peer": "#c77d2b"}
 WIDTH, LEFT, RIGHT, BAR = 860, 290, 170, 15
 
-# A plot: title, panels, note. A panel: heading, bars. A bar: label, kind, file, date, commit, row, key of the row or of
-# its peers. None as a bar leaves a gap.
+# A plot: title, panels, note. A panel: heading, bars. A bar: label, kind, file, date, commit, row,
+# key of the row or of its peers. A bar that is None leaves a gap.
 HOST = ("host", "2026-11-21", None)
 SWAP = ("host", "2026-11-28", "eef7c80")
 OLD = ("models", "2026-11-21", None)

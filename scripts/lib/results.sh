@@ -1,17 +1,20 @@
 # shellcheck shell=bash
-# Sourced by the test runner and by run-guest.sh: turns what a test left behind into counts.
+# Sourced by the test runner and by run-guest.sh: counts the results of a test program.
 
-# count_result STATUS LOG JSON: prints "PASSED FAILED SKIPPED" of one test program that ended with STATUS.
+# count_result STATUS LOG JSON: prints "PASSED FAILED SKIPPED" of one test program that ended with
+# STATUS.
 #
-# JSON is GoogleTest's result file; where it is missing or empty the program was no GoogleTest program, or it died before
-# writing it: then the log decides. A program without GoogleTest lines counts as one test, or as the counts of its own
-# last line "N passed, N failed, N skipped". A status that no test accounts for (a leak found at exit, a crash, a
-# timeout) is one more failure, so is each test that never ran after a crash, and a run in which no test ran. A disabled test counts as skipped, except in a
-# suite named ..Child: those are the other half of a test that starts a process, and run inside it.
+# JSON is GoogleTest's result file. If it is missing or empty, the program was no GoogleTest program
+# or died before writing it, and the log decides. A program without GoogleTest lines counts as one
+# test, or as its own last line "N passed, N failed, N skipped" says. These count as one more
+# failure: a status that no test explains (a leak found at exit, a crash, a timeout), each test that
+# never ran after a crash, and a run without tests. A disabled test counts as skipped, except in a
+# suite named ..Child: such a test is run by another test, in a process that it starts.
 count_result() {
   local status=$1 log=$2 json=$3 passed=0 failed=0 skipped=0 own
   if [ -s "$json" ]; then
-    # One field a line, and line breaks inside strings are escaped: the indentation alone tells a test's own fields.
+    # GoogleTest writes one field a line and escapes line breaks in strings, so the indentation
+    # identifies a test's own fields.
     read -r passed failed skipped < <(tr -d '\r' <"$json" | awk '
       function close_test() { if (result == "") return
         if (bad) f++; else if (result == "COMPLETED") p++; else if (result == "SKIPPED" || class !~ /Child$/) s++
@@ -45,7 +48,7 @@ count_result() {
   echo "$passed $failed $skipped"
 }
 
-# skip_reasons STATUS LOG: one line per distinct reason, with how often it was given.
+# skip_reasons STATUS LOG: one line for each distinct reason, with its count.
 skip_reasons() {
   local status=$1 log=$2
   tr -d '\r' <"$log" | awk -v status="$status" '
@@ -61,8 +64,8 @@ skip_reasons() {
           if (!any && status == 77) print last }'
 }
 
-# failed_tests LOG: the names GoogleTest gives to what failed, and the test that was running when the program died; and how many
-# never ran then.
+# failed_tests LOG: GoogleTest's names of the failed tests and of the test running when the program
+# died, and the number of tests that never ran.
 failed_tests() {
   tr -d '\r' <"$1" | awk '
     / [A-Za-z]*Child\.DISABLED_/ { next }
@@ -74,7 +77,7 @@ failed_tests() {
     END { if (open != "") print open " (did not finish)"; if (n > begun) print n - begun " tests that never ran" }'
 }
 
-# failed_output LOG: what the tests that failed printed, or the end of the log where no GoogleTest speaks.
+# failed_output LOG: the output of the failed tests, or the end of a log without GoogleTest lines.
 failed_output() {
   if grep -aq '^\[ RUN      \] ' "$1"; then
     tr -d '\r' <"$1" | awk '
@@ -91,8 +94,8 @@ failed_output() {
   fi
 }
 
-# failures_of LOG: what failed, in short, in a log of the runner or of the checks: of each program its name, those of its tests, and
-# for each reason that it printed a few lines, else its last ones.
+# failures_of LOG: the failures in a log of the runner or of the checks, in short: the name of each
+# program and of its failed tests, with a few lines for each printed reason, or else its last lines.
 failures_of() {
   tr -d '\r' <"$1" | awk '
     function show(  i, shown, left) {

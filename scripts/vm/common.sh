@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# Sourced by the scripts of this folder: where kernels are kept, and how one is named.
+# Sourced by the scripts of this folder: where kernels are kept, and how they are named.
 #
-# Kernel names: "6.1" and "6.12" are Debian's stock kernels of that line, "debug" is the KASAN + lockdep kernel.
-# A prepared kernel is a folder: stock ones look like an unpacked root (boot/, lib/modules/, usr/src/), the debug one
-# holds vmlinux-dbg and kdbg-build/.
+# Kernel names: "6.1" and "6.12" are Debian's stock kernels of that line, "debug" is the KASAN +
+# lockdep kernel. A prepared kernel is a folder: a stock one is an unpacked root (boot/,
+# lib/modules/, usr/src/), the debug one contains vmlinux-dbg and kdbg-build/.
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 repo=$(cd "$here/../.." && pwd)
@@ -13,10 +13,10 @@ case $build in /*) ;; *) build=$repo/$build ;; esac
 
 note() { echo "vm: $*" >&2; }
 die() { note "$*"; exit 1; }
-# Exit 77 is what the test runner counts as skipped; the reason is the last line of standard output.
+# The test runner counts exit 77 as skipped; the reason is the last line of standard output.
 skip() { echo "skipped: $*"; exit 77; }
 
-# Folder of a kernel that is prepared already; fails quietly when it is not.
+# Prints the folder of a kernel that is already prepared; fails silently otherwise.
 kernel_dir() {
   case $1 in
     debug)
@@ -27,8 +27,8 @@ kernel_dir() {
       compgen -G "$d/boot/vmlinuz-*" >/dev/null && compgen -G "$d/lib/modules/*/modules.dep" >/dev/null && echo "$d" ;;
   esac
 }
-# Unpacks a debug kernel that is provided beside the repository, once, into the cache. Beside and renamed: an interrupted run must
-# not leave half a kernel.
+# Unpacks a debug kernel from beside the repository into the cache, once. It unpacks to a temporary
+# name and renames: an interrupted run must not leave half a kernel.
 unpack_debug_kernel() {
   local archive=$repo/../shared/kernel/debug-kernel-6.12.tar.zst fresh found
   [ -z "${VMEM_DEBUG_KERNEL:-}" ] || [ "$VMEM_DEBUG_KERNEL" = "$cache/debug-6.12" ] || return 1
@@ -45,7 +45,7 @@ unpack_debug_kernel() {
   kernel_dir debug >/dev/null
 }
 kernel_image() { if [ -f "$1/vmlinux-dbg" ]; then echo "$1/vmlinux-dbg"; else compgen -G "$1/boot/vmlinuz-*" | tail -1; fi; }
-# What to give `make -C kmod KDIR=`.
+# Prints the KDIR for `make -C kmod KDIR=`.
 kernel_headers() {
   if [ -d "$1/kdbg-build" ]; then echo "$1/kdbg-build"; else compgen -G "$1/usr/src/linux-headers-*-amd64" | tail -1; fi
 }

@@ -4,9 +4,9 @@
  *
  * -u UID  becomes that user and group, without supplementary groups. An ordinary login's limits apply: 8 MiB of locked
  *         memory, 1024 open files (hard 524288).
- * -c      what a container under Docker's default seccomp profile sees: io_uring and userfaultfd answer EPERM
- *         (https://docs.docker.com/engine/security/seccomp/), no new privileges.
- * Static, so that it runs before any library is in place. Exit 125: could not set up; 127: could not run the program.
+ * -c      imitates a container under Docker's default seccomp profile: io_uring and userfaultfd fail with EPERM
+ *         (https://docs.docker.com/engine/security/seccomp/), and there are no new privileges.
+ * Linked statically, because no libraries may be present yet. Exit 125: setup failed; 127: the program cannot run.
  */
 #define _GNU_SOURCE
 #include <errno.h>

@@ -1,10 +1,10 @@
 #!/bin/busybox sh
 # shellcheck shell=dash
-# First process of a test guest. Sets the machine up, runs /plan (written by run-guest.sh), checks the kernel's log, and
-# leaves with a verdict.
+# The first process of a test guest. It sets up the machine, runs /plan (written by run-guest.sh),
+# checks the kernel's log, and exits with a verdict.
 #
-# ttyS0 is the console: what tests print, live, among the kernel's own lines. ttyS1 carries results alone, so that no
-# kernel message lands in the middle of one: lines that begin with @@, and each test's JSON.
+# ttyS0 is the console: live test output among the kernel's own lines. ttyS1 carries only results,
+# so that no kernel message splits one: lines that begin with @@, and each test's JSON.
 /bin/busybox --install -s /bin
 export PATH=/bin HOME=/tmp TERM=dumb
 mount -t proc proc /proc
@@ -24,7 +24,8 @@ read -r up idle </proc/uptime
 say "@@USERLAND $up $(uname -r)"
 echo "@@USERLAND $up $(uname -r)"
 
-# The verdict, and out. QEMU's own exits are 0 and 1, and a panic also makes it leave with 0: 33 means "passed" here.
+# Reports the verdict and powers off. QEMU's own exits are 0 and 1, and a panic also exits with 0:
+# 33 means "passed".
 leave() {
   say "@@VERDICT $1"
   sleep 0.3   # the serial lines drain at their own pace, and the port below stops QEMU at once
@@ -42,7 +43,8 @@ echo madvise >/sys/kernel/mm/transparent_hugepage/defrag 2>/dev/null
 if [ "$FS" != none ]; then
   i=0; while [ ! -b /dev/vdb ] && [ $i -lt 200 ]; do sleep 0.05; i=$((i + 1)); done
   [ -b /dev/vdb ] || setup_failed "no second virtio drive after 10 s: a debug kernel that is older than its configuration has none"
-  # Drives are probed in parallel, so numbers may swap: the one with a file system on it is the data disk.
+  # Drives are probed in parallel, so their names may swap: the one with a file system is the data
+  # disk.
   disk=/dev/vda raw=/dev/vdb
   mount -t "$FS" "$disk" /data 2>/dev/null || { disk=/dev/vdb raw=/dev/vda; mount -t "$FS" "$disk" /data; } ||
     setup_failed "mount -t $FS"
@@ -52,7 +54,7 @@ fi
 chmod 1777 /data
 export TMPDIR=/data VMEM_TEST_DIR=/data
 
-# Where each thread of a program that does not end stands in the kernel.
+# Prints the kernel stacks of each thread of a program that does not end.
 stacks() {
   echo "@@OVERDUE after $COMMAND_TIMEOUT s; its threads:"
   for task in /proc/"$1"/task/*; do
@@ -67,7 +69,7 @@ run() {
   case $user in root) uid=0 ;; nobody) uid=65534 ;; *) uid=$user ;; esac
   json=/tmp/result-$number.json   # the plan tells GoogleTest programs to write it
   echo "@@START $number"
-  # A session of its own, so that what the program started goes with it when its time is up.
+  # Its own session, so that a timeout also ends the processes that the program started.
   # shellcheck disable=SC2086
   (cd /data && exec setsid guest-enter -u $uid $flag -- "$@") &
   pid=$!
@@ -101,14 +103,15 @@ if [ -n "$load" ]; then
   [ -f /tmp/rmmod-failed ] && worst=1
 fi
 if [ "$KMEMLEAK" = 1 ] && [ -w /sys/kernel/debug/kmemleak ]; then
-  # An object counts as leaked once it is 5 s old and a second scan still finds nobody pointing at it.
+  # An object counts as leaked once it is 5 s old and a second scan finds no pointer to it.
   sleep 5.5; echo scan >/sys/kernel/debug/kmemleak; echo scan >/sys/kernel/debug/kmemleak
   cat /sys/kernel/debug/kmemleak >/tmp/kmemleak; cat /tmp/kmemleak
   grep 'unreferenced object' /tmp/kmemleak >/tmp/leaks && worst=1
   while read -r line; do say "@@KERNEL kmemleak: $line"; done </tmp/leaks
 fi
 
-# A user's own crash ("general protection fault ip:") is the test's business; the kernel's ("fault:", "fault,") is not.
+# A program's own crash ("general protection fault ip:") is the test's business; a kernel crash
+# ("fault:", "fault,") is an error.
 bad='BUG:|KASAN:|UBSAN:|WARNING:|INFO: (possible|task|rcu|suspicious|inconsistent)|rcu:.*stall|Oops|general protection fault[:,]|unreferenced object|sleeping function|refcount_t:|Bad page|scheduling while atomic'
 dmesg | grep -E "$bad" >/tmp/bad
 if [ -s /tmp/bad ]; then

@@ -1,6 +1,6 @@
 #!/bin/bash
-# kernel.sh 6.1|6.12|debug [--image|--headers]: prints the folder, boot image or module build folder of a test kernel,
-# downloading a stock one first. Exit 77 with a reason when there is none.
+# kernel.sh 6.1|6.12|debug [--image|--headers]: prints the folder, boot image or module build folder
+# of a test kernel, and downloads a stock one first. Exit 77 with a reason if there is none.
 #   make -C kmod KDIR="$(scripts/vm/kernel.sh 6.12 --headers)"
 set -euo pipefail
 . "$(dirname "$0")/common.sh"

@@ -1,9 +1,9 @@
 #!/bin/bash
 # mkinitrd.sh OUT KERNEL_DIR PLAN CONFIG [--in-tree MODULE].. [--load|--helper FILE.ko[:params]].. [--file HOST:GUEST].. [PROGRAM]..
 #
-# Makes the initial root of a test guest: busybox, init.sh, the kernel's own modules that are needed for the disks, the
-# modules under test (--load: removed after the programs), and programs with every shared library they are linked against.
-# PLAN is the script init runs, CONFIG its settings.
+# Makes the initial root of a test guest: busybox, init.sh, the kernel modules for the disks, the
+# modules under test (--load: removed after the programs), and the programs with all shared
+# libraries they need. PLAN is the script that init runs, CONFIG its settings.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 out=$1 kernel=$2 plan=$3 config=$4; shift 4
@@ -20,7 +20,7 @@ in_tree() {
   local version file name
   [ -d "$kernel/lib/modules" ] || return 0   # the debug kernel has everything built in
   version=$(find "$kernel/lib/modules" -mindepth 1 -maxdepth 1 -printf '%f\n' | grep -v cloud | head -1)
-  # A name that this kernel has built in, or lacks, yields nothing.
+  # Prints nothing for a module that is built into this kernel or missing.
   { PATH=$PATH:/sbin:/usr/sbin modprobe -d "$kernel" -S "$version" --show-depends "$1" 2>/dev/null || true; } |
     awk '$1 == "insmod" {print $2}' |
     while read -r file; do
@@ -30,8 +30,9 @@ in_tree() {
       echo "$name" >>"$root/modules.order"
     done
 }
-# install FILE GUEST_PATH: with the shared libraries of a program, without debug information, which is most of a test
-# program's size and would all be unpacked into the guest's memory.
+# install FILE GUEST_PATH: installs a file, for a program also its shared libraries. Strips debug
+# information: it is most of a test program's size and would all be unpacked into the guest's
+# memory.
 install() {
   local target=$root$2 library
   mkdir -p "${target%/*}"; cp -L "$1" "$target"

@@ -1,8 +1,10 @@
 #!/bin/bash
-# prepare-stock.sh 6.1|6.12 [--refresh]: downloads a stock Debian kernel and its headers and unpacks them in the cache.
+# prepare-stock.sh 6.1|6.12 [--refresh]: downloads a stock Debian kernel and its headers and unpacks
+# them in the cache.
 #
-# Nothing is installed and no root is needed. Prints the folder. Does nothing when the folder is there, unless --refresh.
-# Exit 77 with a reason when the kernel is neither cached nor to be had (no apt, no network, no such package).
+# Installs nothing and needs no root. Prints the folder. Does nothing if the folder exists, unless
+# --refresh is given. Exit 77 with a reason if the kernel is neither cached nor available (no apt,
+# no network, no such package).
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 line=${1:?usage: prepare-stock.sh 6.1|6.12 [--refresh]} refresh=${2:-}
@@ -12,7 +14,8 @@ exec 9>"$cache/.lock-$line"; flock 9   # two test runs at once must not unpack i
 if [ -z "$refresh" ] && kernel_dir "$line"; then exit 0; fi
 command -v apt-get >/dev/null || skip "stock kernel $line: not cached, and this system has no apt-get"
 
-# Point releases leave the archive, so the version is never written down: the meta-package names the current one.
+# Point releases disappear from the archive, so no version is written here: the meta-package names
+# the current one.
 resolve() {
   local meta
   for meta in "linux-image-$line-amd64" linux-image-amd64; do
@@ -36,7 +39,7 @@ for deb in "$fresh"/debs/*.deb; do dpkg -x "$deb" "$fresh/root"; done
 # Packages of Debian 13 and newer have their modules in /usr/lib.
 if [ ! -d "$fresh/root/lib/modules" ]; then mkdir -p "$fresh/root/lib" && mv "$fresh/root/usr/lib/modules" "$fresh/root/lib/"; fi
 
-# Debian's header makefile includes its common part by absolute path; point it into the cache.
+# Debian's header makefile includes its common part by absolute path; change it to the cache.
 target=$cache/stock-$line
 sed -i "s# /usr/src/# $target/usr/src/#" "$fresh/root/usr/src/linux-headers-$version/Makefile"
 PATH=$PATH:/sbin:/usr/sbin depmod -b "$fresh/root" "$version"

@@ -3,28 +3,30 @@
 #
 #   scripts/vm/run-guest.sh --kernel 6.1|6.12|debug [options] -- PROGRAM ARGS.. [-- PROGRAM ARGS..]
 #
-#   --user root|nobody|UID  who runs the programs; several: every program once for each (default root)
-#   --container             adds a run of every program as each user under what Docker's default profile allows
-#   --only-container        .. and only that
-#   --module FILE.ko[:p=v]  loaded before the programs, removed after them; a module that cannot be removed is a failure
-#   --helper FILE.ko[:p=v]  .. that stays loaded (test_hmm.ko of the debug kernel leaks when it is removed)
-#   --in-tree NAME          also loads a module of the kernel itself, with what it needs
-#   --file HOST:GUEST       also copies a file
+#   --user root|nobody|UID  the user of the programs; several: each program once for each (root)
+#   --container             also run every program as each user under Docker's default profile
+#   --only-container        run the programs only that way
+#   --module FILE.ko[:p=v]  load before the programs, remove after them; a failed removal counts
+#   --helper FILE.ko[:p=v]  load and keep (test_hmm.ko of the debug kernel leaks when it is removed)
+#   --in-tree NAME          also load a module of the kernel itself, with its dependencies
+#   --file HOST:GUEST       also copy a file
 #   --env NAME=VALUE        environment of the programs
 #   --before COMMAND        shell command that root runs in the guest before the programs
 #   --memory MIB (2048)  --cpus N (stock: 1, debug: 2)  --disk MIB (4096, sparse)  --fs ext4|none
-#   --node-without-cpus     a second memory node of 512 MiB without a CPU, in its own memory tier, as CXL memory is
-#   --timeout S (300)  --command-timeout S (what --timeout leaves)  --append KERNEL_PARAMETERS
-#   --no-kmemleak           the debug kernel's leak scan (6 s) runs when a module is given, unless this says no
-#   --label TEXT            how the run is called in the summary     --log FILE  keeps the console     --verbose  shows it
+#   --node-without-cpus     a second memory node of 512 MiB without a CPU, its own tier like CXL
+#   --timeout S (300)  --command-timeout S (the rest of --timeout)  --append KERNEL_PARAMETERS
+#   --no-kmemleak           no leak scan (6 s); the debug kernel runs one if a module is given
+#   --label TEXT            the run's name in the summary   --log FILE  keep the console   --verbose  show it
 #
-# In the guest: /data is a file system on a virtual drive (O_DIRECT and O_TMPFILE work), TMPDIR and VMEM_TEST_DIR
-# name it, VMEM_TEST_BLOCK_DEVICE a second drive of 256 MiB; huge pages are for those who madvise. Programs that are
-# files of this machine are copied with their shared libraries; other names are busybox's.
-# The kernel's log is searched for reports at the end: one is a failure. Emulation shows function and races, not speed.
+# In the guest, /data is a file system on a virtual drive (O_DIRECT and O_TMPFILE work); TMPDIR and
+# VMEM_TEST_DIR name it. VMEM_TEST_BLOCK_DEVICE names a second drive of 256 MiB. Huge pages need
+# madvise. Programs that are files of this machine are copied with their shared libraries; other
+# names are busybox's. At the end the kernel's log is searched for reports; a report is a failure.
+# Emulation shows function and races, not speed.
 #
-# Prints the counts of every program, then "N passed, N failed, N skipped". Times are multiplied by TEST_PATIENCE (1), how slow the
-# machine is. Exit: 0 passed, 1 failed, 77 all skipped, 124 failed and nothing but deadlines were met.
+# Prints the counts of every program, then "N passed, N failed, N skipped". TEST_PATIENCE (1), the
+# slowness of the machine, multiplies times. Exit: 0 passed, 1 failed, 77 all skipped, 124 only
+# deadlines were met.
 set -euo pipefail
 . "$(dirname "$0")/common.sh"
 . "$here/../lib/results.sh"
@@ -102,8 +104,8 @@ while [ $# -gt 0 ]; do
 done
 
 if [ "$kernel" = debug ]; then
-  # Two CPUs run truly in parallel only here: multi-threaded emulation of QEMU before 8.1 kills one boot in 50 of a
-  # kernel with jump labels, and the debug kernel has none.
+  # Two CPUs run in parallel only here: multi-threaded emulation of QEMU before 8.1 kills one boot
+  # in 50 of a kernel with jump labels; the debug kernel has none.
   export CPUS=${cpus:-2} THREAD=multi
   [ ${#modules[@]} -gt 0 ] && kmemleak=${kmemleak:-1}
   [ "${kmemleak:-0}" = 1 ] && append="kmemleak=on $append"
@@ -121,7 +123,7 @@ fi
     -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-latency,latency=300
     -numa hmat-lb,initiator=0,target=1,hierarchy=memory,data-type=access-bandwidth,bandwidth=20G)
 }
-# On a slow machine everything may take longer; where only that went wrong the status is 124.
+# A slow machine takes longer; if only deadlines were met the status is 124.
 patience=${TEST_PATIENCE:-1}
 timeout=$((timeout * patience)) command_timeout=${command_timeout:+$((command_timeout * patience))}
 export MEMORY=$memory TIMEOUT=$timeout APPEND=$append

@@ -1,21 +1,22 @@
 #!/bin/bash
 # run-vm.sh KERNEL_IMAGE INITRD WORK [qemu arguments]: boots a test guest once and leaves WORK/console.log and WORK/results.log.
 #
-# WORK/data.img and WORK/raw.img are its two drives; they must exist. Environment: MEMORY (MiB), CPUS, THREAD
-# (single or multi), TIMEOUT (s), APPEND (kernel command line).
-# Exit: 0 to 100 the guest's verdict, 124 out of time, 125 died after it had started (panic), 126 died before userland
-# (retry), 127 QEMU refused to start.
+# Its two drives, WORK/data.img and WORK/raw.img, must exist. Environment: MEMORY (MiB), CPUS,
+# THREAD (single or multi), TIMEOUT (s), APPEND (kernel command line). Exit: 0 to 100 the guest's
+# verdict, 124 out of time, 125 died after it had started (panic), 126 died before userland (retry),
+# 127 QEMU refused to start.
 set -uo pipefail
 image=$1 initrd=$2 work=$3; shift 3
 : >"$work/console.log"; : >"$work/results.log"
 
-# Software emulation, always: /dev/kvm may exist and yet not boot a stock kernel, and results must not depend on it.
-# no_timer_check: a kernel counts ticks while it starts, and panics ("IO-APIC + timer doesn't work") where the host is so busy that
-# none comes.
-# Without the flags that tell kernel and C library to copy by `rep movsb`, which is emulated a byte at a time: a run of the trap's and
-# the leases' tests took 57 and 49 s with them, 46 and 31 without, each pair side by side.
-# The drives are virtio: the NVMe one of QEMU 7.2 was seen to stand still for minutes and to end with an I/O error that the host knew
-# nothing of. Warnings are in the console, so that such a thing is seen.
+# - Always software emulation: /dev/kvm may exist and still fail to boot a stock kernel, and results
+#   must not depend on it.
+# - no_timer_check: a starting kernel counts ticks, and panics ("IO-APIC + timer doesn't work") if
+#   the host is too busy to deliver any.
+# - -erms,-fsrm: without these flags kernel and C library do not copy by `rep movsb`, which is
+#   emulated a byte at a time and made tests slower.
+# - The drives are virtio: the NVMe drive of QEMU 7.2 was seen to stall for minutes and to end with
+#   an I/O error unknown to the host. The console contains warnings, so that such a stall shows.
 timeout --foreground -k 5 "${TIMEOUT:-300}" qemu-system-x86_64 \
   -accel "tcg,thread=${THREAD:-single}" -machine "${MACHINE:-q35}" -cpu max,-erms,-fsrm -smp "${CPUS:-1}" -m "${MEMORY:-2048}" \
   -nodefaults -no-user-config -display none -no-reboot \
@@ -28,7 +29,7 @@ timeout --foreground -k 5 "${TIMEOUT:-300}" qemu-system-x86_64 \
   "$@" </dev/null 2>"$work/qemu.log"
 status=$?
 
-# The verdict counts only when the port and the result line agree on it.
+# The verdict counts only if the exit port and the result line agree.
 said=$(grep -ao '@@VERDICT [0-9]*' "$work/results.log" | tail -1 | cut -d' ' -f2)
 if [ $status -ge 33 ] && [ $status -le 233 ] && [ $((status % 2)) = 1 ]; then
   verdict=$(((status - 1) / 2 - 16))
