@@ -1,5 +1,6 @@
-// What the module's tests share: a context as a C++ object, a thread that serves its faults, and ways to survive
-// signals. Calls return 0 or a negative errno, as the module gave it. Without /dev/vmem every test skips.
+// Shared by the module's tests: a context as a C++ object, a thread that serves its faults, and
+// ways to survive signals. Calls return 0 or a negative errno, as the module returned it. Without
+// /dev/vmem every test skips.
 #pragma once
 
 #include <fcntl.h>
@@ -46,12 +47,12 @@ inline uint64_t knob(const std::string& name) {
   in >> value;
   return value;
 }
-// The kernel checks every lock and access of its own, which takes ten times as long and more: what is done for its
-// number alone is done less often there. KMOD_FULL=1: as often.
+// True on a kernel that checks its locks and accesses, which makes it at least ten times slower.
+// Tests then repeat things less often. KMOD_FULL=1: as often as elsewhere.
 inline bool checked_kernel() {
   return access("/proc/lockdep", F_OK) == 0 && getenv("KMOD_FULL") == nullptr;
 }
-// 0 or a negative errno.
+// Returns 0 or a negative errno.
 inline int set_knob(const std::string& name, const std::string& value) {
   const int fd = open((kSysfs + name).c_str(), O_WRONLY | O_CLOEXEC);
   if (fd < 0) return -errno;
@@ -60,7 +61,7 @@ inline int set_knob(const std::string& name, const std::string& value) {
   close(fd);
   return err;
 }
-// Puts a knob back at the end of a scope.
+// Restores a knob at the end of a scope.
 class KnobGuard {
  public:
   KnobGuard(std::string name, uint64_t value) : name_(std::move(name)), old_(knob(name_)) {
@@ -83,7 +84,7 @@ class Context {
       h.version = VMEM_UAPI_VERSION;
       EXPECT_EQ(call(fd, VMEM_IOC_HELLO, &h), 0);
       features = h.features;
-      // As the runtime does: where system calls may wait for blocks, they shall.
+      // As the runtime does: let system calls wait for blocks if the module allows it.
       if (system_calls && (features & VMEM_FEATURE_KERNEL_FAULTS) != 0) {
         h.need = VMEM_FEATURE_KERNEL_FAULTS;
         EXPECT_EQ(call(fd, VMEM_IOC_HELLO, &h), 0);
@@ -132,7 +133,7 @@ class Context {
     b.count = static_cast<uint32_t>(ops->size());
     return call(fd, VMEM_IOC_BATCH, &b);
   }
-  // One operation: the batch's error or the operation's.
+  // Runs one operation. Returns the batch's error or the operation's.
   int op(uint32_t code, uint64_t block, uint64_t frame = 0, uint32_t flags = 0, vmem_op* out = nullptr) {
     std::vector<vmem_op> one(1);
     one[0].op = code;
@@ -155,7 +156,8 @@ class Context {
     EXPECT_EQ(call(fd, VMEM_IOC_INFO, &i), 0);
     return i;
   }
-  // Maps [offset, offset + size) at an address aligned to 2 MiB. nullptr on failure, errno set.
+  // Maps [offset, offset + size) at an address aligned to 2 MiB. Returns nullptr on failure, with
+  // errno set.
   char* map(uint64_t offset, size_t size, int prot = PROT_READ | PROT_WRITE, size_t misalign = 0) {
     char* room = static_cast<char*>(mmap(nullptr, size + 2 * kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (room == MAP_FAILED) return nullptr;
@@ -163,7 +165,7 @@ class Context {
     void* p = mmap(at, size, prot, MAP_SHARED | MAP_FIXED, fd, static_cast<off_t>(offset));
     return p == MAP_FAILED ? nullptr : static_cast<char*>(p);
   }
-  // Waits for one event; false after timeout_ms.
+  // Waits for one event. Returns false after timeout_ms.
   bool event(vmem_event* out, int timeout_ms = 20000) {
     pollfd p{fd, POLLIN, 0};
     if (poll(&p, 1, timeout_ms) != 1 || (p.revents & POLLIN) == 0) return false;
@@ -209,7 +211,7 @@ struct Pair {
   char* blocks = nullptr;
 };
 
-// Reads events on a thread of its own until destroyed and hands faults to `serve`.
+// Reads events on its own thread until destroyed, and passes faults to `serve`.
 class Server {
  public:
   Server(Context& context, std::function<void(const vmem_event&)> serve) : context_(context), serve_(std::move(serve)) {
@@ -265,7 +267,7 @@ inline void catch_signals() {
 inline void touch(const volatile uint64_t& word) {
   [[maybe_unused]] const uint64_t value = word;
 }
-// The signal the touch raised, or 0. Any thread.
+// Returns the signal that the touch raised, or 0. Works in any thread.
 inline int load(const volatile uint64_t* word, uint64_t* value = nullptr) {
   catch_signals();
   if (const int number = sigsetjmp(jump, 1); number != 0) return number;
@@ -293,7 +295,7 @@ inline double now() {
 inline bool eventually(const std::function<bool()>& done) {
   return vmem::test::eventually(done, std::chrono::seconds(10), std::chrono::milliseconds(1));
 }
-// Bytes of the field in the smaps entry that holds `address`, e.g. "FilePmdMapped".
+// Returns the bytes of the field in the smaps entry that contains `address`, e.g. "FilePmdMapped".
 inline uint64_t smaps(const void* address, const std::string& field) {
   std::ifstream in("/proc/self/smaps");
   bool inside = false;

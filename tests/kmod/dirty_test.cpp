@@ -92,7 +92,7 @@ TEST_F(KmodDirty, ABlockCanBeRemovedWhileAStoreWaitsForIt) {
   Context c;
   Pair p(c, 1);
   ASSERT_EQ(c.install(p.block(0), p.frame(0)), 0);
-  EXPECT_EQ(p.word(0), 0u);  // an entry is there, so the store comes through page_mkwrite
+  EXPECT_EQ(p.word(0), 0u);  // the page table has an entry, so the store comes through page_mkwrite
   ASSERT_EQ(c.op(VMEM_OP_PROTECT, p.block(0)), 0);
   EXPECT_EQ(p.word(0), 0u);
   std::thread writer([&] { p.word(0) = 5; });
@@ -131,7 +131,7 @@ TEST_F(KmodDirty, NoStoreIsMissedWhileMarksAreClearedAndBlocksMove) {
       written = i;
     }
   });
-  // What is in memory when the mark is found clear is an image no store changes without setting the mark.
+  // If the mark is found clear, memory has an image that no store changes without setting the mark.
   std::vector<uint64_t> image(512);
   int rounds = 0, clean = 0;
   while (rounds < 300) {
@@ -183,7 +183,7 @@ TEST_F(KmodDirty, APinnedFrameStaysWhereItIs) {
   EXPECT_EQ(knob("refused_pinned"), refused + 3);
   EXPECT_EQ(c.state(p.block(0)), VMEM_STATE_PRESENT | VMEM_STATE_TOUCHED | VMEM_STATE_DIRTY) << "nothing changed";
   p.word(0) = 4;
-  // The region ends, but the frame is not used again while the pin lasts.
+  // The region ends, but the frame is not reused while the pin lasts.
   ASSERT_EQ(c.destroy(p.region), 0);
   uint64_t next = 0;
   ASSERT_EQ(c.create(VMEM_KIND_REGION, kHuge, kHuge, &next), 0);
@@ -228,7 +228,8 @@ TEST_F(KmodDirty, PinsThatWereThereAtInstallDoNotHoldABlock) {
   EXPECT_EQ(p.frame_word(0), 1u) << "and stays usable";
 }
 
-// Direct I/O tells that it is done before it lets go of the memory: such a pin must not stand for one that comes later.
+// Direct I/O reports completion before it drops its reference to the memory. Such a pin must not
+// hide a later one.
 TEST_F(KmodDirty, APinThatWasGoingAtInstallDoesNotHideALaterOne) {
   Context c, pinner;
   Pair p(c, 1, kPage, VMEM_CREATE_LONGTERM);

@@ -1,7 +1,8 @@
-// Calls made of pieces that are nearly right, from several threads, while others touch, fork, map and kill, and use the
-// same memory through io_uring, userfaultfd, pipes and remote accesses, in one memory cgroup or another. Nothing may
-// hang, leak or be reported by the kernel; the guest's log is searched after it. There are KMOD_FUZZ_CALLS calls at
-// least, for KMOD_FUZZ_SECONDS at least.
+// Calls with nearly correct arguments, from several threads, while others touch, fork, map and
+// kill, and use the same memory through io_uring, userfaultfd, pipes and remote accesses, in one
+// memory cgroup or another. Nothing may hang or leak, and the kernel may report nothing; the
+// guest's log is searched afterwards. Makes at least KMOD_FUZZ_CALLS calls, for at least
+// KMOD_FUZZ_SECONDS.
 #include <sys/eventfd.h>
 #include <sys/syscall.h>
 
@@ -16,11 +17,11 @@ namespace kmod_test {
 
 class KmodFuzz : public Kmod {};
 
-// A context that many threads hand nearly right arguments to.
+// A context to which many threads pass nearly correct arguments.
 struct Fuzzed {
   explicit Fuzzed(uint32_t seed) : random(seed) {}
   uint64_t pick(std::initializer_list<uint64_t> of) { return of.begin()[random() % of.size()]; }
-  // An offset: of a range that is there, near one, or of nothing.
+  // Returns an offset in an existing range, near one, or in none.
   uint64_t offset() {
     uint64_t base = ranges->empty() ? 0 : (*ranges)[random() % ranges->size()];
     switch (random() % 16) {
@@ -64,7 +65,8 @@ struct Fuzzed {
         a->unit = static_cast<uint32_t>(pick({4096, 65536, kHuge, kHuge, 8 << 20, 5000, 0}));
         a->size = pick({a->unit, 4ull * a->unit, 8ull * a->unit, 1ull << 46, 1ull << 47, ~0ull, 4096});
         const int err = call(fd, VMEM_IOC_CREATE, a);
-        if (err == 0) (*ranges)[random() % ranges->size()] = a->offset;  // racy on purpose: only numbers
+        // racy on purpose: it only reads numbers
+        if (err == 0) (*ranges)[random() % ranges->size()] = a->offset;
         break;
       }
       case 2:
@@ -157,7 +159,7 @@ struct Fuzzed {
       }
     }
   }
-  // Calls of others at the same memory.
+  // Other system calls on the same memory.
   void beside() {
     const size_t size = pick({kPage, 64 << 10}), at = random() % (kHuge / size) * size + random() % 4 * kHuge;
     const Places places{blocks + at, frames + at, size};
@@ -182,8 +184,8 @@ struct Fuzzed {
   char* scratch = nullptr;
 };
 
-// What each thread of a process does, for root: its state, signals, times in ticks, system call, and where it stands in
-// the kernel.
+// Returns, for root, the state of each thread of a process: state, signals, times in ticks, system
+// call, kernel stack.
 std::string stacks(pid_t process) {
   const auto text = [](const std::filesystem::path& path) {
     std::ifstream in(path);
@@ -209,14 +211,15 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
   };
   const uint64_t calls = set("KMOD_FUZZ_CALLS", 40000), seconds = set("KMOD_FUZZ_SECONDS", 0);
   KnobGuard timeout("fault_timeout_ms", 100);
-  // A call may fill it with frames of a page each, and the process that ends gives back every one of them.
+  // A call may fill the limit with frames of one page each, and at its end the process frees them
+  // one by one.
   KnobGuard limit("frame_limit_bytes", 64ull << 20);
-  // Less than that, so that a group is short now and then, and its OOM killer the last resort.
+  // Less than that, so that a group runs short now and then, and its OOM killer is the last resort.
   const MemoryCgroups groups(40ull << 20);
   std::atomic<uint64_t> made{0};
   const double start = now();
   const uint64_t contexts = knob("contexts");
-  // A process a round: it ends by SIGKILL in the middle of its calls, or runs to the end.
+  // One process per round: SIGKILL ends it in the middle of its calls, or it runs to the end.
   for (uint32_t round = 0; made < calls || now() - start < static_cast<double>(seconds); ++round) {
     auto* progress = static_cast<std::atomic<uint64_t>*>(
         mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
@@ -269,9 +272,9 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
       _exit(HasFailure() ? 1 : 0);
     }
     int status = 0;
-    // Nobody may hang: each wait ends after 100 ms, so a round takes seconds on a quiet machine. Where one call has
-    // filled the limit with frames of a page, giving them back takes minutes on a slow one: so this is the longest time
-    // in which nothing is done, and not the whole round's.
+    // No call may hang: each wait ends after 100 ms, so a round takes seconds on a quiet machine.
+    // If a call has filled the limit with frames of one page, freeing them takes minutes on a slow
+    // machine. So this limits the time without progress, not the length of the round.
     const auto over = [&] { return waitpid(child, &status, WNOHANG) == child; };
     const auto done = [&] { return progress->load() - knob("frame_bytes") - knob("records"); };
     bool ended = false;
@@ -295,13 +298,14 @@ TEST_F(KmodFuzz, NearlyRightCallsFromManyThreads) {
   }
   printf("[   note   ] %lu calls in %.0f s\n", made.load(), now() - start);
   EXPECT_TRUE(eventually([&] { return knob("contexts") == contexts; }));
-  // A frame that the kernel itself refers to for a moment outlives its context, charged.
+  // A frame to which the kernel has a short reference outlives its context and stays charged.
   EXPECT_TRUE(eventually([] { return knob("frame_bytes") == 0; })) << knob("frame_bytes");
   EXPECT_EQ(knob("installed_bytes"), 0u);
   EXPECT_EQ(knob("pinned_bytes"), 0u);
 }
 
-// Every allocation of the module may fail: the call says -ENOMEM (or is done), and nothing leaks.
+// Every allocation of the module may fail: the call returns -ENOMEM (or succeeds), and nothing
+// leaks.
 TEST_F(KmodFuzz, FailingAllocationsAreReportedAndLeakNothing) {
   if (!put("/sys/kernel/debug/failslab/probability", "0")) GTEST_SKIP() << "a kernel without failslab";
   for (const char* kind : {"failslab", "fail_page_alloc"}) {
@@ -318,7 +322,7 @@ TEST_F(KmodFuzz, FailingAllocationsAreReportedAndLeakNothing) {
   const pid_t child = fork();
   if (child == 0) {
     for (int nth = 1; nth < 60; ++nth) {
-      // The nth allocation from here on fails, in this thread only; each position is tried.
+      // The nth allocation from now on fails, in this thread only; try each n.
       const int fd = open("/proc/thread-self/fail-nth", O_RDWR);
       if (fd < 0) _exit(3);
       const std::string text = std::to_string(nth);

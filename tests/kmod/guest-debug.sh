@@ -1,3 +1,3 @@
 #!/bin/bash
-# Runs first: it takes half of the suite's time.
+# Run this first: it takes half of the suite's time.
 exec "$(dirname "$0")/../../scripts/kmod-guest.sh" debug

@@ -1,5 +1,6 @@
-// Faults that may not let go of mmap_lock, in a process that may have a device (it has an mmu notifier), while another
-// thread wants the lock to write: nobody keeps it from him for long, and a device, which lets go, may wait as ever.
+// Faults that cannot drop mmap_lock, in a process that may have a device (it has an mmu notifier),
+// while another thread wants the lock for writing. The fault does not delay that thread for long; a
+// device, which drops the lock, may wait as usual.
 #include <mutex>
 
 #include "kmod/context.h"
@@ -13,7 +14,7 @@ const double kSoon = 10.0 * vmem::test::patience();
 // Longer than a lock may be held.
 constexpr double kLong = 2.5;
 
-// Maps and unmaps memory until destroyed, which takes mmap_lock to write.
+// Maps and unmaps memory until destroyed, which takes mmap_lock for writing.
 class Writer {
  public:
   Writer()
@@ -25,7 +26,7 @@ class Writer {
             longest_ = std::max(longest_.load(), now() - start);
           }
         }) {}
-  // Seconds that a pair of the two calls took at most.
+  // Returns the seconds of the longest pair of the two calls.
   double end() {
     done_ = true;
     if (thread_.joinable()) thread_.join();
@@ -68,7 +69,7 @@ class KmodHeld : public Kmod {
     close(device_);
     EXPECT_EQ(set_knob("fault_timeout_ms", std::to_string(old_)), 0);
   }
-  // A kernel thread's look at a word of ours.
+  // Lets a kernel thread read one of our words.
   peek look(const volatile uint64_t* word, uint32_t how) const {
     peek p{reinterpret_cast<uintptr_t>(word), 0, 0, how | PEEK_WITH_NOTIFIER, 0};
     EXPECT_EQ(call(device_, PEEK, &p), 0);
@@ -97,7 +98,7 @@ TEST_F(KmodHeld, AnswersThatBringNoBlockGiveNobodyTheLockForLonger) {
   Pair p(c, 1, kPage);
   const uint64_t timeouts = knob("timeouts");
   const double end = now() + 2 * kSoon;
-  // It wakes who waits, or shows the block for a moment, each time anew.
+  // The server wakes the waiting thread, or shows the block for a moment, again and again.
   for (const bool show : {false, true}) {
     SCOPED_TRACE(show);
     Server server(c, [&](const vmem_event& e) {
@@ -143,7 +144,8 @@ TEST_F(KmodHeld, ADeviceThatLetsGoWaitsForASlowBlockAlthoughManyWantToWrite) {
   }
 }
 
-// The one does not let go, and gets an error; the other one is a device of the same process, and is served.
+// One fault does not drop the lock, and gets an error. The other one is from a device of the same
+// process, and is served.
 TEST_F(KmodHeld, ADeviceIsServedAlthoughAnotherFaultOfItsProcessKeptTheLockForTooLong) {
   const int mem = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
   if (mem < 0) GTEST_SKIP() << "no /proc/self/mem";
@@ -172,8 +174,9 @@ TEST_F(KmodHeld, ADeviceIsServedAlthoughAnotherFaultOfItsProcessKeptTheLockForTo
   close(mem);
 }
 
-// A machine that is suspended first freezes all tasks, and stays awake if one does not freeze. So who waits here with
-// mmap_lock held must not be frozen with it: who waits for the lock could not freeze. Only this first step is done.
+// A suspend first freezes all tasks, and fails if one does not freeze. A task that waits here with
+// mmap_lock held must therefore not be frozen: a task that waits for the lock could not freeze. The
+// test tries only this first step.
 TEST_F(KmodHeld, AMachineFreezesForASuspendAlthoughTasksWait) {
   const std::string test = "/sys/power/pm_test", delay = "/sys/module/suspend/parameters/pm_test_delay";
   if (text(test).find("freezer") == std::string::npos) GTEST_SKIP() << "this kernel cannot try a suspend: no " << test;
@@ -189,7 +192,7 @@ TEST_F(KmodHeld, AMachineFreezesForASuspendAlthoughTasksWait) {
   std::thread caller([&] { EXPECT_EQ(write(ends[1], p.blocks + kPage, 8), 8) << strerror(errno); });
   EXPECT_TRUE(vmem::test::eventually([&] { return knob("waits") >= waits + 2; }, std::chrono::seconds(10)));
   std::atomic<bool> done{false};
-  std::thread holder([&] {  // of mmap_lock, in each of its waits
+  std::thread holder([&] {  // the longest hold of mmap_lock, in each of its waits
     const int mem = open("/proc/self/mem", O_RDONLY | O_CLOEXEC);
     uint64_t value = 0;
     while (!done) {

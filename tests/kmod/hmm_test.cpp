@@ -1,5 +1,6 @@
-// GPU faults without a GPU: the kernel's test_hmm reads and writes blocks whose only copy is on the NVMe drive, through
-// hmm_range_fault, while a runtime pages them in by io_uring, evicts, and other threads map and touch memory.
+// GPU faults without a GPU. The kernel's test_hmm reads and writes, through hmm_range_fault, blocks
+// whose only copy is on the NVMe drive. A runtime pages them in by io_uring and evicts them, and
+// other threads map and touch memory.
 #include <liburing.h>
 
 #include <algorithm>
@@ -11,14 +12,14 @@
 
 namespace kmod_test {
 
-// include/uapi of the kernel's lib/test_hmm_uapi.h
+// From lib/test_hmm_uapi.h of the kernel.
 struct DmirrorCommand {
   uint64_t addr, ptr, npages, cpages, faults;
 };
 constexpr unsigned long kDmirrorRead = _IOWR('H', 0x00, DmirrorCommand);
 constexpr unsigned long kDmirrorWrite = _IOWR('H', 0x01, DmirrorCommand);
 
-// Milliseconds of each mmap + store + munmap of some memory until `end`.
+// Returns the milliseconds of each mmap + store + munmap of some memory until `end`.
 inline std::vector<double> map_until(double end) {
   std::vector<double> times;
   while (now() < end) {
@@ -32,7 +33,7 @@ inline std::vector<double> map_until(double end) {
   std::sort(times.begin(), times.end());
   return times;
 }
-// The longest of another process meanwhile, which shares nothing with us: what this machine does to everybody.
+// The longest such time in an unrelated process: delays that the machine causes everywhere.
 class Control {
  public:
   explicit Control(double end) {
@@ -71,7 +72,8 @@ class KmodHmm : public Kmod {
   void TearDown() override {
     if (device_ >= 0) close(device_);
   }
-  // One page by the emulated GPU. It gives up after a second (-EBUSY): a real driver replays, and so do we.
+  // Reads or writes one page by the emulated GPU. It gives up after a second (-EBUSY): a real
+  // driver retries, and so do we.
   int gpu(unsigned long request, const volatile void* at, void* page) {
     for (int i = 0; i < 30; ++i) {
       DmirrorCommand c{reinterpret_cast<uintptr_t>(at), reinterpret_cast<uintptr_t>(page), 1, 0, 0};
@@ -84,7 +86,7 @@ class KmodHmm : public Kmod {
 };
 
 TEST_F(KmodHmm, TheGpuReadsAndWritesAbsentBlocksAndItsStoresAreMarked) {
-  // A GPU's fault waits a few milliseconds at a time, so it needs no leave to wait.
+  // A GPU's fault waits a few milliseconds at a time, so it needs no permission to wait.
   for (const bool system_calls : {true, false}) {
     SCOPED_TRACE(system_calls);
     Context c(true, system_calls);
@@ -157,7 +159,7 @@ TEST_F(KmodHmm, AWaitingGpuFaultDoesNotStallMmapElsewhere) {
   std::thread gpu_thread([&] { EXPECT_EQ(gpu(kDmirrorRead, p.blocks, page), 0); });
   vmem_event e{};
   ASSERT_TRUE(c.event(&e));
-  // The longer the machine takes for everything, the longer the fault waits.
+  // The slower the machine, the longer the fault waits.
   const double times = std::min(vmem::test::patience(), 4u);
   const double end = now() + 2 * times;
   const Control control(end);
@@ -189,7 +191,7 @@ TEST_F(KmodHmm, GpuCpuAndEvictionRaceOverDataOnNvmeAndLoseNothing) {
   char* frames = c.map(pool, kFrames * kUnit);
   char* blocks = c.map(region, kBlocks * kUnit);
   ASSERT_TRUE(frames != nullptr && blocks != nullptr);
-  // Word 0 of each page: a number only its owner changes. Word 1 its complement.
+  // Word 0 of each page: a number that only its owner changes. Word 1: its complement.
   for (uint32_t b = 0; b < kBlocks; ++b) {
     for (size_t i = 0; i < kPages; ++i) {
       auto* w = reinterpret_cast<uint64_t*>(frames + i * kPage);

@@ -1,6 +1,6 @@
-// What a user with /dev/vmem open may try against others: to keep a dead task, a lock or a frozen group waiting, to use
-// more than is his. The time that a fault may wait is left at 30 s, so that a wait shows; what must end, ends
-// long before.
+// Attacks of a user who has /dev/vmem open on other users: making a dying task, a lock or a frozen
+// group wait, or using more than his share. Faults may wait for 30 s here, so that a wait shows;
+// all tested operations must end much sooner.
 #include <linux/futex.h>
 #include <netinet/in.h>
 #include <sched.h>
@@ -17,7 +17,8 @@
 namespace kmod_test {
 namespace {
 
-// Seconds, and a third of what a fault may wait: not a speed that is demanded, but what tells a wait from none.
+// Seconds; a third of the time that a fault may wait. This is no requirement on speed: it
+// distinguishes waiting from not waiting.
 const double kSoon = 10.0 * vmem::test::patience();
 
 bool put(const std::string& path, const std::string& value) {
@@ -74,7 +75,7 @@ TEST_F(KmodHostile, AKilledTaskWhoseRobustListLeadsIntoAnAbsentBlockIsGone) {
   close(ends[1]);
 }
 
-// What it held goes block by block, and each frame with its entries.
+// The module frees its blocks one by one, and each frame with its entries.
 TEST_F(KmodHostile, AKilledTaskThatHoldsThousandsOfBlocksIsGone) {
   constexpr uint32_t kBlocks = 8192;
   int ends[2];
@@ -110,15 +111,15 @@ TEST_F(KmodHostile, AKilledTaskThatHoldsThousandsOfBlocksIsGone) {
   close(ends[0]);
 }
 
-// A call that takes many blocks out of many mappings ends where its caller is killed, and has changed nothing where it
-// had not been. Once it took 45 s.
+// A call that takes many blocks out of many mappings ends when its caller is killed, and leaves the
+// rest unchanged. It once took 45 s.
 TEST_F(KmodHostile, AKilledTaskThatTakesBlocksOutOfThousandsOfMappingsIsGone) {
   constexpr uint32_t kBlocks = 1024;
   const uint32_t mappings = checked_kernel() ? 6000 : 24000;
   Context c;
   Pair p(c, 2 * kBlocks, kPage);
   std::vector<vmem_op> ops(kBlocks);
-  for (uint32_t i = 0; i < kBlocks; ++i) {  // every other one: each is unmapped by itself
+  for (uint32_t i = 0; i < kBlocks; ++i) {  // every other one, so that each is unmapped separately
     ASSERT_EQ(c.install(p.block(2 * i), p.frame(2 * i)), 0);
     ops[i].op = VMEM_OP_REMOVE;
     ops[i].block = p.block(2 * i);
@@ -137,7 +138,7 @@ TEST_F(KmodHostile, AKilledTaskThatTakesBlocksOutOfThousandsOfMappingsIsGone) {
   char ready = 0;
   ASSERT_EQ(read(ends[0], &ready, 1), 1);
   close(ends[0]);
-  usleep(200000);  // it is in the call, and has not long begun
+  usleep(200000);  // it is in the call, and has not been for long
   const double start = now();
   kill(child, SIGKILL);
   int status = 0;
@@ -165,7 +166,8 @@ TEST_F(KmodHostile, AGroupOfProcessesFreezesAlthoughOneWaitsInASystemCall) {
     _exit(write(ends[1], p.blocks, 8) == -1 && errno == EFAULT ? 0 : 2);
   }
   const uint64_t waits = knob("waits");
-  // Where such a wait is refused there is nothing to freeze but a process that has ended.
+  // If the module refuses such a wait, the child has ended, and the group has nothing left to
+  // freeze.
   eventually([&] { return knob("waits") > waits || waitpid(child, nullptr, WNOHANG | WNOWAIT) == child; });
   const double start = now();
   ASSERT_TRUE(put(group + "/cgroup.freeze", "1"));
@@ -181,7 +183,7 @@ TEST_F(KmodHostile, AGroupOfProcessesFreezesAlthoughOneWaitsInASystemCall) {
   close(ends[1]);
 }
 
-// /proc/PID/mem keeps mmap_lock while it asks for a page, however often it asks.
+// A read of /proc/PID/mem holds mmap_lock while it requests a page, however often it retries.
 TEST_F(KmodHostile, AReadThroughProcMemDoesNotKeepMmapLock) {
   Context c;
   Pair p(c, 2, kPage);
@@ -218,7 +220,7 @@ TEST_F(KmodHostile, AReadThroughProcMemDoesNotKeepMmapLock) {
   EXPECT_LT(now() - start, kSoon);
 }
 
-// Whether a child that runs `work` ends by itself, and well, before long.
+// Returns whether a child that runs `work` exits normally, and soon.
 testing::AssertionResult ends_soon(const std::function<void()>& work) {
   const pid_t child = fork();
   if (child == 0) {
@@ -237,7 +239,7 @@ testing::AssertionResult ends_soon(const std::function<void()>& work) {
   return status == 0 ? testing::AssertionSuccess() : testing::AssertionFailure() << "wait status " << status;
 }
 
-// An answer that brings no block is no reason to ask again with mmap_lock held.
+// An answer that brings no block does not make the reader retry with mmap_lock held.
 TEST_F(KmodHostile, AReadThroughProcMemEndsHoweverOftenItsBlockIsAnswered) {
   EXPECT_TRUE(ends_soon([] {
     Context c;
@@ -253,7 +255,7 @@ TEST_F(KmodHostile, AReadThroughProcMemEndsHoweverOftenItsBlockIsAnswered) {
   }));
 }
 
-// Nor is a frame that RELEASE would take again and again, and cannot: a pipe shows it.
+// Nor does a frame that RELEASE would take again and again but cannot, because a pipe refers to it.
 TEST_F(KmodHostile, AReadThroughProcMemEndsHoweverOftenItsFrameIsReleased) {
   EXPECT_TRUE(ends_soon([] {
     Context c;
@@ -274,7 +276,7 @@ TEST_F(KmodHostile, AReadThroughProcMemEndsHoweverOftenItsFrameIsReleased) {
   }));
 }
 
-// Who reads a directory holds its lock; so a wait inside a system call is for those who are trusted with it.
+// A reader of a directory holds its lock, so only trusted users may wait inside a system call.
 TEST_F(KmodHostile, ASystemCallWaitsForABlockOnlyWhereThatWasGrantedAndAskedFor) {
   for (const bool trusted : {true, false}) {
     const pid_t child = fork();
@@ -285,7 +287,7 @@ TEST_F(KmodHostile, ASystemCallWaitsForABlockOnlyWhereThatWasGrantedAndAskedFor)
       Pair p(unasked, 1, kPage);
       const int folder = open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
       if (syscall(SYS_getdents64, folder, p.blocks, kPage) != -1 || errno != EFAULT) _exit(2);
-      std::thread reader([&] { touch(p.word(0)); });  // user code waits as ever
+      std::thread reader([&] { touch(p.word(0)); });  // user code waits as usual
       vmem_event e{};
       if (!unasked.event(&e) || unasked.install(p.block(0), p.frame(0)) != 0) _exit(3);
       reader.join();
@@ -303,8 +305,9 @@ TEST_F(KmodHostile, ASystemCallWaitsForABlockOnlyWhereThatWasGrantedAndAskedFor)
   }
 }
 
-// The same of a wait in somebody else's call: who reads another's memory, a worker of the kernel's, must not be kept by
-// it. process_vm_readv() lets go of mmap_lock, so it would wait for as long as a fault may.
+// The same for a wait in another process's call: a reader of another process's memory, or a kernel
+// worker, must not be delayed. process_vm_readv() drops mmap_lock, so it would wait as long as a
+// fault may.
 TEST_F(KmodHostile, WhoReadsAnothersMemoryWaitsForABlockOnlyWhereThatWasGranted) {
   for (const bool granted : {false, true}) {
     SCOPED_TRACE(granted);
@@ -357,8 +360,8 @@ TEST_F(KmodHostile, WhoReadsAnothersMemoryWaitsForABlockOnlyWhereThatWasGranted)
   }
 }
 
-// Of a driver's thread that asks for a page and must not let go of mmap_lock meanwhile: it gets what is there at once,
-// and for what is not there an error.
+// A driver's thread that requests a page and cannot drop mmap_lock: present blocks are returned at
+// once, absent ones give an error.
 TEST_F(KmodHostile, AKernelThreadThatMayNotRetryKeepsMmapLockForNoAbsentBlock) {
   const int device = open("/dev/vmem-peek", O_RDWR | O_CLOEXEC);
   if (device < 0) GTEST_SKIP() << "the module peek is not loaded";
@@ -384,8 +387,9 @@ TEST_F(KmodHostile, AKernelThreadThatMayNotRetryKeepsMmapLockForNoAbsentBlock) {
   close(device);
 }
 
-// With an mmu notifier in the process such a caller may be a device's, which lets go of mmap_lock between its faults
-// and may wait. One that does not let go is told so when the fault's time has passed.
+// If the process has an mmu notifier, such a caller may be a device, which drops mmap_lock between
+// its faults and may wait. A caller that does not drop the lock gets an error when the fault's time
+// has passed.
 TEST_F(KmodHostile, AKernelThreadThatMayBeADevicesKeepsMmapLockForTheTimeOfOneFault) {
   const int device = open("/dev/vmem-peek", O_RDWR | O_CLOEXEC);
   if (device < 0) GTEST_SKIP() << "the module peek is not loaded";
@@ -401,7 +405,8 @@ TEST_F(KmodHostile, AKernelThreadThatMayBeADevicesKeepsMmapLockForTheTimeOfOneFa
   close(device);
 }
 
-// A dump shows no region, so it never asks for a block; and who is parked when another thread dumps does not stay.
+// A core dump includes no region, so it never requests a block. A thread that is parked when
+// another thread dumps ends.
 TEST_F(KmodHostile, ATaskThatDumpsCoreIsGoneAlthoughAThreadOfItWaits) {
   if (access("/proc/self/coredump_filter", F_OK) != 0) GTEST_SKIP() << "a kernel without core dumps";
   const std::string pattern = text("/proc/sys/kernel/core_pattern");
@@ -427,7 +432,7 @@ TEST_F(KmodHostile, ATaskThatDumpsCoreIsGoneAlthoughAThreadOfItWaits) {
   put("/proc/sys/kernel/core_pattern", pattern);
 }
 
-// Runs `attempt` as nobody; its answer is 0, or the step that failed.
+// Runs `attempt` as uid 65534. Returns 0, or the step that failed.
 int as_nobody(const std::function<int()>& attempt) {
   const pid_t child = fork();
   if (child == 0) {
@@ -472,7 +477,8 @@ TEST_F(KmodHostile, FramesStayChargedWhileAPipeRefersToThem) {
   EXPECT_TRUE(eventually([&] { return knob("frame_bytes") == before && knob("left_bytes") == 0; }));
 }
 
-// Who leaves frame after frame behind does not keep the module from looking whether those of others are free by now.
+// A context that leaves frame after frame behind does not stop the module from freeing those of
+// others.
 TEST_F(KmodHostile, FramesThatAreLeftWithoutEndKeepNobodysFromBeingFreed) {
   const uint64_t before = knob("left_bytes");
   uint64_t left = 0;
@@ -489,7 +495,7 @@ TEST_F(KmodHostile, FramesThatAreLeftWithoutEndKeepNobodysFromBeingFreed) {
       ASSERT_EQ(vmsplice(ends[1], &v, 1, SPLICE_F_NONBLOCK), 8);
     }
     pipes.insert(pipes.end(), ends, ends + 2);
-    if (pipes.size() > 16) {  // of the oldest nobody knows any more
+    if (pipes.size() > 16) {  // the oldest pipe, which is no longer needed
       for (int i = 0; i < 2; ++i) close(pipes[static_cast<size_t>(i)]);
       pipes.erase(pipes.begin(), pipes.begin() + 2);
     }
@@ -500,7 +506,7 @@ TEST_F(KmodHostile, FramesThatAreLeftWithoutEndKeepNobodysFromBeingFreed) {
   EXPECT_TRUE(eventually([&] { return knob("left_bytes") == before; }));
 }
 
-// What is sent without a copy waits in the sender's queue, as long as the receiver has no room for it.
+// Data sent without a copy waits in the sender's queue until the receiver has room.
 TEST_F(KmodHostile, FramesStayChargedWhileASocketHasYetToSendThem) {
   const int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -519,7 +525,7 @@ TEST_F(KmodHostile, FramesStayChargedWhileASocketHasYetToSendThem) {
   ASSERT_EQ(connect(sender, reinterpret_cast<sockaddr*>(&address), length), 0);
   const int receiver = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
   ASSERT_GE(receiver, 0);
-  // More than the receiver takes goes ahead.
+  // First send more than the receiver takes.
   std::vector<char> filler(64 << 10, 'x');
   ASSERT_EQ(send(sender, filler.data(), filler.size(), MSG_DONTWAIT), static_cast<ssize_t>(filler.size()));
   const uint64_t before = knob("frame_bytes");
@@ -607,7 +613,7 @@ TEST_F(KmodHostile, RecordsAreLimitedAndGivenBackWhenABlockSaysNothing) {
       }
     }
     if (made < kLimit / 2 || made >= kLimit) return 4;
-    // A touch that can have no record ends; it does not wait, nor bring the OOM killer.
+    // A touch that cannot get a record ends; it neither waits nor triggers the OOM killer.
     char* m = c.map(region + 5000 * kPage, kPage);
     if (m == nullptr || load(reinterpret_cast<uint64_t*>(m)) != SIGBUS) return 5;
     if (c.op(VMEM_OP_UNFAIL, region) != 0 || c.op(VMEM_OP_FAIL, region + 6000 * kPage) != 0) return 6;
@@ -619,7 +625,8 @@ TEST_F(KmodHostile, RecordsAreLimitedAndGivenBackWhenABlockSaysNothing) {
   EXPECT_TRUE(eventually([&] { return knob("records") == before; })) << "all of them went with their context";
 }
 
-// What `attempt` answers as uid 0 of a user namespace that `maker` made and that has a hundred uids.
+// Runs `attempt` as uid 0 of a user namespace made by `maker`, with a hundred uids. Returns what it
+// returns.
 int in_user_namespace(uid_t maker, const std::function<int()>& attempt) {
   int up[2], down[2];
   EXPECT_EQ(pipe2(up, O_CLOEXEC), 0);
@@ -646,7 +653,7 @@ int in_user_namespace(uid_t maker, const std::function<int()>& attempt) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : 104;
 }
 
-// Takes three pages of frames and pins three: 0, -EDQUOT (no frames) or -ENOMEM (no pins).
+// Takes three pages of frames and pins three. Returns 0, -EDQUOT (no frames) or -ENOMEM (no pins).
 int take_three(Context* c) {
   uint64_t pool = 0;
   if (c->create(VMEM_KIND_POOL, 4 * kPage, kPage, &pool) != 0) return 1;
@@ -666,7 +673,7 @@ int as_user(uid_t uid, const std::function<int()>& attempt) {
   return waitpid(child, &status, 0) == child && WIFEXITED(status) ? WEXITSTATUS(status) : 106;
 }
 
-// Who has subordinate uids, or is root in a container, has as many users as he likes.
+// A user with subordinate uids, or root in a container, can act as many users.
 TEST_F(KmodHostile, TheUsersOfAUserNamespaceShareTheLimitsOfWhoMadeIt) {
   if (access("/proc/self/ns/user", F_OK) != 0) GTEST_SKIP() << "a kernel without user namespaces";
   std::optional<KnobGuard> limit;
@@ -686,7 +693,7 @@ TEST_F(KmodHostile, TheUsersOfAUserNamespaceShareTheLimitsOfWhoMadeIt) {
     close(ends[1]);
     char ok = 0;
     int step = read(ends[0], &ok, 1) == 1 && ok == 'y' ? 0 : 3;
-    // Another of its users, and the one that it began with.
+    // Try another user of the namespace, and its first one.
     for (const uid_t uid : {2, 0}) {
       if (step != 0) break;
       step = as_user(uid, [&] {

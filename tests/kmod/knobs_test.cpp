@@ -163,7 +163,8 @@ TEST_F(KmodKnobs, FramesComeFromTheNodeAskedFor) {
   printf("[   note   ] %d memory nodes\n", nodes);
 }
 
-// Who may use the memory of some nodes alone gets no frames on another, named or not.
+// A process that may use the memory of some nodes only gets no frames on another node, whether it
+// names the node or not.
 TEST_F(KmodKnobs, FramesStayInTheCallersCpuset) {
   if (access("/sys/devices/system/node/node1", F_OK) != 0) GTEST_SKIP() << "one memory node";
   const std::string groups = "/sys/fs/cgroup/", group = groups + "vmem-cpuset";

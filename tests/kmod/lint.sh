@@ -1,9 +1,10 @@
 #!/bin/bash
-# The module's source under sparse and W=1 for each stock kernel, under checkpatch, and its size. Nothing may be said.
+# The module's source under sparse and W=1 for each stock kernel, under checkpatch, and its size. No
+# tool may print anything.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 passed=0 failed=0 skipped=0
-report() { # NAME WHAT-WAS-FOUND
+report() {  # report NAME FINDINGS
   if [ -z "$2" ]; then passed=$((passed + 1)); echo "ok   $1"; else failed=$((failed + 1)); printf 'FAIL %s\n%s\n' "$1" "$2"; fi
 }
 missing() { skipped=$((skipped + 1)); echo "skipped: $1"; }
@@ -11,19 +12,20 @@ missing() { skipped=$((skipped + 1)); echo "skipped: $1"; }
 for kernel in 6.12 6.1; do
   if ! command -v sparse >/dev/null; then missing "sparse on $kernel: no sparse, apt-get install sparse"; continue; fi
   headers=$(scripts/vm/kernel.sh "$kernel" --headers) || { missing "sparse on $kernel: $headers"; continue; }
-  # Everything is compiled anew: what make finds up to date it does not check.
+  # Compile everything anew: tools do not check files that make finds up to date.
   work=$(realpath -m "${BUILD:-build}/kmod-lint-$kernel"); rm -rf "$work"; mkdir -p "$work/include/vmem"
   cp -r kmod "$work/"; cp include/vmem/vmem_uapi.h "$work/include/vmem/"
   make -C "$work/kmod" KDIR="$headers" W=1 C=2 CF=-Wcontext >"$work/log" 2>&1 || echo "make ended with status $?" >>"$work/log"
   [ "$(grep -c '^ *CHECK ' "$work/log")" = "$(ls kmod/*.c | wc -l)" ] || echo "sparse did not see every file: warning: $work/log" >>"$work/log"
   report "sparse and W=1 on $kernel" "$(grep -E 'warning:|error:|make ended' "$work/log")"
-  # A stable release may export more than the first ones of its line, which people run: every symbol that the module takes
-  # from 6.1 is in a list of those that were looked for in an early one.
+  # A later stable release may export more symbols than the early ones, which people run. So the
+  # list has every symbol that the module takes from 6.1, each looked up in an early release.
   [ "$kernel" != 6.1 ] || report "symbols of $kernel" "$(comm -13 <(grep -v '^#' tests/kmod/symbols-6.1.txt) <(nm -u "$work/kmod/vmem.ko" | awk '{print $2}' | LC_ALL=C sort) |
     sed 's/$/ is not in tests\/kmod\/symbols-6.1.txt/'; [ -s "$work/kmod/vmem.ko" ] || echo "no module was built")"
 done
 
-# It needs no tree; a debug kernel's build folder has it, and so has every kernel's source.
+# checkpatch needs no kernel tree; a debug kernel's build folder has it, and so has every kernel
+# source.
 shopt -s nullglob
 scripts=(${VMEM_CHECKPATCH:+"$VMEM_CHECKPATCH"} "${VMEM_DEBUG_KERNEL:-${VMEM_CACHE:-$HOME/.cache/vmem}/debug-6.12}"/*/scripts/checkpatch.pl
   /usr/src/linux-source-*/scripts/checkpatch.pl)
@@ -33,13 +35,17 @@ else
   check() { perl "${scripts[0]}" --no-tree --terse --show-types --max-line-length=100 "$@" 2>&1 | grep -E ': (ERROR|WARNING|CHECK):'; }
   report checkpatch "$(check --strict -f kmod/*.[ch] kmod/delay/*.h kmod/probes/*.c; check -f include/vmem/vmem_uapi.h)"
 fi
-# A probe that fails for a reason of its own must stop the build: here a compiler that breaks, at all or at one probe.
+# A probe that fails for another reason must stop the build: here the compiler breaks, always or at
+# one probe.
 broken=$(mktemp); trap 'rm -f "$broken"' EXIT
 printf '#!/bin/sh\ncase "$*" in *vm_flags_set.c) echo "x.h:1: error: unknown type name" >&2; exit 1 ;; esac\n' >"$broken"; chmod +x "$broken"
 loud() { sh kmod/probes/probe.sh kmod/probes "$1" | grep -q '^error: ' || echo "nothing was said of a compiler like $1"; }
 report "probes that fail" "$(loud false; loud "$broken")"
-# syzkaller's description against the header: each call, each struct's fields in order and as wide, each flag and constant.
-fields() { # FILE: "struct field bits" of each; what syzkaller calls by name is as wide as it is declared
+# Compares syzkaller's description with the header: each call, the order and width of each struct's
+# fields, each flag and constant.
+# fields FILE: prints "struct field bits" for each; a type that syzkaller names is as wide as
+# declared
+fields() {
   sed -E 's/\t+\(out\)$//' "$1" | awk '
     /^struct vmem_[a-z]+ \{/ || /^vmem_[a-z_]+ \{/ { name = $1 == "struct" ? $2 : $1; next }
     /^}/ { name = "" }

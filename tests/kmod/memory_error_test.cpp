@@ -1,4 +1,5 @@
-// Errors that the machine finds in the memory of frames: SIGBUS for who touches it, and nobody ever gets it again.
+// Memory errors that the machine finds in frames: a touch gets SIGBUS, and the frame is never used
+// again.
 #include <sys/uio.h>
 
 #include "kmod/context.h"
@@ -17,7 +18,7 @@ class KmodMemoryErrors : public Kmod {
   }
 };
 
-// Large frames and small ones, wherever they are.
+// Large frames and small ones, in a mapped block or not.
 TEST_F(KmodMemoryErrors, AMemoryErrorIsSigbusForWhoTouchesItAndItsFrameIsRetired) {
   for (const size_t unit : {kPage, kHuge}) {
     SCOPED_TRACE(unit);
@@ -50,7 +51,7 @@ TEST_F(KmodMemoryErrors, AMemoryErrorIsSigbusForWhoTouchesItAndItsFrameIsRetired
   }
 }
 
-// A device may go on with the bytes that it has pinned; nobody else gets them.
+// A device may still use the bytes that it has pinned; nothing else gets them.
 TEST_F(KmodMemoryErrors, AMemoryErrorInAPinnedFrameRetiresItWhenThePinIsGone) {
   Context c;
   Pair p(c, 1, kPage, VMEM_CREATE_LONGTERM);
@@ -76,8 +77,8 @@ TEST_F(KmodMemoryErrors, AMemoryErrorInAPinnedFrameRetiresItWhenThePinIsGone) {
   EXPECT_EQ(p.frame_word(0), 0u);
 }
 
-// RELEASE waits a little for a reference to go, and the frame is nobody's meanwhile. An error that the machine finds in
-// its memory just then must not let it go on to somebody else.
+// RELEASE waits a little for a reference to go, and meanwhile the frame has no owner. An error
+// found in its memory at that time must keep it from reaching another owner.
 TEST_F(KmodMemoryErrors, AMemoryErrorInAFrameThatIsBeingReleasedRetiresIt) {
   const int offline = open("/sys/devices/system/memory/hard_offline_page", O_WRONLY | O_CLOEXEC);
   const int pages = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
@@ -93,7 +94,7 @@ TEST_F(KmodMemoryErrors, AMemoryErrorInAFrameThatIsBeingReleasedRetiresIt) {
   iovec v{p.frames, 8};
   ASSERT_EQ(vmsplice(ends[1], &v, 1, SPLICE_F_NONBLOCK), 8);
   const uint64_t broken = knob("broken_bytes");
-  // Again and again, so that the error comes while it is at work; until then the pipe refuses it.
+  // Retry, so that the error comes while it works; until then the pipe makes RELEASE fail.
   std::thread releaser([&] {
     while (c.release(p.pool, 1) == -EBUSY) {
     }

@@ -1,5 +1,6 @@
-// What a process does beside the module with the same memory: io_uring, userfaultfd, memory cgroups, pipes, remote
-// accesses. For the tests that let everything meet: each takes a place in a region and one in a pool, and numbers.
+// Other uses that a process makes of the module's memory: io_uring, userfaultfd, memory cgroups,
+// pipes, remote accesses. For the tests that run everything at once: each function takes a place in
+// a region and one in a pool, and a random number.
 #pragma once
 
 #include <liburing.h>
@@ -17,7 +18,7 @@ inline bool put(const std::string& path, const std::string& value) {
   return out.flush().good();
 }
 
-// A page or more of a region, and as much of a pool, as they are mapped.
+// Mapped addresses: a page or more of a region, and as much of a pool.
 struct Places {
   char* of(uint32_t random) const { return random % 2 ? block : frame; }
   char* block;
@@ -25,7 +26,7 @@ struct Places {
   size_t size;
 };
 
-// One byte in a pipe, without a copy; read again, mostly.
+// Puts one byte into a pipe without a copy, and usually reads it again.
 inline void references_in_a_pipe(const Places& at, uint32_t random) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) return;
@@ -39,7 +40,8 @@ inline void references_in_a_pipe(const Places& at, uint32_t random) {
   close(ends[1]);
 }
 
-// A file to read from, for direct I/O where the file system has that; -1 where there is no room for one.
+// Returns a file to read from, with direct I/O if the file system has it; -1 if there is no space
+// for one.
 inline constexpr size_t kFileBytes = 64 << 10;
 inline int file_to_read() {
   static const int fd = [] {
@@ -52,7 +54,8 @@ inline int file_to_read() {
   return fd;
 }
 
-// Reads into a block or a frame, by address or as a registered buffer, and sometimes leaves while that is under way.
+// Reads into a block or a frame, by address or as a registered buffer, and sometimes leaves before
+// the read is complete.
 inline void io_uring_reads(const Places& at, uint32_t random) {
   io_uring ring;
   if (file_to_read() < 0 || io_uring_queue_init(4, &ring, 0) != 0) return;
@@ -73,7 +76,7 @@ inline void io_uring_reads(const Places& at, uint32_t random) {
   io_uring_queue_exit(&ring);
 }
 
-// Blocks are nobody's to register or to move; they may be what is copied from.
+// Blocks cannot be registered or moved; they can be the source of a copy.
 inline void a_userfaultfd(const Places& at, uint32_t random) {
   const int fd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK));
   if (fd < 0) return;
@@ -102,7 +105,7 @@ inline void a_userfaultfd(const Places& at, uint32_t random) {
   close(fd);
 }
 
-// Two groups to go from one to the other of; the second may hold `limit` bytes, if that is not 0.
+// Two groups to move between; the second has a limit of `limit` bytes, unless that is 0.
 class MemoryCgroups {
  public:
   explicit MemoryCgroups(uint64_t limit = 0) {
@@ -117,7 +120,8 @@ class MemoryCgroups {
   MemoryCgroups(const MemoryCgroups&) = delete;
   MemoryCgroups& operator=(const MemoryCgroups&) = delete;
 
-  // The caller's process goes to one, where the frames that come next are charged; or memory of one is asked back.
+  // Moves the caller's process to one of the groups, which is charged for its next frames, or
+  // reclaims memory of one.
   static void use(uint32_t random) {
     const std::string group = kGroup + (random % 2 ? "a" : "b");
     if (random / 2 % 2) {
@@ -131,7 +135,7 @@ class MemoryCgroups {
   static inline const std::string kGroups = "/sys/fs/cgroup/", kGroup = kGroups + "vmem-race-";
 };
 
-// What a debugger does, to itself.
+// Does what a debugger does, to its own process.
 inline void remote_reads(const Places& at, uint32_t random) {
   uint64_t value = 0;
   iovec here{&value, 8}, there{at.of(random), 8};

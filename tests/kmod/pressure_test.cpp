@@ -1,5 +1,6 @@
-// Who is asked for memory when it is short: the contexts that a memory cgroup at its limit pays for, those with frames
-// on the node that is short, and nobody while memory can be had without them.
+// Which contexts are asked for memory when it is short: those that a memory cgroup at its limit
+// pays for, and those with frames on the node that is short. No context is asked while memory is
+// available without.
 #include <linux/mempolicy.h>
 #include <sys/syscall.h>
 
@@ -26,7 +27,7 @@ uint64_t number(const std::string& path, const std::string& key) {
   return 0;
 }
 
-// A memory cgroup with a limit, and without swap.
+// A memory cgroup with a limit and without swap.
 class Group {
  public:
   Group(const std::string& name, uint64_t limit) : path(kGroups + name) {
@@ -39,7 +40,8 @@ class Group {
   }
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
-  // Runs `attempt` in the group; its answer is 0, the step that failed, or minus the signal that ended it.
+  // Runs `attempt` in the group. Returns 0, the step that failed, or the negative signal that ended
+  // it.
   int run(const std::function<int()>& attempt) const {
     const pid_t child = fork();
     if (child == 0) _exit(put(path + "/cgroup.procs", "0") ? attempt() : 100);
@@ -53,7 +55,7 @@ class Group {
   bool ready = false;
 };
 
-// Answers PRESSURE as the runtime does: free frames go back, slot by slot.
+// Answers PRESSURE as the runtime does: it gives back free frames, slot by slot.
 class Giver {
  public:
   Giver(Context& c, uint64_t pool, uint32_t count)
@@ -80,7 +82,7 @@ class Giver {
   std::thread thread_;
 };
 
-// Ordinary memory that is touched, page by page, until `enough`.
+// Touches ordinary memory page by page until `enough`.
 bool touch_pages(size_t size, const std::function<bool()>& enough = nullptr) {
   void* p = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED) return false;
@@ -102,7 +104,8 @@ class KmodPressure : public Kmod {
   }
 };
 
-// A cgroup of 160 MiB: 100 of free frames and 100 of ordinary memory have no room there, unless frames are given back.
+// A cgroup of 160 MiB cannot hold 100 MiB of free frames and 100 MiB of ordinary memory, unless
+// frames are given back.
 TEST_F(KmodPressure, ACgroupAtItsLimitAsksItsOwnContextsAndIsNotKilledWhileTheyHoldFreeFrames) {
   const Group group("vmem-limit", 160 * kMiB);
   if (!group.ready) GTEST_SKIP() << "no memory cgroups here";
@@ -126,7 +129,8 @@ TEST_F(KmodPressure, ACgroupAtItsLimitAsksItsOwnContextsAndIsNotKilledWhileTheyH
   EXPECT_EQ(outside.info().asked_bytes, 0u);
 }
 
-// Who never answers is waited for once, for seconds: then the cgroup's own killer decides, as without the module.
+// The kernel waits once, for seconds, for a context that never answers. Then the cgroup's own OOM
+// killer decides, as without the module.
 TEST_F(KmodPressure, AContextThatNeverAnswersDoesNotKeepItsCgroupWaiting) {
   const Group group("vmem-silent", 160 * kMiB);
   if (!group.ready) GTEST_SKIP() << "no memory cgroups here";
@@ -142,8 +146,9 @@ TEST_F(KmodPressure, AContextThatNeverAnswersDoesNotKeepItsCgroupWaiting) {
   EXPECT_LT(now() - start, 60.0 * vmem::test::patience()) << "the killer came late";
 }
 
-// Who asks for more frames than its cgroup has room for is refused, at whichever allocation the room ends, and loses
-// nothing: frames of a page each meet the end at the memory for their records as well.
+// A caller that requests more frames than its cgroup can hold gets an error, at whichever
+// allocation memory runs out, and loses nothing. With frames of one page, the memory for their
+// records may run out too.
 TEST_F(KmodPressure, AContextThatAsksForMoreThanItsCgroupHasIsRefusedAndNotKilled) {
   const Group group("vmem-more", 24 * kMiB);
   if (!group.ready) GTEST_SKIP() << "no memory cgroups here";
@@ -168,15 +173,16 @@ TEST_F(KmodPressure, AContextThatAsksForMoreThanItsCgroupHasIsRefusedAndNotKille
   EXPECT_EQ(group.kills(), 0u);
 }
 
-// Of the cgroup's memory all is used, most of it for free frames of the context, and who could give them back makes the
-// call: until it is refused for want of memory, and once more when some frames have gone back. As Group::run() has it.
+// The cgroup's memory is full, mostly with free frames of the context, and the thread that could
+// give them back makes the call. It repeats the call until it is refused for want of memory, and
+// once more after some frames have gone back. Returns as Group::run() does.
 int call_until_refused(Context& c, const std::function<int(uint32_t)>& attempt) {
   constexpr uint32_t kSlots = 24 * kMiB / kPage;
   uint64_t own = 0;
   vmem_populate p{};
   uint32_t calls = 0;
   if (c.create(VMEM_KIND_POOL, kSlots * kPage, kPage, &own) != 0 || attempt(calls++) != 0) return 1;
-  // This process's own pages are there: it is not to be killed for one of those.
+  // This process's own pages are locked, so that it is not killed for one of them.
   if (mlockall(MCL_CURRENT) != 0) return 1;
   if (c.populate(own, kSlots, -1, 0, &p) != -ENOMEM) return 2;
   int err = 0;
@@ -187,14 +193,14 @@ int call_until_refused(Context& c, const std::function<int(uint32_t)>& attempt) 
   return attempt(calls) == 0 ? 0 : 6;
 }
 
-// The one thread that could give frames back is in the call itself: it is told that there is no memory.
+// The only thread that could give frames back is in the call itself: it gets -ENOMEM.
 TEST_F(KmodPressure, ACallThatFindsItsCgroupFullAnswersAndIsNotKilledForItsRecords) {
   const Group group("vmem-calls", 24 * kMiB);
   if (!group.ready) GTEST_SKIP() << "no memory cgroups here";
   const char* const kKilled = "9 as a negative number: killed for want of memory; 3: not refused; 4: nobody asked";
   uint64_t offset = 0;
   const auto fails = [&](Context& c, uint64_t region, uint32_t i) {
-    return c.op(VMEM_OP_FAIL, region + uint64_t{i} * 64 * kPage);  // each alone: its nodes of the index are its own
+    return c.op(VMEM_OP_FAIL, region + uint64_t{i} * 64 * kPage);  // each in its own nodes of the index
   };
   EXPECT_EQ(group.run([&] {
     Context c;
@@ -227,7 +233,8 @@ TEST_F(KmodPressure, ACallThatFindsItsCgroupFullAnswersAndIsNotKilledForItsRecor
   EXPECT_EQ(group.kills(), 0u);
 }
 
-// Page cache at a cgroup's limit churns for as long as the file is written: no reason to take frames.
+// Page cache at a cgroup's limit is replaced as long as the file is written: that is no reason to
+// take frames.
 TEST_F(KmodPressure, PageCacheAtACgroupsLimitAsksNobody) {
   const int limit = checked_kernel() ? 64 : 160, written = 2 * limit - 20;  // MiB; the pool has 20
   const Group group("vmem-cache", static_cast<uint64_t>(limit) * kMiB);
@@ -241,7 +248,7 @@ TEST_F(KmodPressure, PageCacheAtACgroupsLimitAsksNobody) {
     const std::vector<char> piece(kMiB, 'x');
     for (int i = 0; i < written; ++i) {
       if (write(fd, piece.data(), piece.size()) != static_cast<ssize_t>(kMiB)) return 2;
-      if (i % (limit / 5) == 0) fdatasync(fd);  // clean pages can go
+      if (i % (limit / 5) == 0) fdatasync(fd);  // clean pages can be dropped
     }
     close(fd);
     return c.info().asked_bytes == 0 ? 0 : 3;
@@ -264,12 +271,12 @@ TEST_F(KmodPressure, WhoHasFramesOnTheNodeThatIsShortIsAsked) {
   if (child == 0) {
     unsigned long nodes = 1ul << 1;
     if (syscall(SYS_set_mempolicy, MPOL_BIND, &nodes, 8 * sizeof nodes) != 0) _exit(2);
-    // The node has 512 MiB; what the far one is asked for is asked before there is none left.
+    // The node has 512 MiB; the far context must be asked before the node's memory is used up.
     _exit(touch_pages(1024 * kMiB, asked) ? 0 : 1);
   }
   int status = 0;
   ASSERT_EQ(waitpid(child, &status, 0), child);
-  // On a busy machine there may be none left before the child has seen it.
+  // On a busy machine the memory may be used up before the child has noticed.
   EXPECT_TRUE(status == 0 || (WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL)) << status;
   EXPECT_GT(far.info().asked_bytes, 0u);
   EXPECT_EQ(near.info().asked_bytes, 0u) << "its node has memory";
@@ -290,8 +297,9 @@ TEST_F(KmodPressure, WhatWasAskedForLosesItsWeight) {
       << "asked for ever";
 }
 
-// The list that is walked in the middle of other people's allocations is of frames, and only some are looked at in one
-// go: contexts without frames cost nothing. With all of them in one walk a scan took 20,000 locks.
+// The list that the shrinker walks in the middle of other allocations contains frames, and a walk
+// visits only some of them: contexts without frames cost nothing. When one walk visited all of
+// them, a scan took 20,000 locks.
 TEST_F(KmodPressure, ContextsWithoutFramesAreNeitherAskedNorLookedAt) {
   KnobGuard always("pressure_percent", 101);
   Context c;

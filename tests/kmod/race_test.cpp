@@ -1,8 +1,9 @@
-// Calls that meet: every two things that a process can do to the module, at the same moment, while a third goes on
-// beside them; then, more often, the threes whose order decides who owns a frame. After each round the context's own
-// account must agree with what its blocks and slots say, and another context's frames must hold what was written to
-// them. With a module built for it (delay_us) the calls sleep where they could be overtaken. KMOD_RACE_SWEEPS is how
-// often all pairs are met, KMOD_RACE_SECONDS how long at least.
+// Concurrent calls: every pair of things that a process can do to the module runs at the same
+// moment, while a third runs beside them; then, more often, the triples whose order decides who
+// owns a frame. After each round the context's counters must agree with its blocks and slots, and
+// another context's frames must have kept their contents. With a module built for it (delay_us) the
+// calls sleep at racy points. KMOD_RACE_SWEEPS: how often all pairs run; KMOD_RACE_SECONDS: the
+// minimum time.
 #include <pthread.h>
 #include <sys/eventfd.h>
 
@@ -20,7 +21,7 @@ constexpr uint32_t kUnits = 2;
 constexpr size_t kUnit = 16 * kPage;
 constexpr const char* kDelay = "/sys/module/vmem/parameters/delay_us";
 
-// What the threads of one round work on: a pool and a region of two units, mapped; the pool may go, and the region.
+// The objects of one round: a pool and a region of two units, mapped; both may be destroyed.
 struct World {
   World() = default;
   ~World() {
@@ -74,7 +75,8 @@ void a_mapping_of_its_own(World& w, uint32_t random) {
   void* m = mmap(nullptr, kUnits * kUnit, PROT_READ | PROT_WRITE, MAP_SHARED, w.c.fd, static_cast<off_t>(offset));
   if (m == MAP_FAILED) return;
   if (random % 4 < 2) load(static_cast<uint64_t*>(m));
-  // In two. What is mapped there next is another thread's, a ring perhaps, and is not to go with the rest.
+  // Unmap in two parts. The next mapping there belongs to another thread, a ring perhaps, and must
+  // not be unmapped with it.
   munmap(static_cast<char*>(m) + kPage, kPage);
   void* moved = mremap(m, kPage, kPage, MREMAP_MAYMOVE);
   if (moved == MAP_FAILED) moved = m;
@@ -151,7 +153,7 @@ uint32_t act(const std::string& name) {
   return 0;
 }
 
-// Each of these three decides something that the other two look at.
+// Each of these three decides something that the other two depend on.
 struct Three {
   const char *a, *b, *beside;
 };
@@ -183,7 +185,8 @@ class KmodRace : public Kmod {
     groups_.reset();
   }
 
-  // One world in a random state, the two acts at once, the third over and over until both are done.
+  // One world in a random state: runs the two acts at once, and repeats the third until both are
+  // done.
   void round(uint32_t a, uint32_t b, uint32_t beside) {
     ++rounds_;
     SCOPED_TRACE(std::string(kActs[a].name) + ", " + kActs[b].name + ", beside them " + kActs[beside].name);
@@ -215,7 +218,7 @@ class KmodRace : public Kmod {
     std::thread first(go, a, numbers[0]), second(go, b, numbers[1]);
     for (uint32_t number = numbers[2]; left.load() > 0; ++number) {
       kActs[beside].run(w, number);
-      // Nobody shall wait for long: what is reported gets a frame, or fails.
+      // No thread may wait long: each reported fault gets a frame, or fails.
       vmem_event e{};
       if (read(w.c.fd, &e, sizeof e) != sizeof e || e.type != VMEM_EVENT_FAULT) continue;
       if (number % 2 == 0 || w.c.install(e.offset, w.frame(number / 2 % 2)) != 0) w.c.op(VMEM_OP_FAIL, e.offset);
@@ -225,7 +228,7 @@ class KmodRace : public Kmod {
     account(w);
   }
 
-  // What the context says it holds is what can be found.
+  // Checks that the counters of the context agree with its blocks and slots.
   static void account(World& w) {
     vmem_info info{};
     if (call(w.c.fd, VMEM_IOC_INFO, &info) == -ESHUTDOWN) return;
@@ -249,7 +252,7 @@ class KmodRace : public Kmod {
     EXPECT_EQ(info.frame_bytes, populated * kUnit);
   }
 
-  // Somebody else's memory, in the reach of any frame that is freed while it is in use.
+  // Another context's memory, which would get any frame that is freed while in use.
   class Bystander {
    public:
     Bystander() : pair_(context_, kFrames, kUnit) {

@@ -1,4 +1,4 @@
-// Faults: who waits, who is told, and that each wait ends.
+// Faults: which thread waits, which is woken, and that each wait ends.
 #include <linux/futex.h>
 #include <sys/eventfd.h>
 #include <sys/resource.h>
@@ -289,7 +289,7 @@ TEST_F(KmodTrap, TheEndOfTheRuntimeEndsEveryWait) {
   for (int i = 0; i < 4; ++i) threads.emplace_back([&] { hit += load(&p.word(0)) == SIGBUS; });
   vmem_event e{};
   ASSERT_TRUE(c->event(&e));
-  c->shut();  // mappings hold the file, yet nobody can answer any more
+  c->shut();  // mappings hold the file open, but no thread can answer any more
   for (std::thread& t : threads) t.join();
   EXPECT_EQ(hit, 4);
 }
@@ -297,7 +297,8 @@ TEST_F(KmodTrap, TheEndOfTheRuntimeEndsEveryWait) {
 constexpr int kNoInheritance = 78;  // exit status of a child
 
 TEST_F(KmodTrap, AKilledRuntimeEndsTheWaitsOfOtherProcesses) {
-  // The child opens and maps, its own child inherits the mapping by request and waits; then the opener is killed.
+  // The child opens and maps, its own child inherits the mapping on request and waits; then the
+  // child is killed.
   int ends[2];
   ASSERT_EQ(pipe(ends), 0);
   const uint64_t contexts = knob("contexts");
@@ -493,7 +494,8 @@ TEST_F(KmodTrap, UnalignedMappingsOfLargeFramesWork) {
   munmap(odd, 2 * kHuge);
 }
 
-// By its address a futex has a name in every mapping; by its page's file it has none, as there is no file.
+// A private futex in a block is known by its address. A shared one would be known by its page's
+// file, and there is none.
 TEST_F(KmodTrap, AFutexInABlockIsForTheThreadsOfAProcess) {
   Context c;
   Pair p(c, 1, kPage);

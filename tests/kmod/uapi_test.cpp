@@ -101,8 +101,8 @@ TEST_F(KmodUapi, OffsetsAreAlignedAndNeverUsedAgain) {
   EXPECT_EQ(c.destroy(a + (32 << 20)), -ENXIO) << "only by its first offset";
 }
 
-// The kernel frees an index of ranges by reading it: for each number of them, as some layouts of a tree were read
-// wrongly and ended the machine.
+// The kernel frees an index of ranges by reading it. Try each number of ranges: some layouts of a
+// tree were once read wrongly and crashed the machine.
 TEST_F(KmodUapi, ContextsOfAnyNumberOfRangesEnd) {
   const uint64_t before = knob("contexts");
   const uint32_t all = checked_kernel() ? 72 : 256;  // a node of the tree has 64 entries
@@ -112,7 +112,7 @@ TEST_F(KmodUapi, ContextsOfAnyNumberOfRangesEnd) {
     for (uint32_t i = 0; i < ranges; ++i) ASSERT_EQ(c.create(VMEM_KIND_POOL + i % 2, kPage, kPage, &offset), 0);
   }
   EXPECT_TRUE(eventually([&] { return knob("contexts") == before; }));
-  usleep(200000);  // it frees them a little later
+  usleep(200000);  // the kernel frees them a little later
 }
 
 TEST_F(KmodUapi, PopulateAndReleaseRefuse) {
@@ -198,7 +198,7 @@ TEST_F(KmodUapi, AFrameOfAnotherContextHasNoName) {
   Pair p(a, 1), q(b, 1);
   uint64_t region = 0;
   ASSERT_EQ(a.create(VMEM_KIND_REGION, kHuge, kHuge, &region), 0);
-  // Both contexts use the same numbers; the frames are different memory.
+  // Both contexts use the same numbers, for different memory.
   p.frame_word(0) = 11;
   q.frame_word(0) = 22;
   ASSERT_EQ(a.install(p.block(0), p.frame(0)), 0);

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Loading and unloading while contexts open, close and are killed: never a crash, never a module that stays.
+# Loads and unloads the module while contexts open, close and are killed: the kernel never crashes,
+# and the module never stays.
 #   unload.sh [6.12|6.1|debug]
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
@@ -13,7 +14,7 @@ script='
     if rmmod vmem 2>/dev/null; then n=$((n + 1)); insmod /vmem.ko || exit 1; else busy=$((busy + 1)); fi
   done
   wait; echo "$n times unloaded, $busy times refused because it was in use"
-  # In use it must refuse, whatever the loop above happened to meet.
+  # A module in use must refuse, whatever the loop above happened to meet.
   exec 3<>/dev/vmem || exit 1; if rmmod vmem 2>/dev/null; then echo "unloaded while a context was open"; exit 1; fi; exec 3<&-
   [ $n -gt 0 ] && rmmod vmem && insmod /vmem.ko fault_timeout_ms=500 frame_limit_mib=64 &&
   [ $(cat /sys/class/misc/vmem/fault_timeout_ms) = 500 ] && [ $(cat /sys/class/misc/vmem/frame_limit_bytes) = 67108864 ]'

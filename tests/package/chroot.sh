@@ -1,16 +1,18 @@
 #!/bin/bash
-# The packages in a clean system of this machine's release: installed by apt, used as a program, a project, a tool and from
-# Python, the module built by DKMS, and purged without a trace. Needs root and mounts; nothing of this system is changed.
+# Tests the packages in a clean system of this machine's release: installed by apt, used by a
+# program, a project, a tool and Python, the module built by DKMS, and purged without a trace. Needs
+# root and mounts; it changes nothing of this system.
 #
-# The clean system (a minimal one, compilers and kernel headers; 200 MB) is made once with mmdebstrap from the archive that
-# apt of this machine uses, and kept in ${VMEM_CACHE:-~/.cache/vmem}/chroot for 30 days, with what the packages depend on: a
-# later run needs no network.
+# The clean system (a minimal one, with compilers and kernel headers; 200 MB) is made once with
+# mmdebstrap from the archive that this machine's apt uses. It is kept in
+# ${VMEM_CACHE:-~/.cache/vmem}/chroot for 30 days, with the dependencies of the packages: a later
+# run needs no network.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 . tests/package/common.sh
 need mmdebstrap zstd
 [ "$(id -u)" = 0 ] || skip "only root may make and enter a clean system"
-# In namespaces of its own: mounts and processes end with this script, whatever happens.
+# Run in namespaces of its own, so that mounts and processes end with this script in any case.
 if [ -z "${VMEM_CHROOT_INSIDE:-}" ]; then
   unshare --mount --pid --fork true 2>/dev/null || skip "mounts in a namespace of one's own are not permitted here (unshare: CAP_SYS_ADMIN)"
   VMEM_CHROOT_INSIDE=1 exec unshare --mount --pid --fork --kill-child "$0" "$@"
@@ -26,7 +28,7 @@ root=$(realpath "$build")/deb-root
 cache=${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/chroot
 
 # ---- a clean system ------------------------------------------------------------------------------------------------------
-# Lines of sources.list for the distribution itself, from what apt uses.
+# Prints sources.list lines for the distribution itself, from apt's configuration.
 sources() {
   apt-get indextargets --format '$(ORIGIN) $(CODENAME) $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' 2>/dev/null |
     awk -v id="$id" -v codename="$codename" 'tolower($1) == id && ($2 == codename || index($2, codename "-") == 1) && $5 ~ /^(main|universe)$/ && !seen[$0]++ {print "deb", $3, $4, $5}'
@@ -41,9 +43,9 @@ make_clean_system() {
   local fresh log=$build/deb-chroot.log
   mkdir -p "$cache" && fresh=$(mktemp "$cache/.fresh-XXXXXX.tar") || return 1
   find "$cache" -name '.fresh-*' -mmin +120 -delete
-  # How apt reaches the archive from here: proxies and the like.
+  # How apt reaches the archive from here: proxies etc.
   apt-config dump Acquire | grep -E '^Acquire::(http|https|Retries|ForceIPv4|Check-Valid-Until)\b.* "..*";$' >"$build/deb-apt.conf"
-  # The packages come in only for their dependencies to be downloaded.
+  # The packages are copied in only so that their dependencies are downloaded.
   local hook='cp "$DEBS"/*.deb "$1/tmp/" && rm -f "$1"/var/cache/apt/archives/*.deb && chroot "$1" sh -c "apt-get -y --no-install-recommends --download-only install /tmp/*.deb" && rm -f "$1"/tmp/*.deb'
   if ! DEBS=$debs mmdebstrap --mode=root --variant=minbase --include="$include" --skip=cleanup/apt --aptopt='Acquire::Languages "none"' --aptopt="$build/deb-apt.conf" \
     --aptopt='APT::Install-Recommends "false"' --customize-hook="$hook" --format=tar "$codename" "$fresh" "$lines" >"$log" 2>&1; then
@@ -70,7 +72,8 @@ as_nobody() { inside setpriv --reuid=65534 --regid=65534 --clear-groups --boundi
 # ---- install -------------------------------------------------------------------------------------------------------------
 mkdir "$root/debs" "$root/try"; cp "$debs"/*.deb "$root/debs/"; chmod 1777 "$root/try"
 apt_get() { inside apt-get -y -qq -o Dpkg::Use-Pty=0 -o APT::Keep-Downloaded-Packages=true "$@"; }
-# apt says what it would take besides ours; that goes in first, so that what ours leave behind can be told from it.
+# Install the dependencies that apt would add first, so that files that our packages leave behind
+# can be told apart.
 install_dependencies() {
   local wanted
   wanted=$(inside sh -c 'apt-get install -s --no-install-recommends /debs/*.deb' | awk -v ours=" $names " '/^Inst / && !index(ours, " " $2 " ") {print $2}')
@@ -92,7 +95,7 @@ pkg_config_program() {
   inside sh -ec 'cd /try; g++ -std=c++20 /usr/share/doc/libvmem-tier-dev/examples/hello.cpp -o hello $(pkg-config --cflags --libs vmem); readelf -d hello' | grep 'NEEDED.*\[libvmem-tier\.so\.1\]' || return 1
   [ "$(inside pkg-config --modversion vmem)" = "$upstream" ] || { echo "pkg-config says version $(inside pkg-config --modversion vmem), the package $upstream"; return 1; }
 }
-# Right sums alone could come from memory: something has to have gone to the SSD and come back.
+# Correct sums alone could come from memory: some data must have gone to the SSD and come back.
 hello() { "$@" /try/hello | tee "$root/try/said" && awk '/^sum 562949936644096, / && $3 > 0 && $9 > 0 {good = 1} END {exit !good}' "$root/try/said"; }
 cmake_project() {
   cat >"$root/try/app.c" <<'C'
@@ -128,11 +131,11 @@ if(vmem_static_FOUND)
   target_link_libraries(app_static vmem::static)
 endif()
 C
-  # /bin first: CMake then meets the package through the link from /lib.
+  # Put /bin first: CMake then finds the package through the link from /lib.
   inside sh -ec 'cd /try; export PATH=/bin:/usr/bin; cmake -S . -B cmake && cmake --build cmake; readelf -d cmake/app | grep -F "[libvmem-tier.so.1]"; cmake/app' | tee "$root/try/said"
   grep -q '^right: 128 MiB over 32 MiB$' "$root/try/said"
 }
-# The archive, which needs nothing of the CUDA toolkit, wherever it was built.
+# The static library needs nothing of the CUDA toolkit, wherever it was built.
 static_program() {
   inside sh -ec 'cd /try; cc -c app.c; g++ app.o -o static -Wl,-Bstatic -lvmem-tier -Wl,-Bdynamic $(pkg-config --static --libs vmem | sed s/-lvmem-tier//)
     for each in static cmake/app_static; do ! readelf -d $each | grep vmem; ./$each; done' | tee "$root/try/said"
@@ -168,7 +171,7 @@ module() {
   inside dkms status -m vmem -v "$upstream" | tee "$root/try/said"; grep -q "^vmem/$upstream" "$root/try/said" || { echo "DKMS does not know vmem/$upstream"; return 1; }
   inside test -e "/lib/modules/$kernel/updates/dkms/vmem.ko" || inside dkms install -m vmem -v "$upstream" -k "$kernel" || { inside sh -c 'cat /var/lib/dkms/vmem/*/build/make.log'; return 1; }
   inside modinfo -F vermagic "/lib/modules/$kernel/updates/dkms/vmem.ko" | grep "^$kernel " || return 1
-  # Signed with the key that docs/install.md says to enrol.
+  # The module is signed with the key that docs/install.md says to enrol.
   inside modinfo -F signer "/lib/modules/$kernel/updates/dkms/vmem.ko" | grep -i 'DKMS' && inside openssl x509 -inform DER -in /var/lib/dkms/mok.pub -noout -subject || { echo "the module is not signed by DKMS's key"; return 1; }
 }
 permissions() {
@@ -182,7 +185,8 @@ purge() {
   # shellcheck disable=SC2086
   left=$(inside dpkg-query -W -f '${Package} ${Status}\n' $names 2>/dev/null | grep -v 'not-installed$'); [ -z "$left" ] || { echo "dpkg still knows: $left"; return 1; }
   left=$(inside sh -c 'ls /var/lib/dpkg/info' | grep -E "^($(tr ' ' '|' <<<"$names"))[.:]"); [ -z "$left" ] || { echo "in dpkg's folder: $left"; return 1; }
-  # Not ours: DKMS's key and its certificate, depmod's modules.*, adduser's lock, the copies with a - of the group's tools.
+  # Not ours: DKMS's key and its certificate, depmod's modules.*, adduser's lock, the backup copies
+  # (with a -) of the group tools.
   left=$(comm -13 "$root/try/before" <(files) | grep -vE '^(/var/lib/dkms/mok\.(key|pub)|(/usr)?/lib/modules/[^/]*/modules\.[a-z.]*|/run/adduser|/etc/(group|gshadow|passwd|shadow|subuid|subgid)-|(/usr)?/lib/modules/[^/]*/updates(/dkms)?)$')
   [ -z "$left" ] || { echo "left behind:"; echo "$left"; return 1; }
   left=$(comm -23 "$root/try/before" <(files)); [ -z "$left" ] || { echo "gone, and not ours:"; echo "$left"; return 1; }

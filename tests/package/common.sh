@@ -7,7 +7,7 @@ need() {
   local tool
   for tool in "$@"; do command -v "$tool" >/dev/null || skip "$tool is not installed (scripts/setup.sh package)"; done
 }
-# step NAME COMMAND..: passed when the command ends with 0; what it said is shown when it does not.
+# step NAME COMMAND..: passes if the command exits with 0; otherwise shows its output.
 step() {
   local name=$1 said began=$SECONDS; shift
   if said=$("$@" 2>&1); then printf 'ok   %s (%d s)\n' "$name" $((SECONDS - began)); passed=$((passed + 1))
@@ -16,8 +16,8 @@ step() {
 step_skipped() { printf 'skip %s\n       skipped: %s\n' "$1" "$2"; skipped=$((skipped + 1)); }
 finish() { echo "$passed passed, $failed failed, $skipped skipped"; [ $failed = 0 ]; exit; }
 
-# The packages of what is built, made once for all tests that run side by side; in a folder of their own, since build/deb may
-# hold packages that were compiled again (FRESH=1).
+# Makes the packages of the current build, once for all tests that run side by side. They get their
+# own folder, since build/deb may hold packages of another compilation (FRESH=1).
 make_packages() {
   need dpkg-buildpackage dh dh_dkms dh_python3 flock
   mkdir -p "$build"

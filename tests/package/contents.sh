@@ -1,5 +1,6 @@
 #!/bin/bash
-# What is in the packages: nothing of PMDK's libvmem, nothing of the machine they were made on, the same bytes each time.
+# The contents of the packages: nothing of PMDK's libvmem, nothing of the build machine, the same
+# bytes each time.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 . tests/package/common.sh
@@ -19,13 +20,14 @@ all_there() {
   done
   [ "$(ls "$debs"/*.deb | wc -l)" = 5 ] || { echo "other packages than $names:"; ls "$debs"; return 1; }
 }
-# The list has comments; a path of it that is installed by one of ours is a collision.
+# The list has comments. A path of the list that one of our packages installs is a collision.
 collisions() { comm -12 <(grep -v '^#' tests/package/pmdk-vmem-1.8.paths | sort) -; }
 no_collision() {
   local found
   found=$(paths | collisions)
   [ -z "$found" ] || { echo "also in PMDK's packages:"; echo "$found"; return 1; }
-  # The comparison itself: what `make install` calls the development link would collide, and is seen to.
+  # Check the comparison itself: the development link that `make install` makes would collide, and
+  # is found.
   [ "$(printf '%s\n' /usr/lib/x86_64-linux-gnu/libvmem.so /usr/bin/vmemctl | sort | collisions)" = /usr/lib/x86_64-linux-gnu/libvmem.so ] || { echo "a collision is not seen"; return 1; }
   [ "$(paths | wc -l)" -gt 60 ] || { echo "only $(paths | wc -l) paths were looked at"; return 1; }
   ! grep -rE '^(Package|Provides|Conflicts|Replaces|Breaks): .*\blibvmem(1|-dev)\b' "$work"/*/DEBIAN/control
@@ -59,17 +61,19 @@ vmem-tier-dkms/etc/modprobe.d/vmem.conf
 python3-vmem/usr/lib/python3/dist-packages/vmem/__init__.py
 python3-vmem/usr/lib/python3/dist-packages/vmem-*.dist-info/METADATA
 PATHS
-  # Every file that Kbuild can use travels, and nothing that it made; delay/ is for tests, and included by their builds alone.
+  # The package has every file that Kbuild can use and no build product. delay/ is for tests, and
+  # only their builds include it.
   diff <(cd kmod && find . -type f \( -name '*.[ch]' -o -path './probes/*.sh' -o -name Kbuild -o -name Makefile \) ! -path './delay/*' ! -name '*.mod.c' -printf '%P\n' | sort) <(cd "$work"/vmem-tier-dkms/usr/src/vmem-*/kmod && find . -type f ! -name COPYING -printf '%P\n' | sort) || missing=1
   [ "$(readlink "$work"/libvmem-tier-dev/usr/lib/*/libvmem-tier.so)" = libvmem-tier.so.1 ] || { echo "libvmem-tier.so is no link to libvmem-tier.so.1"; missing=1; }
   return $missing
 }
 begins() { printf '(^|[^[:alnum:]_./-])%s([^[:alnum:]_.-]|$)' "$(sed 's/[].[*^$+?(){}|\\]/\\&/g' <<<"$1")"; }
-# A package is for other machines: no folder of this one in it. Stripped programs hold none either.
+# A package is for other machines: it names no folder of this one. Stripped programs name none
+# either.
 knows_no_machine() {
   local top found
   top=$(pwd)
-  # As the beginning of a path: a tree that lies in /src is not meant by /usr/src.
+  # Match only the beginning of a path: a tree in /src must not match /usr/src.
   found=$(grep -rlE -e "$(begins "$top")" -e "$(begins "$(realpath "$build")")" "$work"/*/usr "$work"/*/DEBIAN; grep -rlE -- '-L/|/usr/local/cuda-|targets/x86_64-linux/lib/' "$work"/*/usr/lib/*/pkgconfig)
   [ -z "$found" ] || { echo "these name a folder of this machine:"; echo "$found"; return 1; }
 }

@@ -1,5 +1,6 @@
 #!/bin/bash
-# lintian has neither an error nor a warning about the packages, and every override says why it is there.
+# lintian reports neither an error nor a warning about the packages, and every override states its
+# reason.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 . tests/package/common.sh
@@ -12,7 +13,8 @@ overrides_have_reasons() {
     awk '/^#/ {reason = 1; next} /^[^ ]/ && !reason {print FILENAME ": no reason stands over \"" $0 "\""; bad = 1} {reason = 0} END {exit bad}' "$file" || return 1
   done
 }
-# By Debian's rules on every system: the changelog is for Debian, and Ubuntu's rules know no "unstable".
+# Use Debian's rules on every system: the changelog is for Debian, and Ubuntu's rules do not know
+# "unstable".
 lint() { lintian --profile debian --allow-root --no-cfg --fail-on error,warning --tag-display-limit 0 --info "$debs"/*.changes; }
 step "every override has a reason" overrides_have_reasons
 step "lintian: no error, no warning" lint

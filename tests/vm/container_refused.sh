@@ -1,5 +1,6 @@
 #!/bin/bash
-# Where neither userfaultfd nor its device is allowed (Docker's default), the library says so and how to enable it.
+# If neither userfaultfd nor its device is allowed (Docker's default), the library says so and how
+# to enable it.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build}

@@ -1,12 +1,13 @@
 #!/bin/bash
-# The virtual machine harness itself: whatever goes wrong in a guest must come out as a failure, never as a pass.
-# One boot per way to go wrong, on one kernel. Prints its own totals.
+# The virtual machine harness itself: any fault in a guest must appear as a failure, never as a
+# pass. One boot per kind of fault, on one kernel. Prints its own totals.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 guest=scripts/vm/run-guest.sh kernel=${1:-6.12} passed=0 failed=0
-export BUILD=${BUILD:-build}/vm-harness   # the logs of failures that are meant to happen stay apart
+export BUILD=${BUILD:-build}/vm-harness  # keeps the logs of intended failures apart
 
-# expect NAME EXIT TOTALS PATTERN ARGS..: the run must end with EXIT and TOTALS, and say PATTERN.
+# expect NAME EXIT TOTALS PATTERN ARGS..: the run must exit with EXIT, report TOTALS, and print
+# PATTERN.
 expect() {
   local name=$1 want=$2 totals=$3 pattern=$4 out rc=0; shift 4
   out=$($guest --kernel "$kernel" "$@" 2>&1) || rc=$?

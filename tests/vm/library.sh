@@ -1,9 +1,11 @@
 #!/bin/bash
-# The library's own tests inside stock kernels, as root and as an ordinary user: 6.1 has no UFFDIO_MOVE, 6.12 has it.
+# The library's own tests inside stock kernels, as root and as an ordinary user: 6.1 has no
+# UFFDIO_MOVE, 6.12 has it.
 #   library.sh [KERNEL..]
-# Emulation is ten times slower than the machine: by default the tests that depend on the kernel run, on blocks of 64 KiB
-# where the size does not matter; random writes and leases by several threads are the stress test's. VMEM_VM_FULL=1 runs every test, which takes about two hours.
-# Prints a line per program and its own totals.
+# Emulation is ten times slower than the machine. By default only tests that depend on the kernel
+# run, on blocks of 64 KiB if the size does not matter; the stress test covers random writes and
+# leases by several threads. VMEM_VM_FULL=1 runs every test, which takes about two hours. Prints a
+# line per program and its own totals.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 . scripts/lib/results.sh
@@ -12,17 +14,19 @@ build=${BUILD:-build} passed=0 failed=0 skipped=0 work=$(mktemp -d); trap 'rm -r
 seconds=${VMEM_STRESS_SECONDS:-5}
 
 boots=() wrong=0 limit=460
-# The trap as it is on this kernel: not the bodies that do without what an older kernel lacks, nor what is made in its place, nor
-# what no kernel has a part in.
+# Tests of the trap with this kernel's features. Not the variants without features that an older
+# kernel lacks, nor the substitutes for them, nor tests in which the kernel has no part.
 units=('--gtest_filter=*Trap*.*-*/uffd_no_*:*/uffd_oldest:*UnderThePagersLock*')
-# As an ordinary user not the longest ones either: who it is makes no difference to them, but for the body of the trap, and root runs
-# them on that one, too.
+# As an ordinary user the longest tests are left out too: the user matters to them only by the kind
+# of trap, and root runs them on that trap as well.
 user_units=("${units[0]}:*/TrapRanges.*:*/TrapWithout.*")
 filter=(--gtest_filter=Api.*:Leases.*:FilesMore.*:Paging.*copy_64k-*RandomWritesBySeveral*:*LeaseAtRandom*)
-# In a container the module and the library's threads stand in for the calls that are refused: each call, files and blocks on them.
+# In a container the module and the library's threads replace the calls that are refused: run each
+# call, files, and blocks on them.
 inside=(--gtest_filter=Api.*:FilesMore.*:Paging.*copy_64k-*RandomWritesBySeveral*)
 [ -z "${VMEM_VM_FULL:-}" ] || { limit=3600 units=() user_units=() filter=() inside=(); }
-# boot LABEL ARGS..: one boot, in the background: a stock guest has one CPU, and there is more than one here.
+# boot LABEL ARGS..: boots one guest in the background. A stock guest has one CPU, and this machine
+# has more.
 boot() {
   local label=$1; shift
   while [ "$(jobs -rp | wc -l)" -ge "$(nproc)" ]; do wait -n; done
@@ -36,8 +40,8 @@ for kernel in "$@"; do
     -- "$build/tests/unit_tests" ${units[@]+"${units[@]}"} "${programs[@]}"
   boot "$kernel-nobody" --kernel "$kernel" --user nobody --timeout $limit --command-timeout $((limit - 100)) \
     -- "$build/tests/unit_tests" ${user_units[@]+"${user_units[@]}"} "${programs[@]}"
-  # A container under Docker's default profile: neither system call is allowed. With the device passed in, and the
-  # library's thread engine in place of io_uring, everything works.
+  # A container under Docker's default profile, which allows neither system call. With the device
+  # passed in, and the library's thread engine in place of io_uring, everything works.
   boot "$kernel-container" --kernel "$kernel" --user root --user nobody --only-container --timeout $limit --command-timeout $((limit - 100)) \
     --before 'chmod 666 /dev/userfaultfd' -- "$build/tests/system_tests" ${inside[@]+"${inside[@]}"}
 done
@@ -49,5 +53,5 @@ for label in "${boots[@]}"; do
   passed=$((passed + ${p:-0})) failed=$((failed + ${f:-1})) skipped=$((skipped + ${s:-0}))
 done
 totals_line $passed $failed $skipped
-[ $failed = 0 ] || exit $((wrong ? 1 : 124))  # 124: nothing but deadlines
+[ $failed = 0 ] || exit $((wrong ? 1 : 124))  # 124: only deadlines passed
 [ $passed != 0 ] || exit 77

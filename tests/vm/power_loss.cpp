@@ -1,12 +1,14 @@
-// What vmem_sync of a shared file promises, after a loss of power, with the file system between: the file is on ext4 on
-// the kernel's dm-log-writes, which records every request that reached the drive and when it was flushed. Each recorded
-// instant that matters is rebuilt on a second drive, where the file system is mounted again, recovers, and is read:
-// every word must be what it was when a vmem_sync that had answered 0 was called, or newer, and never newer than what
-// was written. Of requests that no flush covers any may be there or not.
+// Tests the promise of vmem_sync for a shared file after a loss of power, through the file system:
+// the file is on ext4 on the kernel's dm-log-writes, which records every request that reached the
+// drive, and its flushes. Each recorded instant that matters is rebuilt on a second drive; the file
+// system is mounted there, recovers, and is read. Every word must be what it was at the call of the
+// last vmem_sync that had returned 0, or newer, but never newer than the last store. Requests that
+// no flush covers may be missing.
 //
-// Log format: Documentation/admin-guide/device-mapper/log-writes.rst and drivers/md/dm-log-writes.c of the kernel.
+// Log format: Documentation/admin-guide/device-mapper/log-writes.rst and drivers/md/dm-log-writes.c
+// of the kernel.
 //
-// For a guest (power_loss.sh), as root: the drives are overwritten.
+// For a guest (power_loss.sh), as root: it overwrites the drives.
 #include <fcntl.h>
 #include <linux/dm-ioctl.h>
 #include <sys/ioctl.h>
@@ -85,7 +87,7 @@ class Mapped {
     data += parameters;
     data.resize((data.size() + 8) / 8 * 8);
     call("DM_TABLE_LOAD", DM_TABLE_LOAD, data, 1);
-    call("DM_DEV_SUSPEND", DM_DEV_SUSPEND, {});  // without its flag: resume
+    call("DM_DEV_SUSPEND", DM_DEV_SUSPEND, {});  // without the flag: resume
   }
   ~Mapped() {
     call("DM_DEV_REMOVE", DM_DEV_REMOVE, {});
@@ -117,7 +119,7 @@ class Mapped {
   const int control_;
 };
 
-// By mark: what a vmem_sync that had answered 0 by then had promised.
+// By mark: the words that every vmem_sync that had returned 0 by then has promised.
 std::mutex promising;
 std::map<uint64_t, std::vector<std::pair<uint32_t, uint64_t>>> promises;
 std::atomic<uint64_t> alive{0}, version{1}, syncs{0};
@@ -141,7 +143,7 @@ void write_file(Mapped& drive) {
   mkdir(settings.folder.c_str(), 0700);
   must(mount(drive.path(), settings.folder.c_str(), "ext4", 0, nullptr) == 0, "mount");
   const std::string path = settings.folder + "/file";
-  // Half of it has blocks, the rest is a hole.
+  // Half of the file has blocks, the rest is a hole.
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   must(fd >= 0, path.c_str());
   const std::vector<char> zeros(settings.bytes / 2);
@@ -186,7 +188,7 @@ struct Entry {
 enum : uint64_t { kFlush = 1, kFua = 2, kDiscard = 4, kMark = 8 };
 constexpr uint64_t kMagic = 0x6a736677736872;
 
-// The drive, and what no flush covers.
+// The drive, and the requests that no flush covers.
 class Replay {
  public:
   explicit Replay(std::vector<char> drive) : durable_(std::move(drive)), floor_(settings.bytes / 8) {}
@@ -202,7 +204,8 @@ class Replay {
   void promised(uint64_t id) {
     for (const auto& [word, v] : promises[id]) floor_[word] = std::max(floor_[word], v);
   }
-  // Power is lost here: of what no flush covers, `some` or nothing has arrived, in the order of the requests.
+  // Checks a loss of power at this point. If `some` is set, a random half of the requests that no
+  // flush covers has arrived, in order; else none has.
   void check(Random* some, const char* when) {
     std::vector<char> drive = durable_;
     for (const Request& r : pending_)
@@ -258,7 +261,7 @@ int run() {
   if (super.magic != kMagic || super.version != 1) differs("%s holds no log", settings.log.c_str());
   Random random(settings.seed);
   Replay replay(std::move(start));
-  // As many checks as there is time for, spread over the whole log.
+  // Makes as many checks as time permits, spread over the whole log.
   const auto began = std::chrono::steady_clock::now();
   const auto spent = [&] {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count() / settings.check_seconds;
@@ -299,8 +302,8 @@ int run() {
       static_cast<unsigned long long>(settings.seed), static_cast<unsigned long long>(syncs.load()),
       static_cast<unsigned long long>(requests), static_cast<unsigned long long>(super.entries),
       static_cast<unsigned long long>(replay.checks()), log.size() - at);
-  // A whole log has a mark for each sync, one before them, and the target's own at the end. A full one ends before what
-  // was under way when it was: no more than all of the drive.
+  // A complete log has a mark for each sync, one before them, and the target's own at the end. A
+  // log that filled the drive ends before the work that was under way then.
   const bool full = log.size() - at < size_of(settings.drive);
   if (marks < 2 || (!full && marks != syncs + 2) || replay.checks() < 4)
     differs("too little happened to be worth anything: %llu marks, %llu syncs, %zu bytes of the log left",

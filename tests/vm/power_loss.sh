@@ -1,6 +1,7 @@
 #!/bin/bash
-# power_loss.sh [KERNEL]: a shared file on ext4 on dm-log-writes, in a guest: what vmem_sync promised is there after a loss of
-# power at any instant (power_loss.cpp). VMEM_STRESS_SECONDS (3) sets the time of writing, four times it that of the losses.
+# power_loss.sh [KERNEL]: a shared file on ext4 on dm-log-writes, in a guest. The data that
+# vmem_sync promised is there after a loss of power at any instant (power_loss.cpp).
+# VMEM_STRESS_SECONDS (3) is the time of writing; testing losses takes four times as long.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 build=${BUILD:-build} kernel=${1:-6.12} seconds=${VMEM_STRESS_SECONDS:-3}

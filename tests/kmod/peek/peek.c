@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * peek.c - for the tests alone: a kernel thread that reads a page of the caller's memory
- * As drivers do that must not let go of mmap_lock: get_user_pages_remote() without leave to retry.
- * Tells what came of it, and for how long the lock was held. With a notifier the process looks as
- * if it had a virtual machine or a GPU. Or as a device's fault through HMM or an IOMMU does, which
- * lets go of the lock after each try.
+ * peek.c - for the tests only: a kernel thread that reads a page of the caller's memory
+ * It acts like a driver that cannot drop mmap_lock: get_user_pages_remote() that may not retry. It
+ * reports the result, and how long it held the lock. With a notifier the process looks as if it had
+ * a virtual machine or a GPU. With PEEK_LETS_GO it acts like a fault of a device through HMM or an
+ * IOMMU, which drops the lock after each try.
  */
 #include <linux/highmem.h>
 #include <linux/kthread.h>
@@ -30,7 +30,7 @@ struct peek_work {
 	struct completion done;
 };
 
-/* Until the page is there, or an error: one fault after another, each with the lock for itself. */
+/* Returns when the page is there, or an error. Takes the lock anew for each fault. */
 static long peek_letting_go(struct mm_struct *mm, u64 address, struct page **page)
 {
 	for (;;) {
@@ -115,7 +115,7 @@ static long peek_ioctl(struct file *file, unsigned int cmd, unsigned long uarg)
 	if (!err) {
 		get_task_struct(thread);
 		wake_up_process(thread);
-		wait_for_completion(&work.done);	/* which ends: that is what is tested */
+		wait_for_completion(&work.done);	/* the test checks that this returns */
 		kthread_stop(thread);
 		put_task_struct(thread);
 	}
