@@ -50,7 +50,7 @@ TEST(BigLock, WhoWaitsHasItsTurnInTheMidstOfLongWork) {
       }
     });
   }
-  // Nobody else ever opens the lock.
+  // Only this call opens the lock.
   while (turns != 200) lock.give_way();
   EXPECT_EQ(vmem::core::big_locks_held, 1);
   lock.unlock();
@@ -93,7 +93,7 @@ TEST(BigLockDeathTest, ADeviceThatIsCalledUnderItEndsTheProcess) {
   EXPECT_DEATH(held([&] { sim->health(0).ignore(); }), "Devices::health is called under the pager");
   EXPECT_DEATH(held([&] { sim->open({}, vmem::device::Access::read).ignore(); }), "Devices::open is called under");
   ASSERT_TRUE(sim->record(nullptr, 0, &ticket).ok());
-  while (ticket.use_count() != 1) std::this_thread::yield();  // the stream has let go of it
+  while (ticket.use_count() != 1) std::this_thread::yield();  // the stream has released it
   EXPECT_DEATH(held([&] { ticket.reset(); }), "the end of a ticket is called under the pager");
 }
 

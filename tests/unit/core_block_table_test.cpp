@@ -25,33 +25,34 @@ State state(size_t i) {
   return static_cast<State>(i);
 }
 
-// Written out a second time, by what each change means, so that a slip in the table of the library shows.
+// Written a second time, independently of the library's table, so that a slip there shows.
 const std::map<State, std::set<State>>& expected() {
   using enum State;
   static const std::map<State, std::set<State>> kAll = {
-      // a fault or acquire reads it, a device takes it, or no memory came in time
+      // a fault or acquire reads it, a device takes it, or the wait for memory ended
       {unpopulated, {reading, promoting, poisoned}},
-      // the same, or its contents are dropped
+      // the same, or the program drops its contents
       {stored, {reading, promoting, poisoned, unpopulated}},
-      // read: wanted, not wanted yet, unreadable; given up
+      // read: demanded, not demanded yet, unreadable; cancelled
       {reading, {mapping, staged, poisoned, stored, unpopulated}},
       {staged, {mapping, isolating, promoting}},
-      // in place; refused, and held still; refused half way, so lost
+      // in place; refused and staged; refused half way, so lost
       {mapping, {resident, staged, poisoned}},
       {resident, {isolating}},
-      // a probe, wanted again, could not be taken, dirty, clean, clean zeros, to a device; taken half way, so lost
+      // a probe, demanded again, could not be taken, dirty, clean, clean zeros, to a device; torn,
+      // so lost
       {isolating, {staged, mapping, resident, writing_back, stored, unpopulated, promoting, poisoned}},
       {writing_back, {staged, mapping, resident, stored, unpopulated}},
       {poisoned, {unpopulated, stored, reading}},
       {promoting, {on_device, stored, unpopulated, staged, poisoned}},
       {on_device, {demoting}},
-      // stays; to host memory; evicted, clean or zeros; its shown copy stays; lost
+      // turns back; to host memory; evicted, clean or zeros; the CPU keeps its copy; lost
       {demoting, {on_device, staged, stored, unpopulated, resident, poisoned}},
   };
   return kAll;
 }
 
-// Some way from untouched to each state over legal steps.
+// Returns a sequence of legal steps from unpopulated to each state.
 std::vector<State> way_to(State target) {
   std::map<State, std::vector<State>> ways{{State::unpopulated, {}}};
   for (size_t round = 0; round < kStates; ++round) {
@@ -165,7 +166,7 @@ TEST(CoreBlockTable, AHugeTableCostsAddressSpaceOnly) {
   EXPECT_LE(none, blocks * 32 / 32768);
   table.change(blocks - 1, State::unpopulated, State::reading);
   EXPECT_LE(table.footprint() - none, 4097u);
-  // Found in steps, of which none takes long.
+  // Found in steps, each of them short.
   uint64_t b = 0, steps = 0;
   for (; b < blocks - 128; ++steps) b = table.next_populated(b);
   EXPECT_EQ(b, blocks - 128);
@@ -198,7 +199,7 @@ TEST(CoreBlockTable, APageIsKeptWhileABlockInItHasMoreToSay) {
     table.change(b, State::reading, State::unpopulated);
   };
   touch(7);
-  table[9].flags |= vmem::core::kWaitsForMemory;  // somebody waits for it
+  table[9].flags |= vmem::core::kWaitsForMemory;  // a thread waits for it
   table.change(300, State::unpopulated, State::reading);
   table.change(300, State::reading, State::stored);
   touch(301);

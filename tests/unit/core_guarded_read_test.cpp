@@ -28,7 +28,7 @@ class GuardedRead : public testing::Test {
     if (at_ != nullptr) munmap(at_, kSize);
   }
   static char byte(size_t i) { return static_cast<char>(i / kPage + i % 7 + 1); }
-  // The pages from `first` on have their bytes, but one that has zeros.
+  // Expects the pages from `first` on to have their bytes, except one of zeros.
   void expect(const char* got, size_t first, size_t pages, size_t zeros) {
     for (size_t i = 0; i < pages * kPage; ++i) {
       const size_t here = first * kPage + i;
@@ -66,7 +66,7 @@ TEST_F(GuardedRead, AnAbsentPageOfAnonymousMemoryIsZeros) {
   expect(got_.data(), 0, 4, 1);
 }
 
-// As in a mapping of the module: what protects a block there takes its pages out of the page tables.
+// As in a mapping of the module, which removes a protected block's pages from the page tables.
 TEST_F(GuardedRead, WhatIsElsewhereIsReadThoughNoPageTableHasIt) {
   const int fd = memfd_create("vmem-test", MFD_CLOEXEC);
   ASSERT_EQ(ftruncate(fd, kSize), 0);
@@ -88,7 +88,8 @@ TEST_F(GuardedRead, WhatNobodyMapsIsRefused) {
   char* const at = std::exchange(at_, nullptr);
   ASSERT_EQ(munmap(at + 2 * kPage, kPage), 0);
   for (const Absent absent : {Absent::zeros, Absent::elsewhere}) {
-    // A page that no mapping has is not in the page tables, either: zeros, where those are asked for.
+    // A page of no mapping is not in the page tables, either; it reads as zeros if the caller asks
+    // for zeros.
     const int refused = absent == Absent::elsewhere ? -EFAULT : 0;
     EXPECT_EQ(vmem::core::read_guarded_at_once(got_.data(), at, kSize, absent), refused);
   }

@@ -1,5 +1,6 @@
-// The log between who logs and the sink: nothing is delivered under the pager's lock, in order, counted where it is
-// dropped. No thread of the log runs here: lines wait until somebody delivers them.
+// The queue between callers of log() and the sink. Lines are delivered in order, never under the
+// pager's lock, and counted if they are dropped. No log thread runs here: lines wait until the test
+// delivers them.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -74,7 +75,7 @@ TEST_F(CoreLogQueue, TheEndOfTheOutermostCallDeliversWhatItLogged) {
   EXPECT_FALSE(vmem::core::end_call_that_logs()) << "it logged nothing";
 }
 
-// How many of them the lines tell of: each is said, or counted.
+// Returns how many messages the lines stand for: each is printed, or counted.
 uint64_t told(const std::vector<std::string>& lines) {
   uint64_t all = 0;
   for (const std::string& line : lines) {
@@ -114,7 +115,8 @@ TEST_F(CoreLogQueue, WhatIsSaidInTwoPlacesIsCountedByItself) {
   EXPECT_EQ(lines, (std::vector<std::string>{"disk A failed", "disk B failed"}));
 }
 
-// Who counts a line as one more of a kind goes on as if one had been said, perhaps to the end of the process.
+// Once a line is counted as one more of its kind, the kind counts as printed, perhaps to the end of
+// the process.
 TEST_F(CoreLogQueue, NoneIsCountedBeforeOneIsAmongTheLines) {
   static std::atomic<int> printed{0};
   static std::atomic<bool> go_on{false};
@@ -162,7 +164,7 @@ TEST_F(CoreLogQueue, LinesWithoutRoomAreCountedWhereTheyWereDropped) {
   const size_t fit = vmem::core::kLogRoom / (text.size() + 8) - 1;
   size_t logged = 0;
   for (; logged < fit + 50; ++logged) log(Level::error, "%s", text.c_str());
-  in_sink = [&] {  // there is room for some again
+  in_sink = [&] {  // room for some lines again
     if (lines.size() == 2) log(Level::error, "later");
   };
   flush_log();
@@ -186,12 +188,14 @@ TEST_F(CoreLogQueue, DroppedLinesAreSaidThoughNobodyLogsAfterwards) {
   EXPECT_EQ(lines.back(), "after");
 }
 
-// Every length, so that lines and their heads lie across the end of the room in every way.
+// Lines of every length, so that lines and their headers wrap around the end of the buffer in every
+// way.
 TEST_F(CoreLogQueue, LinesOfEveryLengthStayWhole) {
   std::vector<std::string> want;
   std::string text;
   for (int round = 0; round < 4; ++round) {
-    log(Level::error, "%s", std::string(1000, 'r').c_str());  // never empty: the room is used from where it was
+    log(Level::error, "%s",
+        std::string(1000, 'r').c_str());  // never empty: writing continues from the current position
     want.emplace_back(1000, 'r');
     for (size_t length = 0; length < 1023; ++length) {
       text.assign(length, static_cast<char>('a' + length % 26));
@@ -310,7 +314,7 @@ TEST(CoreLogDeathTest, WhatLedToAFatalErrorIsOnStderrWhateverTheSink) {
   EXPECT_DEATH(die(), "libvmem: error: this led to it\nlibvmem: fatal: the end");
 }
 
-// Before a signal answers an access.
+// The library calls this before a signal answers an access.
 TEST(CoreLogSettle, WritesToStderrAtOnceAndWaitsForNoSinkThatNobodyRuns) {
   ::testing::internal::CaptureStderr();
   log(Level::error, "the reason");

@@ -1,4 +1,4 @@
-// The limit of the process that a call met, in its words.
+// The messages that name the process limit that a call met.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -11,7 +11,7 @@
 namespace vmem::core {
 namespace {
 
-// Far away, and soft: it refuses nothing here.
+// A soft limit that is far away: it refuses nothing here.
 class SoftLimit {
  public:
   explicit SoftLimit(int resource) : resource_(resource) {

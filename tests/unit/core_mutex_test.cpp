@@ -1,4 +1,4 @@
-// The lock that clang knows does what a lock does: held, given up and taken again, slept in.
+// Tests that clang's annotated lock works as a lock: held, released and taken again, waited in.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -12,7 +12,7 @@ namespace {
 using vmem::core::Mutex;
 using vmem::core::MutexLock;
 
-// Whether another thread could have it now.
+// Returns whether another thread could take it now.
 bool is_free(Mutex& mutex) {
   bool got = false;
   std::thread([&] {

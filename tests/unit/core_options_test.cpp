@@ -1,4 +1,4 @@
-// The table of settings: what is accepted, what is refused, and with which words.
+// The table of settings: which values are accepted, which are refused, and the messages.
 #include <gtest/gtest.h>
 
 #include <cerrno>

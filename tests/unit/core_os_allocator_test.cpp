@@ -1,4 +1,4 @@
-// Memory of the library's own: what is handed out is nobody else's, what comes back is used again or goes to the
+// The library's own allocator: blocks do not overlap, freed memory is used again or returns to the
 // kernel, and malloc has no part in it.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -94,7 +94,7 @@ TEST(OwnMemory, ARefusalIsBadAllocAndAnErrorHasItsCode) {
   EXPECT_THROW(Own<uint64_t>().allocate(SIZE_MAX / 4), std::bad_alloc);
 }
 
-// Threads are in the middle of it when others fork.
+// Other threads use the allocator during the fork.
 TEST(OwnMemory, AChildFindsItWhole) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer has it";

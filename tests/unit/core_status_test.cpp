@@ -1,4 +1,4 @@
-// Errors with words, and the log.
+// Errors with messages, and the log.
 #include <gtest/gtest.h>
 
 #include <atomic>

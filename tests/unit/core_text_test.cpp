@@ -1,4 +1,4 @@
-// What may be shown to a terminal: names, paths and messages lose what would steer it.
+// Text for a terminal: names, paths and messages lose the characters that would control it.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -51,7 +51,7 @@ TEST(CoreText, BrokenSequencesBecomeQuestionMarksAndTheRestStays) {
                       "31m"),
             "?31m")
       << "a control of one byte";
-  // Never longer than it was, and the same when done again.
+  // The result is never longer than the input, and a second pass changes nothing.
   for (uint32_t c = 0; c < 0x11000; ++c) {
     const std::string text = "x" + utf8(c), once = printable(text);
     ASSERT_LE(once.size(), text.size());

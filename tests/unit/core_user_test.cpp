@@ -1,4 +1,4 @@
-// Users in user namespaces: who is one, and which numbers he has.
+// Users in user namespaces: which numbers are users there.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -31,7 +31,7 @@ TEST(CoreUser, WhoHasNoNumberInAUserNamespaceMayBeAnybody) {
   });
   if (unmapped == kNoUserNamespace) GTEST_SKIP() << "user namespaces are not permitted here";
   EXPECT_EQ(unmapped, 0);
-  // As a container has it: 65534 is a user there, and all others besides.
+  // As in a container: 65534 is a user there, and so are all others.
   EXPECT_EQ(in_user_namespace(kMaker, "0 61521 1\n1 700000 65535\n",
                               [] {
                                 if (is_one_user(kOverflow)) return 1;

@@ -1,4 +1,5 @@
-// Which backend a value of setting device takes, on a machine that has all of them, some, or none.
+// Which backend a value of setting device selects, on a machine that has all of them, some, or
+// none.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -15,7 +16,7 @@ namespace {
 using core::error;
 using core::Status;
 
-std::string log_of_asked;  // the makers that were asked, a letter each
+std::string log_of_asked;  // the makers that were called, a letter each
 bool have_handles, have_managed, have_gpu;
 
 Status refuse(const char* lacks) {
@@ -100,7 +101,7 @@ TEST_F(DeviceChoice, WhereNoneCanBeHadAutoGoesWithoutAndCudaIsAnError) {
   EXPECT_EQ(made_, nullptr);
 }
 
-// Whoever names a backend gets that one, or is told why not and what else to set.
+// A named backend is made, or the error says why not and what else to set.
 TEST_F(DeviceChoice, ABodyThatIsNamedIsHadOrAnError) {
   ASSERT_TRUE(make("handles").ok());
   EXPECT_EQ(log_of_asked, "v");
@@ -118,7 +119,7 @@ TEST_F(DeviceChoice, ABodyThatIsNamedIsHadOrAnError) {
   EXPECT_EQ(made_, nullptr);
 }
 
-// Not smaller ones instead, without a word.
+// The library must not silently take smaller blocks.
 TEST_F(DeviceChoice, BlocksThatNoBodyHasAreAnError) {
   for (const char* setting : {"auto", "cuda", "handles", "sim-handles"}) {
     ASSERT_TRUE(make(setting, {Kind::handles, Kind::managed}, 4 * kUnit).ok()) << setting;

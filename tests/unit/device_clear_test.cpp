@@ -1,4 +1,5 @@
-// Zeros by a kernel that may be called off: the host's side of it, with threads in place of the device's streams.
+// Zeroing by a kernel that the host can call off: the host's side, with threads in place of the
+// device's streams.
 #include <gtest/gtest.h>
 
 #ifdef VMEM_HAVE_CUDA
@@ -34,7 +35,7 @@ using Part = Clearing::Part;
 constexpr size_t kSize = size_t{256} << 10;
 constexpr std::chrono::milliseconds kPatience{5};
 
-// Runs what was put on it, in order.
+// Runs its work in order.
 class Stream {
  public:
   Stream() : thread_([this] { run(); }) {}
@@ -70,14 +71,14 @@ class Stream {
   std::thread thread_;
 };
 
-// What the device does, and what the driver refuses.
+// State of the fake device, and the calls that its driver refuses.
 struct Device {
   std::set<std::unique_ptr<Stream>> streams;
-  std::atomic<int> free_blocks{1 << 30};  // so many thread blocks may begin
+  std::atomic<int> free_blocks{1 << 30};  // how many thread blocks may begin
   std::atomic<int> launches{0}, launches_until_error{1 << 30};
   std::atomic<bool> records{true}, orders{true}, loads{true};
-  std::function<void()> at_begun;   // by a thread block, before it looks whether it may
-  std::function<void()> at_clear;   // .. and before what may clears anything
+  std::function<void()> at_begun;   // by a thread block, before it checks whether it may clear
+  std::function<void()> at_clear;   // by the thread blocks that may clear, before they do
   std::function<void()> at_record;  // by the host
 };
 std::unique_ptr<Device> device;
@@ -86,7 +87,7 @@ struct Row {
   uint64_t at, share;
 };
 
-// As many thread blocks at once as may be.
+// Runs as many thread blocks at once as may begin.
 void run_kernel(uint32_t blocks, uint32_t* words, uint32_t generation, std::span<const Row> rows) {
   std::vector<std::pair<uint32_t, bool>> begun;
   const auto end_all = [&] {
@@ -179,7 +180,7 @@ class DeviceClear : public ::testing::Test {
     for (const auto& stream : device->streams) ASSERT_TRUE(vmem::test::eventually([&] { return stream->idle(); }));
   }
   static CUevent event(std::atomic<bool>& reached) { return reinterpret_cast<CUevent>(&reached); }
-  // Until it is tried, not only refused because it was not long ago.
+  // Calls clear() until a kernel is launched: after a refusal it refuses for a while.
   bool clear(std::vector<Part> parts, std::atomic<bool>& after) {
     const int before = device->launches;
     bool cleared = false;
@@ -199,7 +200,7 @@ class DeviceClear : public ::testing::Test {
 
 TEST_F(DeviceClear, AllPartsAndNothingElse) {
   std::atomic<bool> after{false};
-  // On a machine with other work a thread may take longer to begin than anybody waits.
+  // On a busy machine a thread may take longer to begin than clear() waits.
   ASSERT_TRUE(vmem::test::eventually([&] { return clear({part(1), part(3), part(4)}, after); }));
   ASSERT_TRUE(vmem::test::eventually([&] { return after.load(); }));
   for (const size_t i : {1, 3, 4}) EXPECT_TRUE(holds(i, 0)) << i;
@@ -221,7 +222,7 @@ TEST_F(DeviceClear, WhatHasBegunIsWaitedFor) {
   device->free_blocks = 1;
   std::atomic<int> begun{0};
   device->at_begun = [&] {
-    if (++begun == 20) device->free_blocks = -1;  // the one that has begun goes on, and no other begins
+    if (++begun == 20) device->free_blocks = -1;  // the one that has begun continues, and no other begins
   };
   std::atomic<bool> after{false};
   EXPECT_FALSE(clear({part(0)}, after));
@@ -231,7 +232,7 @@ TEST_F(DeviceClear, WhatHasBegunIsWaitedFor) {
   EXPECT_TRUE(holds(0, 2));
 }
 
-// It has stored that it has begun, and not looked yet, when it is called off.
+// The host calls the kernel off after a thread block has stored that it began and before it checks.
 TEST_F(DeviceClear, WhoeverLooksAfterwardsFindsItCalledOff) {
   std::atomic<bool> goes_on{false};
   device->at_begun = [&] {
@@ -275,14 +276,14 @@ TEST_F(DeviceClear, KernelsThatStillWaitAreLeftAloneAndTheirPlaceComesBack) {
   }
 }
 
-// Another thread's kernel, which does not begin, must not come between a kernel and its event.
+// Another thread's kernel that does not begin must not come between a kernel and its event.
 TEST_F(DeviceClear, AnEventWaitsForItsOwnKernelAlone) {
   std::atomic<bool> after{false}, never{false};
   int recorded = 0;
   device->at_record = [&] {
     if (++recorded != 1) return;
     const int before = device->launches;
-    device->free_blocks = -(1 << 20);  // also when those of the first have ended
+    device->free_blocks = -(1 << 20);  // also after those of the first have ended
     std::thread other([&] {
       EXPECT_FALSE(clearing_->clear(
           std::vector{part(1)}, [] { return true; }, event(never), nullptr));
@@ -310,8 +311,8 @@ TEST_F(DeviceClear, ALaunchOrAnEventThatIsRefusedLeavesNothingUnderWay) {
   EXPECT_TRUE(holds(0, 3));
 }
 
-// All of it has begun, and nobody's stream comes after it: whoever makes zeros another way must not have them cleared
-// again when a kernel has stored there.
+// The whole kernel has begun, and no stream is ordered after it. The caller will make the zeros
+// another way: the kernel must not clear them again after another kernel has stored there.
 TEST_F(DeviceClear, WhatNoStreamComesAfterIsWaitedFor) {
   std::atomic<bool> goes_on{false}, after{false};
   device->at_clear = [&] {
@@ -409,7 +410,7 @@ TEST(DeviceClearStart, WhereTheDriverTakesNoKernelItSaysSo) {
   device.reset();
 }
 
-// For the oldest device of the toolkit that is here and for what it knows best.
+// Assembles the kernel for the oldest architecture (sm_75) and for newer ones.
 TEST(DeviceClearStart, TheKernelIsCodeForEveryDevice) {
   if (system("command -v ptxas >/dev/null || test -x /usr/local/cuda/bin/ptxas") != 0)
     GTEST_SKIP() << "no ptxas of the CUDA toolkit";

@@ -1,4 +1,5 @@
-// The CPU's side of a move where both see the same memory: who waits, who asks, who is noticed.
+// The CPU's side of transitions on unified memory: which threads wait, and which accesses are
+// reported.
 #pragma once
 
 #include <atomic>
@@ -61,7 +62,7 @@ TEST_P(DeviceContract, TouchesOfAPunchedHoleParkUntilSomethingElseStandsThere) {
   VMEM_OK(d_->rearm(range(base, 1, 1)));
   reader.join();
   EXPECT_EQ(seen, 31u);
-  // .. and the device takes the place back.
+  // The device takes the block back.
   bring(base, 1, 8);
   VMEM_OK(d_->open(range(base, 1, 1), Access::read));
   EXPECT_EQ(base[words_], 8u);
@@ -121,7 +122,7 @@ TEST_P(DeviceContract, SystemCallsIntoAMovingBlockAnswerEfault) {
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
   EXPECT_EQ(write(pipes[1], base + 1, 8), 8);
   uint64_t word = 0;
-  EXPECT_EQ(read(pipes[0], &word, 8), 8);  // the bytes a refused read has not taken
+  EXPECT_EQ(read(pipes[0], &word, 8), 8);  // the bytes that the refused read left in the pipe
   EXPECT_EQ(std::memcmp(&word, "12345678", 8), 0);
   EXPECT_EQ(read(pipes[0], base, 8), 8);
   EXPECT_EQ(base[0], 2u);

@@ -1,4 +1,4 @@
-// What is refused, and the loss of a device.
+// Refused calls, and the loss of a device.
 #pragma once
 
 #include <cerrno>
@@ -142,7 +142,7 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
   bench_->sum(stream_, base + words_, words_, sum_cell());  // a hole
   EXPECT_FALSE(bench_->synchronize(stream_).ok());
   Ticket t;
-  // The first call that meets the error may be any; it and all after it say so.
+  // The first call that meets the error may be any one; it and all later calls report the error.
   const Copy copy{at(base), frame(0), unit_};
   VMEM_REFUSED(EIO, d_->copy_in(0, std::span(&copy, 1), &t));
   VMEM_REFUSED(EIO, d_->health(0));
@@ -160,7 +160,7 @@ TEST_P(DeviceLoss, AHoleIsLoudAndThenEveryCallSaysSo) {
   VMEM_REFUSED(EIO, d_->memory(0, &m));
   void* p = nullptr;
   VMEM_REFUSED(EIO, d_->reserve(unit_, 0, &p));
-  // What needs no device still works, so that the region can be taken down in order.
+  // Calls that need no device still work, so that the region can be freed in order.
   VMEM_OK(d_->write_protect(range(base, 0, 1), Access::none));
   VMEM_OK(d_->unmap(range(base, 0, 1)));
   VMEM_OK(d_->punch(range(base, 0, 1)));

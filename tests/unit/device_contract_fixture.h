@@ -1,5 +1,5 @@
-// The application's side and the fixture for what every backend of device::Devices promises. The tests are in
-// device_contract_suite.h.
+// The application's side, and the fixture, of the contract that every backend of device::Devices
+// keeps. The tests are in device_contract_suite.h.
 #pragma once
 
 #include <fcntl.h>
@@ -38,25 +38,26 @@ class Bench {
   virtual void add(void* stream, uint64_t* words, size_t count, uint64_t value) = 0;
   // *sum (pinned host memory) = sum of words
   virtual void sum(void* stream, const uint64_t* words, size_t count, uint64_t* sum) = 0;
-  // The stream stands still until *gate (pinned) is not 0.
+  // Blocks the stream until *gate (pinned) is not 0.
   virtual void stand_still(void* stream, std::atomic<uint32_t>* gate) = 0;
-  // Ok, or why its work failed.
+  // Returns Ok, or the error of its work.
   virtual core::Status synchronize(void* stream) = 0;
   virtual void begin_capture(void* stream) = 0;
   virtual void end_capture(void* stream) = 0;
   // cudaDeviceReset
   virtual void reset(int device) = 0;
-  // Do kernels reach ordinary host memory (HMM)?
+  // Whether kernels reach ordinary host memory (HMM).
   virtual bool reaches_host_memory() const { return false; }
-  // What of a released range the backend's driver keeps for its own later ranges: address space without access.
+  // Whether the driver keeps address space of a released range, without access, for its own later
+  // ranges.
   virtual bool driver_keeps_addresses() const { return false; }
-  // Memory the backend's application could otherwise use went up or down with ours; bytes of tolerance.
+  // Tolerance in bytes: other users of the memory may change the free amount beside us.
   virtual uint64_t free_memory_slack() const = 0;
 };
 
 struct Backend {
   const char* name;
-  // Null with the reason in *skip.
+  // Returns null, with the reason in *skip, if the backend cannot run here.
   std::unique_ptr<Bench> (*make)(std::string* skip);
 };
 inline void PrintTo(const Backend& backend, std::ostream* os) {
@@ -68,10 +69,10 @@ inline void PrintTo(const Backend& backend, std::ostream* os) {
     const ::vmem::core::Status vmem_s = (call);                         \
     ASSERT_TRUE(vmem_s.ok()) << vmem_s.code() << ": " << vmem_s.text(); \
   } while (0)
-// What the CPU sees there is the device's.
+// Skips the test unless CPU and device share the page tables.
 #define VMEM_SHARED_ONLY() \
   if (!unified()) GTEST_SKIP() << "the CPU has a page table of its own"
-// Fails with that errno, and says something.
+// Expects an error with that errno and a message.
 #define VMEM_REFUSED(err, call)                              \
   do {                                                       \
     const ::vmem::core::Status vmem_s = (call);              \
@@ -82,7 +83,7 @@ inline void PrintTo(const Backend& backend, std::ostream* os) {
 class DeviceContract : public ::testing::TestWithParam<Backend> {
  protected:
   static constexpr size_t kFrames = 32;
-  // Of the result page.
+  // Offsets in the result page.
   static constexpr size_t kGate = 0, kSum = 8;
 
   void SetUp() override {
@@ -120,12 +121,12 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
     munmap(result_, core::kPage);
   }
 
-  // From now on they are small enough that there are others of so many times as much.
+  // Limits the unit from now on, so that units `times` as large exist, too.
   void leave_units_of(size_t times) {
     unit_ = std::min(unit_, d_->largest_unit() / times);
     words_ = unit_ / sizeof(uint64_t);
   }
-  // A range of n units, released at the end.
+  // Returns a range of n units; the fixture releases it.
   uint64_t* reserve(size_t units, int device = 0) {
     void* base = nullptr;
     const core::Status s = unit_ == d_->unit() ? d_->reserve(units * unit_, device, &base)
@@ -154,7 +155,7 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
   }
   uint64_t sum_of(uint64_t first) const { return sum_of(first, words_); }
   static uint64_t sum_of(uint64_t first, size_t n) { return n * first + n * (n - 1) / 2; }
-  // Unit `u` on the device with first, first + 1, ..; shut.
+  // Brings unit `u`, with the words first, first + 1, .., to the device; leaves it shut.
   void bring(uint64_t* base, size_t u, uint64_t first, int device = 0) {
     VMEM_OK(populate(range(base, u, 1), device));
     fill_frame(0, first);
@@ -179,7 +180,7 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
     VMEM_OK(d_->copy_out(device, std::span(&copy, 1), &done));
     VMEM_OK(d_->wait(done));
   }
-  // Unit `u` leaves the device; its hole is settled.
+  // Removes unit `u` from the device and settles its hole.
   void drop(uint64_t* base, size_t u) {
     VMEM_OK(d_->write_protect(range(base, u, 1), Access::none));
     VMEM_OK(d_->unmap(range(base, u, 1)));
@@ -205,7 +206,7 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
   static void until_parked(uint32_t n) {
     while (fault_gate::stats().waiting < n) std::this_thread::yield();
   }
-  // What of the process is mapped there, as /proc/self/maps has it; "" nothing.
+  // Returns the process's mappings there, as in /proc/self/maps; "" if there are none.
   static std::string mapped_at(uintptr_t address, size_t size) {
     std::ifstream maps("/proc/self/maps");
     std::string found;
@@ -217,7 +218,7 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
     return found;
   }
 
-  // As mapped_at(), without what a driver keeps there: no access, no file, no memory.
+  // As mapped_at(), without mappings that a driver keeps: no access, no file, no memory.
   std::string left_at(uintptr_t address, size_t size) const {
     std::istringstream lines(mapped_at(address, size));
     std::string left;

@@ -1,4 +1,4 @@
-// Ranges and their memory: made, filled, copied out, given back.
+// Ranges and their memory: made, filled, copied out, released.
 #pragma once
 
 #include <sys/mman.h>
@@ -116,7 +116,7 @@ TEST_P(DeviceContract, UnitsThatAreMappedAheadHoldWhatIsCopiedToThemNext) {
   if (unified()) GTEST_SKIP() << "a made block is seen";
   uint64_t* base = reserve(3);
   bring(base, 0, 1);
-  drop(base, 0);  // old bytes, for one of them
+  drop(base, 0);  // leaves old bytes for one of the units
   VMEM_OK(populate(range(base, 0, 3)));
   VMEM_OK(d_->map_ahead(range(base, 0, 2)));
   for (size_t u = 0; u < 2; ++u) {
@@ -159,7 +159,7 @@ TEST_P(DeviceContract, ARemadeBlockNeverShowsOldBytes) {
 
 TEST_P(DeviceContract, OneBlockOfAGroupLeavesAndItsNeighboursStay) {
   uint64_t* base = reserve(8);
-  VMEM_OK(populate({{at(base) + 4 * unit_, 4 * unit_}, {at(base), 4 * unit_}}));  // joined, whatever the order
+  VMEM_OK(populate({{at(base) + 4 * unit_, 4 * unit_}, {at(base), 4 * unit_}}));  // the call joins them in any order
   for (size_t u = 0; u < 8; ++u) {
     fill_frame(u, 100 * u);
     copy_in(base, u, u);
@@ -280,7 +280,7 @@ TEST_P(DeviceContract, ForkedChildrenDoNotInheritARange) {
   for (size_t u = 0; u < 2; ++u) {
     const pid_t child = fork();
     if (child == 0) {
-      // Nobody would ever open anything in the child: the access must kill it, not park it.
+      // No thread opens a range in the child: the access must kill it, not park it.
       signal(SIGALRM, SIG_DFL);
       alarm(20 * vmem::test::patience());
       volatile uint64_t* words = base + u * words_;
@@ -333,11 +333,11 @@ TEST_P(DeviceContract, BytesAreCopiedWhileTheBlockIsNotMapped) {
   copy_out(base, 1, 1);
   EXPECT_EQ(frame(1)[3], 12u);
   VMEM_OK(d_->map(range(base, 0, 2)));
-  VMEM_REFUSED(EINVAL, d_->map(range(base, 1, 1)));    // it is
+  VMEM_REFUSED(EINVAL, d_->map(range(base, 1, 1)));    // it is mapped already
   VMEM_REFUSED(EINVAL, d_->punch(range(base, 1, 1)));  // it is mapped
   EXPECT_EQ(kernel_sum(base, 2 * words_), sum_of(9));
   VMEM_OK(d_->unmap(range(base, 0, 2)));
-  VMEM_OK(d_->unmap(range(base, 0, 2)));  // it is not, and so what
+  VMEM_OK(d_->unmap(range(base, 0, 2)));  // not mapped: accepted
   copy_out(base, 1, 2);
   EXPECT_EQ(frame(2)[3], 12u);
   VMEM_OK(d_->map(range(base, 1, 1)));
@@ -400,7 +400,7 @@ TEST_P(DeviceContract, ARangeHasUnitsOfItsOwnSize) {
   bring(small, 0, 1);
   VMEM_OK(populate({{at(base), big}, {at(base) + 2 * big, big}}));
   EXPECT_EQ(used(), unit_ + 2 * big);
-  // Over a border of what would be units of the other size, and to the end of one.
+  // Across a border of units of the other size, and up to the end of one.
   for (size_t f = 0; f < 4; ++f) fill_frame(f, 1 + f * words_);
   const Copy copies[] = {{at(base), frame(0), big}, {at(base) + 2 * big + unit_, frame(1), 3 * unit_}};
   Ticket done;

@@ -23,7 +23,7 @@ TEST_P(DeviceContract, WorkPutOnAStreamAfterTheTicketSeesTheData) {
   VMEM_OK(d_->copy_in(0, copies, &done));
   VMEM_OK(d_->map(range(base, 0, kUnits)));
   VMEM_OK(d_->order_after(done, stream_, 0));
-  // Thousands of launches behind one ticket: nothing may depend on a queue that is long enough.
+  // Thousands of launches behind one ticket: the order must not depend on the length of a queue.
   bench_->sum(stream_, base, kUnits * words_, sum_cell(0));
   for (int i = 0; i < 3000; ++i) bench_->add(stream_, base + 5 * words_, 64, 1);
   bench_->sum(stream_, base, kUnits * words_, sum_cell(1));
@@ -155,7 +155,7 @@ TEST_P(DeviceContract, RangesThatMoveTogetherSayEachHowThatWent) {
   for (const size_t u : {0, 1, 2, 4, 5, 7}) bring(base, u, 50 * u);
   std::vector<Range> ranges{range(base, 4, 2).front(), range(base, 0, 2).front(), range(base, 2, 1).front()};
   std::vector<core::Status> each(ranges.size());
-  for (const int by : {0, 1}) {  // by the one that they leave, and by the one that they come to
+  for (const int by : {0, 1}) {  // by the device they leave, and by the one they go to
     VMEM_OK(d_->migrate(ranges, 1 - by, 0, each));
     for (const core::Status& s : each) VMEM_OK(s);
     EXPECT_EQ(used(by), by == 0 ? unit_ : 0u);
@@ -168,14 +168,15 @@ TEST_P(DeviceContract, RangesThatMoveTogetherSayEachHowThatWent) {
   VMEM_REFUSED(EINVAL, d_->migrate(ranges, 1, 1, each));
   for (const core::Status& s : each) EXPECT_EQ(s.code(), -EINVAL) << "nothing has changed";
   ranges.pop_back();
-  VMEM_REFUSED(EINVAL, d_->migrate(ranges, 1, 1, each));  // an answer too many
+  VMEM_REFUSED(EINVAL, d_->migrate(ranges, 1, 1, each));  // one answer too many
   EXPECT_EQ(used(1), 0u);
   if (d_->count() < 3) return;
   each.resize(ranges.size());
   VMEM_REFUSED(EINVAL, d_->migrate(ranges, 1, 2, each));
 }
 
-// More than may be under way at once, in no order, with some that cannot move, and some named after those have ended.
+// More blocks than may be under way at once, in mixed order. One cannot move, and some are named
+// only after earlier ones ended.
 TEST_P(DeviceContract, BlocksThatAreNamedAsTheyGoMoveAndSayHowThatWentInTheirOrder) {
   if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
   constexpr size_t kBlocks = 24, kUnmade = 7, kThere = 11, kLate = 2;
@@ -218,8 +219,9 @@ TEST_P(DeviceContract, NeighboursAreMappedByOneCallWhicheverDevicesSeeThem) {
   if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
   if (d_->info(0).links[1] == Link::none) GTEST_SKIP() << "devices 0 and 1 cannot reach each other";
   constexpr size_t kUnits = 7;
-  constexpr size_t kOnOther = 4;                       // from there on they are on device 1
-  const std::vector<size_t> seen_by_both = {1, 2, 5};  // .. of 0 to 3 and 4 to 6
+  constexpr size_t kOnOther = 4;  // from there on they are on device 1
+  const std::vector<size_t> seen_by_both = {1, 2,
+                                            5};  // seen by the other device: 1, 2 of the first four, 5 of the rest
   uint64_t* base = reserve(kUnits);
   for (const size_t u : seen_by_both)
     VMEM_OK(d_->advise(range(base, u, 1).front(), Advice::accessed_by, u < kOnOther ? 1 : 0, true));
@@ -244,7 +246,7 @@ TEST_P(DeviceContract, NeighboursAreMappedByOneCallWhicheverDevicesSeeThem) {
   bench_->destroy(other);
 }
 
-// .. and one that goes to no device, or by one that is neither of the two, stays.
+// A block that is named for an unknown device, or for a third device's call, stays.
 TEST_P(DeviceContract, ABlockThatIsNamedForADeviceThatCannotTakeItStays) {
   if (d_->count() < 2 || d_->cpu_view() == vmem::device::CpuView::unified) GTEST_SKIP() << "needs two devices, handles";
   uint64_t* base = reserve(1);
@@ -267,7 +269,7 @@ TEST_P(DeviceContract, ABlockThatIsNamedForADeviceThatCannotTakeItStays) {
   EXPECT_EQ(used(0), unit_);
 }
 
-// Before it is made, while it is mapped, and where it has moved to.
+// Advice given before the block is made, while it is mapped, and where it has moved to.
 TEST_P(DeviceContract, WhatIsAdvisedToBeAccessedByADeviceIsMappedForItToo) {
   if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
   if (d_->info(0).links[1] == Link::none) GTEST_SKIP() << "devices 0 and 1 cannot reach each other";
@@ -287,7 +289,7 @@ TEST_P(DeviceContract, WhatIsAdvisedToBeAccessedByADeviceIsMappedForItToo) {
   VMEM_OK(d_->migrate(range(base, 0, 3).front(), 1));
   expect_seen(other);
   expect_seen(stream_);
-  VMEM_OK(d_->advise(range(base, 0, 3).front(), Advice::accessed_by, 1, false));  // it is there
+  VMEM_OK(d_->advise(range(base, 0, 3).front(), Advice::accessed_by, 1, false));  // the block is on that device
   expect_seen(other);
   bench_->destroy(other);
 }

@@ -1,4 +1,4 @@
-// Units of backends with page tables of their own that are filled by one copy after the other.
+// Units of backends with their own page tables that several copies fill one after the other.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@
 
 namespace vmem::device::testing {
 
-// Several kUnit large, so that it has parts.
+// A unit of several kUnit, so that it has parts.
 class UnitInParts : public DeviceContract {
  protected:
   void SetUp() override {
@@ -19,11 +19,11 @@ class UnitInParts : public DeviceContract {
     words_ = unit_ / sizeof(uint64_t);
     base_ = reserve(2);
     bring(base_, 0, 1);
-    drop(base_, 0);  // old bytes
+    drop(base_, 0);  // leaves old bytes
     VMEM_OK(populate(range(base_, 0, 1)));
     fill_frame(0, 500);
   }
-  // Bytes of unit 0 and of frame 0.
+  // Copies the bytes of unit 0 from frame 0.
   core::Status part(size_t from, size_t to, Ticket after = {}, Ticket* done = nullptr) {
     const Copy copy{at(base_) + from, reinterpret_cast<std::byte*>(frame(0)) + from, to - from, true, std::move(after)};
     Ticket mine;

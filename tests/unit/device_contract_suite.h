@@ -1,6 +1,6 @@
-// What every backend of device::Devices promises. Instantiated for the simulated one in device_contract_test.cpp and
-// for CUDA in tests/gpu/device_cuda_test.cpp. Tests of suite DeviceLoss end with a lost device: on CUDA each needs a
-// process of its own.
+// The contract of every backend of device::Devices. Instantiated for the simulated one in
+// device_contract_test.cpp and for CUDA in tests/gpu/device_cuda_test.cpp. Tests of suite
+// DeviceLoss end with a lost device: on CUDA each needs its own process.
 #pragma once
 
 #include "device_contract_cpu.h"

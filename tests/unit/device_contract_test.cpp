@@ -1,4 +1,5 @@
-// The contract of device::Devices on simulated devices, and what only they can show: injected failures and delays.
+// The contract of device::Devices on simulated devices, and tests that only they allow: injected
+// failures and delays.
 #include "device/sim/sim_device.h"
 #include "device_contract_suite.h"
 
@@ -72,7 +73,8 @@ std::unique_ptr<Bench> four_on_handles(std::string*) {
   return std::make_unique<SimBench>(options(4, true));
 }
 
-// Of the largest units a test has up to 3 GiB of frames and units, of which a sanitizer wants several times as much.
+// With the largest units a test has up to 3 GiB of frames and units; a sanitizer needs several
+// times as much.
 std::vector<Backend> backends() {
   std::vector<Backend> all{{"one", one},
                            {"four", four},
@@ -100,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(Sim, UnitInParts,
                                            Backend{"four_on_handles", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
-// --- only here ------------------------------------------------------------------------------------------------------
+// --- simulated devices only
 
 class DeviceSim : public DeviceContract {
  protected:
@@ -121,7 +123,7 @@ class DeviceSimOnHandles : public DeviceSim {};
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceSimOnHandles, ::testing::Values(Backend{"four", four_on_handles}),
                          [](const auto& i) { return std::string(i.param.name); });
 
-// The pager cannot keep advice for what is still on the disk from coming while it is brought.
+// While the pager brings a block from the disk, it cannot hold back advice for the block.
 TEST_P(DeviceSimOnHandles, WhatIsAdvisedWhileABlockIsBeingMappedIsFollowed) {
   uint64_t* base = reserve(2);
   VMEM_OK(populate(range(base, 0, 2)));
@@ -149,7 +151,7 @@ TEST_P(DeviceSimOnHandles, WhatIsAdvisedWhileABlockIsBeingMappedIsFollowed) {
   bench_->destroy(other);
 }
 
-// A kernel of a real device would be dead by now. Here it is a thread, which has looked its block up.
+// A kernel of a real device would be dead by now. Here it is a thread that has looked its block up.
 TEST_P(DeviceSim, AKernelThatOutlivesItsDeviceAndTheRangeHarmsNobody) {
   uint64_t* base = reserve(2);
   bring(base, 0, 1);
@@ -166,7 +168,7 @@ TEST_P(DeviceSim, AKernelThatOutlivesItsDeviceAndTheRangeHarmsNobody) {
   while (!found) std::this_thread::yield();
   sim().reset("reset by the test");
   release(base);
-  std::vector<void*> others;  // where the block was seen there would be theirs
+  std::vector<void*> others;  // mappings that could now lie at the block's old address
   for (int i = 0; i < 8; ++i) {
     others.push_back(mmap(nullptr, 2 * unit_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     ASSERT_NE(others.back(), MAP_FAILED);
@@ -218,7 +220,7 @@ TEST_P(DeviceSim, BothDirectionsRunAtOnce) {
   bring(base, 0, 5);
   VMEM_OK(populate(range(base, 1, 1)));
   auto out_ended = std::make_shared<std::atomic<bool>>(false);
-  // The copy in cannot end before the copy out has.
+  // The copy in cannot end before the copy out.
   sim().set_hook([out_ended](SimOp op, int, uintptr_t, size_t) {
     while (op == SimOp::copy_in && !*out_ended) std::this_thread::yield();
     return core::Status();
@@ -327,7 +329,7 @@ TEST(DeviceMake, WithoutADriverThereIsNoDeviceTierAndItSaysWhy) {
   EXPECT_GT(why.size(), 20u) << why;
   VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, kUnit, &made, &why));
   EXPECT_EQ(made, nullptr);
-  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, kUnit, &made, &why));  // and again: the first try left nothing behind
+  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, kUnit, &made, &why));  // twice: the first try must leave nothing behind
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// The driver's calls as the library declares them, beside NVIDIA's own list of each call in each version. The library
-// asks for those of CUDA 12.0: the newest here that is not newer.
+// Compares the driver calls that the library declares with NVIDIA's own list of each call in each
+// version. The library requests those of CUDA 12.0: the newest here that is not newer.
 #include <gtest/gtest.h>
 
 #if defined(VMEM_HAVE_CUDA) && __has_include(<cudaTypedefs.h>)
@@ -77,7 +77,7 @@ SAME(function_attribute, PFN_cuFuncGetAttribute_v2020);
 SAME(launch_kernel, PFN_cuLaunchKernel_v4000);
 #undef SAME
 
-// Each member is among the above: a new one is to be added there.
+// Each member must be in the list above: add a new one there.
 TEST(DeviceDriver, EveryCallIsDeclaredAsNvidiaHasIt) {
   constexpr size_t kListed = 60;
   EXPECT_EQ(sizeof(Driver) / sizeof(void*), kListed);

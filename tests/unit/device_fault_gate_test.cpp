@@ -1,5 +1,5 @@
-// The parking handler: what it parks, and that every other fault behaves as if it were not there. Cases that end in a
-// signal or replace handlers run in a child process.
+// The parking handler: which faults it parks, and that every other fault behaves as without it.
+// Cases that end in a signal or replace handlers run in a child process.
 #include <gtest/gtest.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -32,7 +32,7 @@ uintptr_t at(const void* p) {
   return reinterpret_cast<uintptr_t>(p);
 }
 
-// What the child returned, or 1000 + the signal that killed it.
+// Returns the child's exit code, or 1000 + the signal that killed it.
 int in_child(int (*body)()) {
   const unsigned most = 30 * vmem::test::patience();
   const pid_t child = fork();

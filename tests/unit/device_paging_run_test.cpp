@@ -1,5 +1,5 @@
-// A simulated run of the protocol of kernels that ask, with threads as groups: every word of every block that is
-// accessed is checked.
+// A simulated run of the protocol of kernels that ask, with threads as groups. Checks every word of
+// every accessed block.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,12 +22,11 @@ uint64_t long_enough() {
   return static_cast<uint64_t>(std::chrono::nanoseconds(vmem::test::patiently(std::chrono::seconds(60))).count());
 }
 
-// Blocks in a store and fewer frames; a server that pages in, and sleeps while nobody asks; a reclaim thread.
-// ---- a device of threads
-// ---------------------------------------------------------------------------------------------
+// The device of threads: blocks in a store and fewer frames, a server that pages in and sleeps
+// while no group asks, and a reclaim thread.
 
 constexpr uint32_t kThreads = 4;
-constexpr uint32_t kFixed = 16, kOwn = 4;  // words of a block: the same for ever, and of each thread
+constexpr uint32_t kFixed = 16, kOwn = 4;  // words of a block: constant ones, and those of each thread
 constexpr uint32_t kWords = kFixed + kThreads * kOwn;
 
 uint32_t word(uint32_t block, uint32_t at, uint32_t version) {
@@ -56,13 +55,13 @@ class Device {
   ~Device() { stop(); }
 
   vmem::paging::Table<HostAtomics> table() { return words_.table(); }
-  // As a kernel accesses it: only while it is pinned.
+  // As a kernel accesses it: call only while it is pinned.
   uint32_t* bytes(uint32_t block) { return frames_[where_[block]].data(); }
   uint64_t evictions() const { return evictions_; }
   uint64_t sleeps() const { return sleeps_; }
   bool asleep() { return HostAtomics::load(&words_.control().asleep) != 0; }
 
-  // When no group is left: where the bytes of a block are.
+  // Call stop() when no group is left; last() then returns the bytes of a block.
   void stop() {
     {
       const std::lock_guard lock(mutex_);
@@ -126,7 +125,8 @@ class Device {
       for (size_t looked = 0; looked < where_.size() && victims.size() < 4; ++looked) {
         const uint32_t b = hand_++ % static_cast<uint32_t>(where_.size());
         if (states_.kind(b) != Kind::present) continue;
-        // After so many rounds, in each of which all others ran, those who wait for it have seen it.
+        // The waiting groups see a block within some rounds, in each of which all others ran;
+        // reclaim only then.
         if (states_.untaken(b) && ++passed_[b] < 200) continue;
         states_.begin_eviction(b);
         victims.push_back(b);
@@ -137,7 +137,7 @@ class Device {
           states_.cancel(b);
           continue;
         }
-        // The block is this thread's until finish().
+        // finish() gives the block back; until then only this thread uses it.
         lock.unlock();
         std::vector<uint32_t>& frame = frames_[where_[b]];
         if (states_.was_written(b)) store_[b] = frame;
@@ -167,7 +167,7 @@ class Device {
   std::thread server_, evictor_;
 };
 
-// One thread that is a group: what it knows of each block is which version of its own words it has stored last.
+// One thread as a group. Knows, for each block, the last version of its own words that it stored.
 struct Worker {
   Device& device;
   uint32_t me;
@@ -208,7 +208,7 @@ struct Worker {
   }
 };
 
-// frames: of which a group may have up to `most` at once.
+// most: how many of the frames one group may ask for at once.
 void exercise(uint32_t blocks, uint32_t frames, uint32_t most, uint32_t cells, uint32_t turns) {
   Device device(blocks, frames, most, cells);
   std::vector<Worker> workers;
@@ -235,7 +235,7 @@ TEST(PagingProtocol, GroupsFindTheirWordsWhileBlocksComeAndGo) {
   exercise(48, 16, 4, 8, 1500);
 }
 
-// The frames are as few as what one group may ask for: the others get theirs in between.
+// One group may ask for all of the frames: the others get theirs in between.
 TEST(PagingProtocol, GroupsThatWantAllOfTheMemoryTakeTurns) {
   exercise(8, 4, 4, 16, 400);
 }

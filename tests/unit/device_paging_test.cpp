@@ -1,5 +1,5 @@
-// The protocol of kernels that ask: each rule of it alone. What no run can show, the orders of its accesses, is checked
-// by tests/unit/paging_protocol.sh.
+// The protocol of kernels that ask, rule by rule. tests/unit/paging_protocol.sh checks the orders
+// of its accesses, which no run can show.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -21,7 +21,7 @@ uint64_t long_enough() {
   return static_cast<uint64_t>(std::chrono::nanoseconds(vmem::test::patiently(std::chrono::seconds(60))).count());
 }
 
-// Something happens once, just before a group's next addition, fence or pause.
+// Runs a hook once, just before a group's next addition, fence or pause.
 struct Stepped : HostAtomics {
   static inline std::function<void()> before_add, before_fence, before_pause;
   static void once(std::function<void()>& what) {
@@ -103,7 +103,7 @@ TEST(PagingProtocol, WhatIsInPlaceIsForThoseWhoLoadALittle) {
   rows.release(1);
 }
 
-// Counts the fences between a copy's address and that of accesses.
+// Counts the fences between a copy's address and the address of accesses.
 struct Aliased : HostAtomics {
   static inline int fences = 0;
   static void fence_aliases() { ++fences; }
@@ -137,7 +137,7 @@ TEST(PagingProtocol, AFullRingLosesNoRequestOfThoseWhoAskAgain) {
   Words words(4, 4, 2);
   Queue queue(words.table());
   Group one(words.table(), 0), other(words.table(), 0);
-  for (uint32_t turn = 0; turn < 5; ++turn) {  // the ring comes round
+  for (uint32_t turn = 0; turn < 5; ++turn) {  // the ring wraps around
     Requests all;
     for (uint32_t b = 0; b < 4; ++b) EXPECT_EQ(one.try_acquire(b, Intent::read), Answer::not_yet);
     for (uint32_t rounds = 0; rounds < 2; ++rounds) {
@@ -158,7 +158,8 @@ TEST(PagingProtocol, AFullRingLosesNoRequestOfThoseWhoAskAgain) {
   }
 }
 
-// The server says for an eighth of the cells at a time that they are free: a word of a device's memory each time.
+// The server frees an eighth of the cells at a time: each report writes a word of a device's
+// memory.
 TEST(PagingProtocol, WhatTheServerHasTakenIsFreeWhenItHasSaidSo) {
   Words words(80, 4, 16);
   Queue queue(words.table());
@@ -179,7 +180,8 @@ TEST(PagingProtocol, WhatTheServerHasTakenIsFreeWhenItHasSaidSo) {
   EXPECT_EQ(all[15], (std::pair{42u, Urgency::prefetch}));
 }
 
-// The ring is in the host's memory. Where many groups load from there at once, all else that goes over the link waits.
+// The ring is in the host's memory: many groups that load from it would slow all other traffic of
+// the link.
 struct Apart : HostAtomics {
   static inline const uint64_t *begin = nullptr, *end = nullptr;
   static inline unsigned loads = 0;
@@ -295,7 +297,7 @@ TEST(PagingProtocol, AServerThatGetsNothingDoneIsGivenUp) {
   EXPECT_EQ(group.acquire(0, Intent::read), Answer::no_progress);
   const uint32_t blocks[] = {0, 1};
   EXPECT_EQ(group.acquire_all(blocks, 2, Intent::write), Answer::no_progress);
-  // Nor does it wait for ever for another that has the token.
+  // Nor does it wait for ever for another group that holds the token.
   words.control().token = 1;
   States states = words.states();
   states.publish(0, Urgency::prefetch);
@@ -328,7 +330,7 @@ TEST(PagingProtocol, TheOldestOfThoseThatWaitForTheTokenHasTheNextTurn) {
   EXPECT_EQ(taken(words, queue), (Requests{{1, Urgency::first}}));
 }
 
-// All that wait with pins want no more blocks together than there are frames for.
+// The groups that wait with pins must not need more blocks together than there are frames.
 TEST(PagingProtocol, TheTokenIsForHalfOfTheFramesOrForOneGroup) {
   Words words(16, 8, 8), few(16, 3, 8);
   using vmem::paging::token_allows;
@@ -341,13 +343,14 @@ TEST(PagingProtocol, TheTokenIsForHalfOfTheFramesOrForOneGroup) {
   EXPECT_FALSE(token_allows(few.table(), 1, 1));
 }
 
-// It looks for another now, and the frames must not fill with such blocks.
+// The group now looks for another block, and the frames must not fill with blocks no group looks
+// for.
 TEST(PagingProtocol, WhatAGroupDoesNotLookForAnyMoreNeedNotStay) {
   WordsOf<Stepped> words(2, 2, 8);
   WordsOf<Stepped>::States states = words.states();
   states.publish(0, Urgency::prefetch);
   vmem::paging::Group<Stepped> group(words.table(), 1000000);
-  Stepped::before_pause = [&] {  // it waits for 1, and 0 leaves before that comes
+  Stepped::before_pause = [&] {  // while it waits for 1, the reclaim thread evicts 0
     states.begin_eviction(0);
     states.settle();
     ASSERT_FALSE(states.in_use(0));
@@ -360,7 +363,7 @@ TEST(PagingProtocol, WhatAGroupDoesNotLookForAnyMoreNeedNotStay) {
   EXPECT_FALSE(states.untaken(1));
 }
 
-// Whatever gets on for others: a kernel has a limit of its own.
+// Even if the server serves others: a kernel has a time limit of its own.
 TEST(PagingProtocol, AnAcquireEndsAfterTheLongestTimeThatItsGroupWasGiven) {
   Words words(2, 2, 4);
   std::atomic<bool> stop{false};
@@ -397,8 +400,7 @@ TEST(PagingProtocol, TheEndOfTheServerEndsAllWhoWait) {
   EXPECT_EQ(late.acquire(5, Intent::read), Answer::present) << "what is there may be used to the end";
 }
 
-// ---- what comes between two steps of a pin
-// ---------------------------------------------------------------------------
+// ---- between two steps of a pin ----
 
 class PagingSteps : public ::testing::Test {
  protected:

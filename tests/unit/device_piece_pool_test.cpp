@@ -1,4 +1,4 @@
-// Pieces of a device's memory: what is kept for the next unit, and what goes first.
+// Pieces of a device's memory: which are kept for the next unit, and which go first.
 #include <gtest/gtest.h>
 
 #include <functional>
@@ -42,7 +42,7 @@ class PiecePool : public ::testing::Test {
   PiecePools pools;
   std::vector<uint32_t> made;
   size_t destroyed = 0, tried = 0;
-  bool refused = false;  // to unmap one
+  bool refused = false;  // the unmap of one fails
   PiecePools::Destroy destroy = [this](size_t, const Piece&) {
     ++tried;
     destroyed += refused ? 0 : 1;
@@ -140,7 +140,8 @@ TEST_F(PiecePool, WhatWasSharedAndCannotBeDestroyedIsNobodysAndTriedAgain) {
   EXPECT_EQ(destroyed, 1u);
 }
 
-// What gives a piece back must not fail: nothing is kept of the function, so nothing is allocated for it.
+// Giving a piece back must not fail, so it must not allocate: the pool keeps no copy of the
+// function.
 TEST_F(PiecePool, AFunctionThatCannotBeCopiedDestroysWhatWasShared) {
   struct Once {
     explicit Once(size_t* count) : destroyed(count) {}

@@ -1,4 +1,4 @@
-// Simulated devices with page tables of their own, asked directly: what is refused half way.
+// Direct calls of simulated devices with their own page tables: refusals half way.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -73,7 +73,7 @@ TEST_F(SimHandles, APieceThatStaysMappedIsNobodysAgain) {
   EXPECT_EQ(sim->taken(0), kUnit) << "nor does it go back";
 }
 
-// Moved blocks lie in memory that lives as long as anything of it is mapped.
+// Moved blocks lie in memory that lives as long as any part of it is mapped.
 TEST_F(SimHandles, NothingStaysMappedWhenTheDevicesEnd) {
   const auto mapped = [] {
     std::ifstream maps("/proc/self/maps");
@@ -105,7 +105,7 @@ TEST_F(SimHandles, ManyUnitsThatStayMappedAreTriedNoLongerThanOne) {
   EXPECT_EQ(sim->taken(0), 9 * kUnit);
 }
 
-// Each by itself, whichever step of its way is refused: the others move, and all can move later.
+// Each unit stays alone, whichever step is refused: the others move, and all can move later.
 TEST_F(SimHandles, WhatIsNotUnmappedSentOrMappedWhereItGoesStaysAlone) {
   const Range all = reserve(4);
   make(all);
@@ -157,7 +157,7 @@ TEST_F(SimHandles, WhatIsNotUnmappedSentOrMappedWhereItGoesStaysAlone) {
   for (const int device : {0, 1}) EXPECT_LE(sim->taken(device), 4 * kUnit) << "what did not come has its piece still";
 }
 
-// More than may be under way at once.
+// More units than may be under way at once.
 TEST_F(SimHandles, UnitsOfOneCallAllMoveHoweverManyTheyAre) {
   constexpr size_t kUnits = 20;
   vmem::device::SimOptions options;
@@ -198,7 +198,7 @@ TEST_F(SimHandles, UnitsOfOneCallAllMoveHoweverManyTheyAre) {
   EXPECT_TRUE(release(all).ok());
 }
 
-// All or nothing.
+// map() maps all ranges or none.
 TEST_F(SimHandles, WhatIsMappedWithWhatIsRefusedIsNotMapped) {
   const Range all = reserve(3);
   const std::array<Range, 2> ranges{Range{all.address, kUnit}, Range{all.address + 2 * kUnit, kUnit}};
@@ -219,7 +219,7 @@ TEST_F(SimHandles, WhatIsMappedWithWhatIsRefusedIsNotMapped) {
   EXPECT_TRUE(release(all).ok());
 }
 
-// Each unit is what it is said to be, also where one of several stays and others cannot come back.
+// Each unit is in its reported state, also if one of several stays and others cannot be restored.
 TEST_F(SimHandles, UnitsThatWereHiddenWithOneThatStaysAreShownAgainOrMarked) {
   const Range all = reserve(4), lost{all.address, 2 * kUnit}, well{all.address + 2 * kUnit, 2 * kUnit};
   bool torn = false;
@@ -247,7 +247,7 @@ TEST_F(SimHandles, UnitsThatWereHiddenWithOneThatStaysAreShownAgainOrMarked) {
   EXPECT_TRUE(release(all).ok());
 }
 
-// Units of device 0 that go to device 1, named one by one.
+// Names units of device 0, one by one, to go to device 1.
 class SimNamed final : public vmem::device::Migration {
  public:
   SimNamed(const Range& all, std::function<void(size_t)> before) : all_(all), before_(std::move(before)) {}
@@ -269,7 +269,7 @@ class SimNamed final : public vmem::device::Migration {
   std::atomic<size_t> named_ = 0, ended_ = 0;
 };
 
-// The next are begun while the first is under way, so that the devices always have something to copy.
+// Later units begin while the first are under way, so that the devices always have copies to make.
 TEST_F(SimHandles, UnitsThatAreNamedAsTheyGoBeginWhileThoseBeforeThemAreUnderWay) {
   constexpr size_t kUnits = 12;
   const Range all = reserve(kUnits);
@@ -290,7 +290,7 @@ TEST_F(SimHandles, UnitsThatAreNamedAsTheyGoBeginWhileThoseBeforeThemAreUnderWay
   EXPECT_TRUE(release(all).ok());
 }
 
-// .. and who waits for one need not wait until there are no more.
+// The end of a unit is reported while others are still to be named.
 TEST_F(SimHandles, UnitsThatAreNamedAsTheyGoEndAsTheyArrive) {
   constexpr size_t kUnits = 12;
   const Range all = reserve(kUnits);
@@ -333,7 +333,7 @@ class SimPassage : public SimHandles {
     EXPECT_TRUE(s.ok()) << s.text();
     EXPECT_TRUE(sim->synchronize(streams_[static_cast<size_t>(device)]).ok()) << "a kernel has lost the device";
   }
-  // What a kernel finds there.
+  // Returns what a kernel on the device loads from the unit.
   uint64_t found(int device) {
     std::atomic<uint64_t> value{0};
     const Status s = sim->launch(streams_[static_cast<size_t>(device)], [this, &value](vmem::device::SimKernel& k) {
@@ -358,7 +358,8 @@ class SimPassage : public SimHandles {
   std::vector<void*> streams_;
 };
 
-// It is seen there when its bytes are, and where it was no more.
+// A unit becomes visible on its new device together with its bytes, and disappears from its old
+// one.
 TEST_F(SimPassage, TheDeviceThatItWasOnSeesItNoMore) {
   ASSERT_TRUE(go(1).ok());
   EXPECT_EQ(found(1), kThere);
@@ -380,8 +381,8 @@ TEST_F(SimPassage, WhereItsCopyFailsAtItsEndItIsWhereItWas) {
   EXPECT_EQ(found(0), 7u);
 }
 
-// Its place there is the next unit's: a kernel that found it there would find that one's bytes. The parameter: the
-// device is lost before it is unmapped.
+// The next unit reuses the place: a kernel that found the unit there would read the wrong bytes.
+// The parameter: the device is lost before the unmap succeeds.
 class SimStaysMapped : public SimPassage, public ::testing::WithParamInterface<bool> {};
 INSTANTIATE_TEST_SUITE_P(Until, SimStaysMapped, ::testing::Bool(),
                          [](const auto& i) { return std::string(i.param ? "that_device_is_lost" : "it_is_unmapped"); });
@@ -400,7 +401,7 @@ TEST_P(SimStaysMapped, WhatDoesNotComeIsUnmappedThereHoweverOftenThatIsRefused) 
   EXPECT_EQ(tries, kRefused + 1) << "a device that is lost does not refuse it";
 }
 
-// The device that copies it is the one that it leaves.
+// The device that the unit leaves makes the copy.
 class SimTargetIsLost : public SimPassage, public ::testing::WithParamInterface<SimOp> {};
 INSTANTIATE_TEST_SUITE_P(At, SimTargetIsLost, ::testing::Values(SimOp::migrate, SimOp::send, SimOp::map, SimOp::wait),
                          [](const auto& i) { return "step_" + std::to_string(static_cast<int>(i.param)); });
@@ -415,7 +416,7 @@ TEST_P(SimTargetIsLost, ItIsWhereItWas) {
   EXPECT_EQ(found(0), kThere);
 }
 
-// A wait that is refused says nothing about the copy, nor does the loss of the device that it comes from.
+// A refused wait says nothing about the copy, nor does the loss of the source device.
 TEST_F(SimPassage, ItsPieceIsNobodysBeforeItsCopyHasEnded) {
   constexpr int kRefused = 3;
   std::atomic<int> waits{0};

@@ -1,6 +1,7 @@
-// No test forks while other threads are at work, where that may hang: the allocator of GCC 12's AddressSanitizer does
-// not survive a fork while another thread is inside it, and a child that uses memory then waits for ever. On a busy
-// machine only, and once in many runs: so the fork itself is a failure.
+// Makes a fork a test failure if other threads are at work and the fork could hang. GCC 12's
+// AddressSanitizer does not survive a fork while another thread is inside its allocator: a child
+// that uses memory then waits for ever. That happens rarely, and only on a busy machine; so the
+// fork itself is the failure.
 #if defined(__SANITIZE_ADDRESS__)
 
 #include <gtest/gtest.h>
@@ -18,7 +19,7 @@
 
 namespace {
 
-// Those that sleep are inside nothing.
+// Sleeping threads are not in the allocator.
 size_t threads_at_work() {
   namespace fs = std::filesystem;
   std::error_code ignored;
@@ -32,7 +33,7 @@ size_t threads_at_work() {
 }
 
 void before_fork() {
-  // One that was joined just now, or is about to sleep, is seen for a moment more.
+  // A thread that was just joined, or is about to sleep, may still count for a moment.
   if (!vmem::test::eventually([] { return threads_at_work() <= 1; }, std::chrono::seconds(1)))
     ADD_FAILURE() << "forks beside " << threads_at_work() - 1 << " threads at work: the child may wait for ever";
 }

@@ -1,6 +1,6 @@
 #!/bin/bash
-# What .ci/run says at its end (scripts/lib/lanes.sh), on parts that pass, fail, crash, are too slow and count nothing; and what
-# scripts/lib/once.sh remembers.
+# Tests the report at the end of .ci/run (scripts/lib/lanes.sh), on parts that pass, fail, crash,
+# are too slow and count nothing. Tests what scripts/lib/once.sh remembers.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 [ -z "${VMEM_SANITIZER:-}" ] || { echo "skipped: nothing in it is built with a sanitizer"; exit 77; }
@@ -9,7 +9,7 @@ passed=0 failed=0
 report() { # NAME WRONG
   if [ -z "$2" ]; then echo "ok   $1"; passed=$((passed + 1)); else echo "FAIL $1: $2"; failed=$((failed + 1)); fi
 }
-# has TEXT PATTERN..: each must be a line of it, or with a "!" before it must not.
+# has TEXT PATTERN..: each pattern must be a line of the text or, with a leading "!", must not be.
 has() {
   local text=$1 pattern; shift
   for pattern in "$@"; do
@@ -37,7 +37,7 @@ echo '3 passed, 3 failed, 0 skipped'
 exit 1
 P
 printf 'echo "FAIL words"; echo "       README.md: blanks"; echo "ok   sizes"; echo "1 passed, 1 failed, 0 skipped"; sleep 0.5; exit 1\n' >"$work/check"
-ci() { # PARTS: what the lanes print that have these
+ci() {  # PARTS: what the lanes with these parts print
   mkdir -p "$work/logs"; rm -rf "$work"/logs/*
   W=$work bash -c "set -uo pipefail; logs=\$W/logs; . scripts/lib/results.sh; . scripts/lib/lanes.sh; begin_lane fast test; $1; end_lane; summary" 2>&1
 }
@@ -87,7 +87,7 @@ out=$(ci 'part many 60 bash -c "for i in {1..200}; do echo FAIL test \$i; echo \
 end=$(sed -n '/^##### what failed/,$p' <<<"$out")
 report "of very many failures all names are said" "$(has "$end" 'failed: S.T1$' 'failed: S.T200$' '!long')"
 
-# .ci/run itself, over stubs of what it starts.
+# .ci/run itself, over stubs of the programs that it starts.
 tree=$work/repository; mkdir -p "$tree/scripts"; cp -r .ci "$tree"; cp -r scripts/lib "$tree/scripts"
 stub() { printf '#!/bin/bash\necho "stub %s $* stress=${VMEM_STRESS_SECONDS:-} long=${VMEM_LONG:-}"; echo "${%s:-1 passed, 0 failed, 0 skipped}"\n' "$1" "$2" >"$tree/scripts/$1"; chmod +x "$tree/scripts/$1"; }
 stub setup.sh X; stub check.sh CHECKS; stub run-tests.sh TESTS; stub compilers.sh X; stub bare.sh X
@@ -106,7 +106,7 @@ report "a check that fails turns it red" "$([ $status = 1 ] || echo "status $sta
 out=$(run_ci BROKEN=false "$tree/.ci/run"); status=$?
 report "what does not build is not tested" "$([ $status = 1 ] || echo "status $status; ")$([ "$(tail -1 <<<"$out")" = "0 passed, 1 failed, 0 skipped" ] || echo "totals: $(tail -1 <<<"$out"); ")$(has "$out" '!stub run-tests')"
 
-# once.sh: a "compiler" that notes each run, and fails where the header says so.
+# once.sh: a "compiler" that records each run, and fails if the header says so.
 mkdir "$work/tree" && cp scripts/lib/once.sh "$work/tree" && cd "$work/tree" || exit 1
 printf 'echo run >>runs; [ "$1" = --version ] || ! grep -q wrong a.h\n' >tool; chmod +x tool; sed -i '1i #!/bin/bash' tool
 sed -i '2i [ "${1:-}" != --version ] || { echo 1; exit 0; }' tool

@@ -1,4 +1,4 @@
-// The host budget against memory that nobody uses, as a test has it.
+// The host budget beside idle memory that a test provides.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,7 +12,7 @@ using vmem::memory::HostBudget;
 using vmem::memory::IdleMemory;
 using vmem::memory::Use;
 
-// Frames and buffers as numbers: what is idle, and who was asked for how much.
+// Idle frames and buffers as plain numbers; records who was asked for how much.
 class FakeIdle final : public IdleMemory {
  public:
   explicit FakeIdle(HostBudget& budget) : budget_(budget) { budget_.set_idle(this); }
@@ -30,7 +30,7 @@ class FakeIdle final : public IdleMemory {
     budget_.credit(n, Use::buffers);
     return n;
   }
-  // Some of what is charged for blocks becomes free frames.
+  // Turns a part of the blocks' charge into free frames.
   void put_frames(uint64_t bytes) {
     frames += bytes;
     budget_.credit_idle(bytes);
@@ -179,7 +179,8 @@ TEST_F(MemoryBudget, TheCheckSeesACreditThatNobodyWasChargedFor) {
   EXPECT_NE(wrong.check().find("fixed memory"), std::string::npos) << wrong.check();
 }
 
-// After each of many random calls: never above the budget but for a lowering, and every refusal had a reason.
+// Invariants after each of many random calls: charges exceed the budget only after it was lowered,
+// and every refusal had a reason.
 TEST_F(MemoryBudget, ChargesNeverExceedTheBudgetWhateverHappens) {
   std::mt19937 random(11);
   for (int n = 0; n < 20000; ++n) {
@@ -188,7 +189,7 @@ TEST_F(MemoryBudget, ChargesNeverExceedTheBudgetWhateverHappens) {
     switch (random() % 6) {
       case 0:
       case 1: {
-        const uint64_t room = budget.in_use() - idle.buffers;  // the least that could be charged
+        const uint64_t room = budget.in_use() - idle.buffers;  // the least charge to compare with: without idle buffers
         const bool charged = budget.charge(bytes, reserve);
         ASSERT_EQ(charged, room + bytes + reserve <= budget.limit()) << n;
         if (charged) {

@@ -176,7 +176,7 @@ TEST_F(MemoryFrames, AReserveIsKeptFromThoseWhoRespectItOnly) {
 TEST_F(MemoryFrames, ACreditTravelsWithoutAFrame) {
   ASSERT_TRUE(budget.charge(3 * kMiB, 0));
   EXPECT_EQ(budget.charged(), 3 * kMiB);
-  // A block moved in place: the frame's slot comes back, its credit stays with the region.
+  // A block was moved in place: the frame's slot returns, its credit stays with the region.
   std::byte* f = pool.get(kHugePage, 0);
   pool.put_slot(f, kHugePage);
   EXPECT_EQ(budget.charged(), 5 * kMiB);
@@ -308,7 +308,7 @@ TEST_F(MemoryFrames, AFrameFromTheSystemIsZeroAfterRelease) {
   pool.put_slot(slot, kHugePage);
 }
 
-// The equation, after each of many random calls, against a model that counts by hand.
+// Checks the sum after each of many random calls against a model.
 TEST_F(MemoryFrames, UsedIsTheSumOfItsPartsWhateverHappens) {
   std::mt19937 random(7);
   constexpr size_t kSizes[] = {4096, 64 << 10, kHugePage};
@@ -351,7 +351,7 @@ TEST_F(MemoryFrames, UsedIsTheSumOfItsPartsWhateverHappens) {
         if (budget.available() > 2 * kMiB) tables = random() % kMiB, budget.set_tables(tables);
         break;
     }
-    slabs = budget.overhead() - tables;  // idle ones may have made room
+    slabs = budget.overhead() - tables;  // idle slabs may have been given up
     ASSERT_EQ(pool.check(), "") << n;
     ASSERT_EQ(budget.in_use(), credits + handed + slabs + tables) << n;
     if (budget.charged() > budget.limit()) budget.trim();

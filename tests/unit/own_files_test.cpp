@@ -1,5 +1,5 @@
-// Files that examples and tools make in folders of all users: nobody can say beforehand where, or be written to
-// instead.
+// Files that examples and tools make in folders of all users. Another user must not be able to
+// predict their paths, or to redirect what is written.
 #include "common/own_files.h"
 
 #include <fcntl.h>
@@ -24,7 +24,7 @@ class OwnFiles : public ::testing::Test {
   void SetUp() override {
     path_ = std::filesystem::temp_directory_path().string() + "/vmem-own.XXXXXX";
     ASSERT_NE(mkdtemp(path_.data()), nullptr);
-    ASSERT_EQ(chmod(path_.c_str(), 01777), 0);  // as /tmp
+    ASSERT_EQ(chmod(path_.c_str(), 01777), 0);  // like /tmp
     const char* before = getenv("TMPDIR");
     before_ = before != nullptr ? before : "";
     setenv("TMPDIR", path_.c_str(), 1);

@@ -1,4 +1,4 @@
-// What callers ask of ranges and do not wait for: acquires, ranges that are opened to kernels, memory that is exported.
+// Requests that callers do not wait for: acquires, ranges opened to kernels, exported memory.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -27,7 +27,8 @@ vmem_range range_of(const Region& r, BlockIndex first, BlockIndex last, unsigned
   return {r.address(first), (last - first + 1) * r.block_size, access, 0};
 }
 
-// Devices whose streams may be of a thread, and which share blocks and make words as the test says.
+// Devices with streams that may belong to a thread. They share blocks and make words as the test
+// says.
 class RangeDevices final : public vmem::pager::test::FakeDevices {
  public:
   bool of_thread(void* stream) const override { return stream == nullptr; }
@@ -167,7 +168,7 @@ TEST_F(PagerKernelRanges, WhatIsRefusedIsNotOpen) {
 
 class PagerExport : public RangeParts {
  protected:
-  // Blocks 0 and 1 are on device 0, under a lease of its.
+  // Blocks 0 and 1 are on device 0 and leased there.
   Region& leased_region() {
     Region& r = device_region(3);
     BigLock lock(map.mutex());

@@ -1,5 +1,5 @@
-// Regions whose blocks adapt: what a fault reads beside its block, in which order, and that nobody who did not ask for
-// it is harmed by its failure.
+// Regions whose blocks adapt: what a fault reads beside its block, and in which order. A failure of
+// those neighbours must not harm anything else.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ constexpr size_t kHuge = vmem::core::kHugePage, kGroup = kHuge / kSmall;
 
 class PagerAdapts : public PagerSteps {
  protected:
-  // Groups whose blocks are in the store, each with its number.
+  // Returns groups whose blocks are in the store, each with its number.
   std::byte* stored(Config c = config(), size_t groups = 2) {
     start(std::move(c));
     std::byte* const r = adapting(groups * kHuge);
@@ -40,7 +40,8 @@ class PagerAdapts : public PagerSteps {
     EXPECT_TRUE(s.ok()) << s.text();
     return static_cast<std::byte*>(at);
   }
-  // The store of the fakes gives room in the order in which it is asked for: blocks that leave together lie together.
+  // The fakes' store allocates room in the order of requests: blocks that leave together lie
+  // together.
   void expect_neighbours(size_t count) {
     const std::vector<uint64_t> offsets = engine->held_offsets();
     ASSERT_EQ(offsets.size(), count);
@@ -137,8 +138,9 @@ TEST_F(PagerAdapts, NeighboursThatAreWaitedForComeWithTheOthersAndThoseStoredToA
   for (size_t i = 8; i < 16; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
 }
 
-// Neighbours whose call fails are put in place one by one. After one that stopped half way they are absent again, and
-// nothing is lost: they were copied, and protected from the first page on.
+// If the call for all neighbours fails, they are put in place one by one. After a call that stopped
+// half way they are absent again; nothing is lost, since they were copied, and protected from the
+// first page on.
 TEST_F(PagerAdapts, ACallForAllNeighboursThatFailsLosesNothing) {
   for (const bool half_way : {false, true}) {
     std::byte* const r = stored();
@@ -160,7 +162,7 @@ TEST_F(PagerAdapts, ACallForAllNeighboursThatFailsLosesNothing) {
   }
 }
 
-// Nobody traps at a neighbour that is there, so what became of it is not known: it would look like read-ahead that is
+// A present neighbour does not trap, so its use is unknown: it would look like read-ahead that is
 // never used, or like wasted read-ahead.
 TEST_F(PagerAdapts, NeighboursAreNoReadAheadOfWhichTheUseIsCounted) {
   std::byte* const r = stored();
@@ -168,7 +170,7 @@ TEST_F(PagerAdapts, NeighboursAreNoReadAheadOfWhichTheUseIsCounted) {
     EXPECT_EQ(get(r + i * kSmall), i + 1);
     engine->until_idle();
   }
-  put(r + 13 * kSmall, 14);  // used, and that is seen, and written
+  put(r + 13 * kSmall, 14);  // used, and this store is seen
   evict(r, 2 * kHuge);
   EXPECT_EQ(stats().fault_around_blocks, 16u - 5);
   EXPECT_EQ(stats().prefetched_blocks, 0u);
@@ -176,11 +178,11 @@ TEST_F(PagerAdapts, NeighboursAreNoReadAheadOfWhichTheUseIsCounted) {
   EXPECT_EQ(stats().prefetch_wasted, 0u);
 }
 
-// Also beside loads elsewhere in the region. A store that finds its block missing traps once; at a neighbour of such a
-// block no store traps at all.
+// Also beside loads elsewhere in the region. A store to an absent block traps once; stores to
+// neighbours of such a block do not trap at all.
 TEST_F(PagerAdapts, StoresToTheNeighboursOfBlocksThatWereStoredToDoNotTrap) {
   std::byte* const r = stored();
-  size_t apart = kGroup;  // blocks of the other group, none beside another
+  size_t apart = kGroup;  // blocks of the other group, none adjacent
   for (size_t i = 0; i < kGroup; ++i) {
     if (std::has_single_bit(i)) {
       EXPECT_EQ(get(r + apart * kSmall), apart + 1);
@@ -195,7 +197,7 @@ TEST_F(PagerAdapts, StoresToTheNeighboursOfBlocksThatWereStoredToDoNotTrap) {
   for (size_t i = 0; i < kGroup; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1001);
 }
 
-// One that is loaded first traps at its first store, as any block; its neighbours do not.
+// A block that is loaded first traps at its first store, as any block; its neighbours do not.
 TEST_F(PagerAdapts, WhatIsLoadedAndStoredToTrapsTwiceOnlyWhereItIsRead) {
   std::byte* const r = stored();
   for (size_t i = 0; i < kGroup; ++i) {
@@ -293,10 +295,10 @@ TEST_F(PagerAdapts, FreeingWhileNeighboursAreReadWaitsForThem) {
   reader.wait();
 }
 
-// Half of the buffers are for what faults ask for, however much could be read beside it.
+// Half of the buffers stay reserved for faulted blocks, whatever could be read beside them.
 TEST_F(PagerAdapts, NeighboursLeaveBuffersToFaults) {
   constexpr size_t kGroups = 6, kBuffers = (2 << 20) / kSmall;
-  for (const uint64_t budget : {16 << 20, 24 << 20}) {  // an eighth of it, in steps of 2 MiB
+  for (const uint64_t budget : {16 << 20, 24 << 20}) {  // buffers: an eighth of it, in steps of 2 MiB
     std::byte* const r = stored(config(budget), kGroups);
     for (size_t g = 0; g < kGroups; ++g) {
       for (size_t i = 0; i < kGroup / 2; ++i) EXPECT_EQ(get(r + (g * kGroup + i) * kSmall), g * kGroup + i + 1);

@@ -1,4 +1,4 @@
-// Advice: what is kept of it, which policies and devices hear it, and contents that are dropped.
+// Advice: what the pager keeps of it, which policies and devices receive it, and dropped contents.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -51,7 +51,7 @@ class PagerAdvise : public vmem::pager::test::PromotionParts {
   Advised advised;
   vmem::pager::TruncatedFiles files{shared, gpus, page_in, *this};
   vmem::pager::RangeFlush range_writer{shared, isolator, write_back, releases, range_demoter};
-  vmem::pager::DeviceQueues asked;  // what was asked for stays there: the promoter has others
+  vmem::pager::DeviceQueues asked;  // requests stay in this queue: the promoter has its own
   vmem::pager::Prefetch hints{shared,  &devices,   asked,    evictions, gpus,    pressure,
                               page_in, read_ahead, releases, demoter,   promoter};
   vmem::pager::Advise advisor{shared,   &advised, gpus,    blocks,       failed, files, page_in,
@@ -110,7 +110,7 @@ TEST_F(PagerAdvise, ThePolicyHearsOfBlocksThatItHas) {
   ASSERT_EQ(map.policy_of(vmem::pager::kHostPool).victims(1, victims), 1u);
   EXPECT_EQ(map.frame_table()[victims[0].id].block, 1u) << "the other one is pinned";
   if (victims[0].probe) return;
-  map.frame_table()[victims[0].id].admitted = false;  // and it does not leave
+  map.frame_table()[victims[0].id].admitted = false;  // chosen, but it does not leave
   map.admit(r, 1, map.nonresident_age().shadow());
 }
 

@@ -1,4 +1,4 @@
-// Writes of shared files that nobody asks for: which blocks, when, and who waits for them.
+// Background writes of shared files: which blocks, when, and which threads wait for them.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -34,7 +34,7 @@ namespace core = vmem::core;
 
 constexpr uint64_t kHour = uint64_t{3600} * 1000000000;
 
-// By hand: no reclaim thread runs, and the test says what time it is.
+// No reclaim thread runs; the test sets the time.
 class BackgroundWritesByHand : public PagerParts {
  protected:
   BackgroundWritesByHand() { config.writeback_interval_ns = kHour; }
@@ -44,7 +44,7 @@ class BackgroundWritesByHand : public PagerParts {
     r.file_id = 1;
     return r;
   }
-  // In place, and stored to at that time.
+  // The block is in place, and stored to at `at_ns`.
   void change(Region& r, BlockIndex b, uint64_t at_ns) {
     if (state(r, b) != core::State::resident) bring(r, b);
     put(r, b, 1000 + b);
@@ -113,14 +113,14 @@ TEST_F(BackgroundWritesByHand, TheAgeIsThatOfTheFirstStore) {
   change(r, 0, start);
   {
     BigLock lock(map.mutex());
-    map.note_dirty(r, 0);  // and once more, later
+    map.note_dirty(r, 0);  // a later store
     EXPECT_EQ(map.dirty().since(r.table[0].aux), start);
   }
   EXPECT_TRUE(write_at(start + kHour));
 }
 
 TEST_F(BackgroundWritesByHand, TheOldestGoFirst) {
-  constexpr BlockIndex kFirst = 40, kOld = 64;  // a batch
+  constexpr BlockIndex kFirst = 40, kOld = 64;  // kOld: a batch
   Region& r = file(kFirst + kOld);
   for (BlockIndex b = kFirst; b < kFirst + kOld; ++b) change(r, b, start);
   for (BlockIndex b = 0; b < 8; ++b) change(r, b, start + 1);
@@ -264,7 +264,7 @@ TEST_F(BackgroundWritesByHand, WhatLeavesMemoryIsDirtyNoMore) {
 // The whole pager: its reclaim threads write.
 class PagerBackgroundWrites : public PagerSteps {
  protected:
-  // Two blocks, which count when they are in place.
+  // Stores to two blocks. Both count once they are in place.
   void fill_up_to_the_limit(std::byte* r) {
     put(r, 1);
     put(r + kSmall, 2);
@@ -374,7 +374,7 @@ TEST_F(PagerBackgroundWrites, ALargeLeaseThatIsTakenAgainAtOnceKeepsNoBlockFromI
     for (uint64_t n = 1; !stop; ++n) {
       ASSERT_TRUE(pager->acquire({&all, 1}, VMEM_HOST, nullptr).ok());
       for (uint64_t b = 0; b < kBlocks; ++b) put(r + b * kSmall, n);
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // all are due
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));  // until all are due
       ASSERT_TRUE(pager->release({&all, 1}, nullptr).ok());
     }
   });
@@ -404,7 +404,7 @@ TEST_F(PagerBackgroundWrites, EvictionsThatMeetAPinDoNotKeepABlockFromItsFile) {
   trap->fail_take(0);
 }
 
-// A network card, or O_DIRECT, that had the page before it was protected.
+// Stores of a network card, or O_DIRECT, that pinned the page before it was protected.
 TEST_F(PagerBackgroundWrites, WhatAPinnedPageGetsAfterTheWriteIsNotLost) {
   for (size_t block : {kSmall, kHugePage}) {
     for (const bool leaves : {false, true}) {
@@ -413,7 +413,7 @@ TEST_F(PagerBackgroundWrites, WhatAPinnedPageGetsAfterTheWriteIsNotLost) {
       put(r, 7);
       ASSERT_TRUE(eventually([&] { return in_file(0) == 7 && stats().dirty_bytes == 0; }));
       const uint64_t late = 8;
-      memcpy(r, &late, sizeof late);  // past the protection
+      memcpy(r, &late, sizeof late);  // bypasses the protection
       if (leaves) {
         evict(r, block);
       } else {
@@ -483,7 +483,7 @@ TEST_F(PagerBackgroundWrites, BesideALeaseOfMoreThanTheLimitOtherStoresWaitForWr
   std::byte* r = shared(8 * kSmall);
   const vmem_range leased = range(r, 4 * kSmall, VMEM_READ | VMEM_WRITE);
   ASSERT_TRUE(pager->acquire({&leased, 1}, VMEM_HOST, nullptr).ok());
-  for (uint64_t n = 1; n < 4; ++n) {  // by then all that is leased has been looked at
+  for (uint64_t n = 1; n < 4; ++n) {  // by then the reclaim thread has checked all leased blocks
     put(r + 4 * kSmall, n);
     ASSERT_TRUE(eventually([&] { return in_file(4 * kSmall) == n; }));
   }
@@ -500,7 +500,7 @@ TEST_F(PagerBackgroundWrites, BesideALeaseOfMoreThanTheLimitOtherStoresWaitForWr
   EXPECT_TRUE(pager->release({&leased, 1}, nullptr).ok());
 }
 
-// What never answers: after the time-out of a fault.
+// If the disk never answers, stores continue after the time-out of a fault.
 TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereTheDiskHangs) {
   Config c = soon();
   c.dirty_limit = 2 * kSmall;
@@ -531,7 +531,7 @@ TEST_F(PagerBackgroundWrites, ARegionIsFreedWhileItsStoresWait) {
   engine->hold(Io::Op::write, false);
   engine->let_go();
   EXPECT_TRUE(freeing.get().ok());
-  waits.get();  // there in time, or SIGBUS: it does not wait for ever
+  waits.get();  // bytes in time, or SIGBUS, but no endless wait
   EXPECT_FALSE(pager->has_regions());
 }
 

@@ -1,5 +1,5 @@
-// What many blocks do together, counted in calls: neighbours are protected, dropped, written and read by one, and
-// frames of a region that is freed serve the next.
+// Work on many blocks, counted in calls: one call protects, drops, writes or reads neighbours, and
+// frames of a freed region serve the next one.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Who waits for one block is woken for that block, and by what may concern anybody.
+// A waiter of one block is woken for that block, and by wakes for all.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,7 +17,7 @@ using vmem::pager::Region;
 
 class PagerBlockWaiters : public ::testing::Test {
  protected:
-  // A thread that waits for the block until it is let go and has been woken.
+  // Starts a thread that waits for the block until the test ends the wait and wakes it.
   void sleep(size_t i, const Region& region, uint64_t block) {
     threads[i] = std::thread([this, i, &region, block] {
       std::unique_lock lock(mutex);

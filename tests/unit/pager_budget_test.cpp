@@ -1,5 +1,5 @@
-// What a region needs beside its blocks is charged when it is made, given back when it goes, and refused with the
-// numbers where it does not fit.
+// The memory that a region needs beside its blocks: charged when it is made, credited when it goes,
+// and refused with the numbers if it does not fit.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -49,11 +49,11 @@ TEST_F(PagerBudget, BuffersGoWithTheLastRegionOfTheirSize) {
   }
 }
 
-// Each compressed block that is copied takes two.
+// Each copied compressed block takes two buffers.
 TEST_F(PagerBudget, APrefetchOfCompressedBlocksLeavesBuffersToFaults) {
   using vmem::store::Io;
   start(config(16 * kMiB));
-  constexpr size_t kBlocks = 64, kBuffers = 2 * kMiB / vmem::pager::test::kSmall;  // an eighth of the budget
+  constexpr size_t kBlocks = 64, kBuffers = 2 * kMiB / vmem::pager::test::kSmall;  // kBuffers: an eighth of the budget
   RegionSpec what;
   what.block_size = vmem::pager::test::kSmall;
   what.size = kBlocks * what.block_size;
@@ -84,7 +84,7 @@ TEST_F(PagerBudget, ARegionThatIsGrantedIsServedAndOneThatCannotBeIsRefusedWithT
   void* at = nullptr;
   expect_numbers(create(4 * kMiB, 128 << 10, &at), -ENOMEM, {"8 MiB", "2 MiB"});
   expect_numbers(create(4 * kMiB, kMiB, &at), -ENOMEM, {"8 MiB", "1 MiB", "6 MiB"});
-  // What was refused took nothing, and those that are there are served.
+  // The refused region took nothing, and the existing ones are served.
   std::byte* another = region(64, 64 << 10);
   for (size_t i = 0; i < 64; ++i) put(another + i * (64 << 10), i);
   for (size_t i = 0; i < 64; ++i) EXPECT_EQ(get(another + i * (64 << 10)), i);
@@ -142,15 +142,15 @@ TEST_F(PagerBudget, ABudgetBelowWhatIsNeededIsRefusedWithTheNumbersAndTheOldOneS
   EXPECT_EQ(get(small), 3u);
 }
 
-// What is kept free is a part of what blocks can have, and not of a budget that is mostly something else's.
+// The reserve is a fraction of the memory for blocks, not of a budget that other uses mostly take.
 TEST_F(PagerBudget, BlocksStayInWhatFixedMemoryLeavesThem) {
   Config c = config(64 * kMiB);
-  c.io_buffer_bytes = 57 * kMiB;  // and 2 MiB of buffers
+  c.io_buffer_bytes = 57 * kMiB;  // plus 2 MiB of buffers
   start(std::move(c));
   std::byte* const r = region(8, kMiB);
   put(r, 1);
   put(r + kMiB, 2);
-  // A round of the reclaim thread's before each of these, and one after the first.
+  // The reclaim thread makes a round before each of these, and one after the first.
   for (int round = 0; round < 2; ++round) {
     put(r + 7 * kMiB, 3);
     ASSERT_TRUE(pager->prefetch(r + 7 * kMiB, kMiB, VMEM_SSD).ok());
@@ -161,7 +161,8 @@ TEST_F(PagerBudget, BlocksStayInWhatFixedMemoryLeavesThem) {
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(get(r + i * kMiB), 56 + i);
 }
 
-// What a prefetch leaves to faults is no more than reclaim threads keep free for both: else it would wait for nobody.
+// A prefetch leaves to faults no more than reclaim threads keep free for both: else it would wait
+// without end.
 TEST_F(PagerBudget, APrefetchFindsTheRoomThatEvictorsKeep) {
   start(config(34 * kMiB));
   std::byte* const r = region(48, kMiB);
@@ -176,8 +177,9 @@ TEST_F(PagerBudget, APrefetchFindsTheRoomThatEvictorsKeep) {
   EXPECT_EQ(get(wanted), 40u);
 }
 
-// One byte in each page of a table: the tables of what was stored end at the budget. The access that would need one
-// more gets SIGBUS, an acquire the numbers; whatever is there goes on, and other regions do.
+// One byte in each page of a table: the tables of stored blocks end at the budget. The access that
+// needs one more table gets SIGBUS, an acquire the numbers. Present blocks and other regions
+// continue.
 TEST_F(PagerBudget, TablesOfSparseDataEndAtTheBudgetAndHarmNobodyElse) {
   constexpr size_t kBlock = 4096, kStride = 128 * kBlock, kPages = 8192;
   start(config(8 * kMiB));
@@ -185,7 +187,7 @@ TEST_F(PagerBudget, TablesOfSparseDataEndAtTheBudgetAndHarmNobodyElse) {
   for (size_t b = 0; b < 2048; b += 64) put(other + b * kBlock, b + 1);
   std::byte* const sparse = region(kPages * 128, kBlock);
   size_t n = 0;
-  uint64_t most = 0;  // a table grows where there is room for it, and frames go first
+  uint64_t most = 0;  // a table grows if it fits, and evicts frames first
   for (; n < kPages && trap->store(sparse + n * kStride, n + 1); ++n) most = std::max(most, held());
   EXPECT_LE(most, 8 * kMiB);
   ASSERT_GT(n, 1500u) << "the floor, and what every process can spare";
@@ -198,7 +200,7 @@ TEST_F(PagerBudget, TablesOfSparseDataEndAtTheBudgetAndHarmNobodyElse) {
   for (size_t b = 1; b < 2048; b += 64) put(other + b * kBlock, b);
   for (size_t i = 0; i < n; i += 7) ASSERT_EQ(get(sparse + i * kStride), i + 1);
   put(sparse + kBlock, 5);
-  // Room: what is dropped, and a larger budget.
+  // Memory comes from dropped contents and from a larger budget.
   EXPECT_TRUE(pager->advise(sparse, 64 * kStride, VMEM_ADVISE_DONT_NEED, 0).ok());
   EXPECT_EQ(get(sparse + n * kStride), 0u);
   put(sparse + (kPages - 1) * kStride, 9);
@@ -210,7 +212,7 @@ TEST_F(PagerBudget, TablesOfSparseDataEndAtTheBudgetAndHarmNobodyElse) {
   EXPECT_EQ(get(sparse + kBlock), 0u) << "dropped with its neighbour";
 }
 
-// However many are refused, each is asked again when there is room.
+// However many accesses were refused, each is retried when there is memory.
 TEST_F(PagerBudget, EveryRefusedAccessIsAskedAgainWhenThereIsRoom) {
   constexpr size_t kBlock = 4096, kStride = 128 * kBlock, kPages = 8192;
   start(config(8 * kMiB));
@@ -223,7 +225,7 @@ TEST_F(PagerBudget, EveryRefusedAccessIsAskedAgainWhenThereIsRoom) {
   for (size_t i = n; i < n + 600; ++i) ASSERT_EQ(get(sparse + i * kStride), 0u) << i;
 }
 
-// .. also where the trap does not take one back that made way for another.
+// So is an access whose SIGBUS the trap does not take back when another refusal replaces it.
 TEST_F(PagerBudget, ARefusedAccessThatTheTrapDoesNotTakeBackIsNotForgotten) {
   constexpr size_t kBlock = 4096, kStride = 128 * kBlock, kPages = 8192;
   start(config(8 * kMiB));

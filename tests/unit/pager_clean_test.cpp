@@ -1,5 +1,5 @@
-// When a block in host memory counts as clean, and who is told that a free has come to nothing;
-// what a region that goes leaves to others, and what is pinned when it is to go.
+// When a block in host memory counts as clean; which waiters learn that a free failed; what a
+// region that goes leaves to others; and blocks that are pinned when they are to leave.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -24,7 +24,7 @@ using vmem::store::Io;
 
 class PagerClean : public PagerSteps {};
 
-// A network card that has the block's pages pinned stores into them past any protection.
+// A network card that has pinned the block's pages stores into them in spite of any protection.
 TEST_F(PagerClean, WhatADeviceStoresUnderAWriteLeaseIsWrittenEachTime) {
   for (size_t block : {kSmall, kHugePage}) {
     start(config());
@@ -48,7 +48,7 @@ TEST_F(PagerClean, WhatADeviceStoresUnderAWriteLeaseIsWrittenEachTime) {
   }
 }
 
-// The one whose write fails keeps the region for nobody: who frees it whatever happens is not left waiting.
+// The free whose write fails must not keep the region: the forced one must not wait for ever.
 TEST_F(PagerClean, AFreeThatFailsBesideOneThatDoesNotLeavesNobodyWaiting) {
   for (int round = 0; round < 25; ++round) {
     start(config());
@@ -72,22 +72,22 @@ TEST_F(PagerClean, AFreeThatFailsBesideOneThatDoesNotLeavesNobodyWaiting) {
   }
 }
 
-// The trap takes back what it had placed of a block, with what others than the parked thread have stored there: what is
-// held differs from the store, though no access has been answered.
+// The trap takes back what it placed of a block, after a thread that was not parked stored there.
+// The frame then differs from the store, though no access was answered.
 TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedIsWritten) {
   start(config());
   std::byte* r = region(1);
   put(r, 1);
   evict(r, kSmall);
   trap->fail_fill(ENOMEM, 1, 2);
-  trap->report(r, vmem::trap::FaultKind::write);  // whose thread has gone meanwhile
+  trap->report(r, vmem::trap::FaultKind::write);  // its thread has gone
   trap->until_called("fill refused", 1);
   EXPECT_EQ(get(r), 2u);
   evict(r, kSmall);
   EXPECT_EQ(get(r), 2u);
 }
 
-// .. of a block that waited in a staging frame, and is given up from there.
+// The same for a block that waited in a staging frame and leaves from there.
 TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedOfAStagedBlockIsWritten) {
   std::unique_ptr<vmem::device::SimDevices> sim;
   vmem::device::SimOptions options;
@@ -112,7 +112,8 @@ TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedOfAStagedBlockIsWritten) {
   EXPECT_EQ(get(r), 2u);
 }
 
-// The thread that writes it may be kept from going on anywhere, and nobody waits for a region whose moves are over.
+// The writing thread may be delayed anywhere; other threads do not wait for a region whose
+// transitions are over.
 TEST_F(PagerClean, WhatAWriteReplacesIsReleasedBeforeThePagerEnds) {
   start(config());
   std::byte* r = region(1);
@@ -131,7 +132,7 @@ TEST_F(PagerClean, WhatAWriteReplacesIsReleasedBeforeThePagerEnds) {
   ended.get();
 }
 
-// As with the module, where there are devices and blocks leave from where they are.
+// As with the module and devices: blocks leave from where they stand.
 TEST_F(PagerClean, ABlockWhosePagesCannotBeDroppedStays) {
   start(config(64 << 20), std::make_unique<FakeTrap>(false));
   for (const size_t block : {kSmall, 2 * kHugePage}) {
@@ -150,7 +151,7 @@ TEST_F(PagerClean, ABlockWhosePagesCannotBeDroppedStays) {
   }
 }
 
-// Which takes long where the region is large and its blocks are small.
+// Waking a large region of small blocks takes long.
 TEST_F(PagerClean, AFaultElsewhereDoesNotWaitUntilAFreedRegionIsWoken) {
   start(config());
   std::byte* r = region(2);

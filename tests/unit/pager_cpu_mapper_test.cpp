@@ -1,4 +1,5 @@
-// What the CPU sees of blocks on a device: who is shown a copy, who waits, and what becomes of copies.
+// What the CPU sees of blocks on a device: which accesses are shown a copy, which wait, and what
+// becomes of copies.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -24,7 +25,7 @@ class PagerCpuMapper : public vmem::pager::test::DeviceParts {
     devices.transitions = devices.streams = true;
     ASSERT_TRUE(gpus.use(0).ok());
   }
-  // Block 0 is on device 0, under a lease for that access, if any.
+  // Block 0 is on device 0; with `access`, under a lease.
   Region& placed(unsigned access) {
     Region& r = device_region(1);
     supply_frames(r);
@@ -35,7 +36,7 @@ class PagerCpuMapper : public vmem::pager::test::DeviceParts {
     }
     return r;
   }
-  // .. advised read mostly, and not leased.
+  // Block 0 is on device 0, advised read mostly, and not leased.
   Region& read_mostly() {
     Region& r = placed(0);
     BigLock lock(map.mutex());
@@ -254,7 +255,7 @@ TEST_F(PagerCpuMapper, AStoreUnderAReadLeaseChangesTheCopyWhichIsTheBlockWhenThe
   Region& r = placed(VMEM_READ);
   EXPECT_TRUE(meet_and_serve(r, FaultKind::write));
   EXPECT_TRUE(is_shown(r));
-  meet_and_serve(r, FaultKind::write_protect);  // the thread goes on, and meets that
+  meet_and_serve(r, FaultKind::write_protect);  // the thread repeats the store and meets the write protection
   {
     BigLock lock(map.mutex());
     EXPECT_TRUE(map.frame_table()[r.table[0].aux].device_stale);

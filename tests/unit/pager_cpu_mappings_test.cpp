@@ -1,5 +1,5 @@
-// What the CPU is shown of blocks on devices with page tables of their own: who waits, what is to be done for him next,
-// and what is known of the copies.
+// The CPU's view of blocks on devices with their own page tables: which faults wait, their next
+// step, and what is known of the copies.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -76,7 +76,7 @@ class PagerCpuMappings : public ::testing::Test {
   CpuFault& first() { return *copies->begin(); }
   Next next() { return copies->next(first(), facts); }
   bool waits(BlockIndex b) const { return (region.table[b].flags & vmem::core::kFaultPending) != 0; }
-  // Accesses of b have got SIGBUS for want of memory.
+  // Accesses of b have got SIGBUS for lack of memory.
   void refuse(BlockIndex b) {
     clock.over = true;
     EXPECT_EQ(next(), Next::move) << "once";
@@ -346,7 +346,8 @@ TEST_F(PagerCpuMappings, TheOldestCopyGoesFirstButNotWhatIsStaleYoungOrAllThereI
   EXPECT_EQ(copies->check(), "");
 }
 
-// Two workers, and then there is no memory: a copy that is in place is known, or is not begun.
+// Two workers have announced a copy; then there is no memory. A copy in place must be known, or not
+// begun.
 TEST_F(PagerCpuMappings, WhatWasExpectedNeedsNoMemoryToBeShown) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "the sanitizer has it";

@@ -1,5 +1,5 @@
-// The way out of devices that do what they are told, or refuse it, or are lost: where blocks are afterwards, and what
-// was copied and written for that.
+// Demotion from devices that obey, refuse, or are lost: the state of blocks afterwards, and what
+// was copied and written for it.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -25,7 +25,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     devices.transitions = true;
     ASSERT_TRUE(gpus.use(0).ok());
   }
-  // Block 0 of a region is on device 0, and differs from all else if it is dirty; there are frames for it.
+  // Block 0 is on device 0; `dirty`: it differs from all other copies. There are frames for it.
   Region& placed(bool dirty) {
     Region& r = device_region(4);
     supply_frames(r);
@@ -58,7 +58,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     BigLock lock(map.mutex());
     return staging.of(r.block_size).frames.total() - staging.of(r.block_size).frames.free();
   }
-  // The block is in a staging frame, with the bytes of the device; it goes.
+  // The block is in a staging frame with the device's bytes; drops it.
   void drop_held(Region& r) {
     BigLock lock(map.mutex());
     ASSERT_EQ(r.table[0].state, State::staged);

@@ -1,4 +1,4 @@
-// Acquires at a device: what has happened when one returns, and that one which fails leaves nothing behind.
+// Acquires at a device: their effects when one returns; one that fails leaves nothing behind.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -29,7 +29,7 @@ class PagerDeviceAcquire : public vmem::pager::test::PromotionParts {
     const vmem_range range{r.address(first), (last - first + 1) * r.block_size, access, 0};
     return acquires.acquire({&range, 1}, 0, stream, ask);
   }
-  // Workers end what acquires have begun; the lease ends.
+  // Workers finish what acquires have begun; then the lease ends.
   void end(Region& r, BlockIndex first, BlockIndex last, unsigned access) {
     BigLock lock(map.mutex());
     while (copy_in.end_issued(lock, 0)) {
@@ -48,7 +48,7 @@ class PagerDeviceAcquire : public vmem::pager::test::PromotionParts {
   static bool over(const std::future<Status>& call) {
     return call.wait_for(std::chrono::milliseconds(1)) == std::future_status::ready;
   }
-  // As a reclaim thread does it.
+  // Repeats as a reclaim thread does.
   template <typename F>
   void ask_again_until(const F& done) {
     ASSERT_TRUE(vmem::test::eventually([&] {
@@ -162,7 +162,8 @@ TEST_F(PagerDeviceAcquire, OneWhoseDeviceCannotMakeTheBlocksFailsAndNothingIsLea
   EXPECT_EQ(state(r, 0), State::unpopulated);
 }
 
-// .. as one at host memory does.
+// An acquire waits if the kernel has no memory to read its blocks, as an acquire at host memory
+// does.
 TEST_F(PagerDeviceAcquire, OneWhoseBlocksTheKernelHasNoMemoryToReadWaits) {
   for (const int refusal : {ENOMEM, ENOBUFS, EAGAIN}) {
     Region& r = supplied(1);
@@ -183,7 +184,7 @@ TEST_F(PagerDeviceAcquire, OneWhoseBlocksTheKernelHasNoMemoryToReadWaits) {
 }
 
 TEST_F(PagerDeviceAcquire, OneWhoseBlocksTheKernelHasNoMemoryToReadEndsWhenNothingGoesOn) {
-  config.fault_timeout_ms = 200 * vmem::test::patience();  // it is read twice meanwhile
+  config.fault_timeout_ms = 200 * vmem::test::patience();  // the block is read twice in that time
   Region& r = supplied(1);
   put_away(r, 0, 7);
   engine.fail(vmem::store::Io::Op::read, ENOMEM);

@@ -1,4 +1,5 @@
-// Blocks on a device: what is known of those that may change there, and what happens when they come to rest.
+// Blocks on a device: what is known of those that may change there, and their state when they come
+// to rest.
 #include <gtest/gtest.h>
 
 #include "pager_device_parts.h"

@@ -1,4 +1,4 @@
-// What a device's memory is charged with: no more than its budget, and what leaves, waits and is leased adds up.
+// Charges of a device's memory: never above its budget; leaving, waiting and leased bytes add up.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -20,7 +20,7 @@ uint64_t blocks(uint64_t n) {
 
 class PagerDeviceBudget : public ::testing::Test {
  protected:
-  // So many blocks come to the device.
+  // Charges n blocks that come to the device.
   void charge(uint64_t n) {
     for (uint64_t i = 0; i < n; ++i) {
       ASSERT_TRUE(budget.fits(kBlock));
@@ -106,7 +106,7 @@ TEST_F(PagerDeviceBudget, ABlockBetweenDevicesIsChargedToBoth) {
     budget.leaves(kBlock, true);
     other.charge(kBlock);
   }
-  // Tables name the device that it goes to.
+  // Tables name the device that the block goes to.
   EXPECT_EQ(budget.check(0, 0), "");
   EXPECT_EQ(other.check(blocks(2), 0), "");
   budget.left(kBlock, true);
@@ -250,7 +250,7 @@ TEST_F(PagerDeviceBudget, TheCheckSeesWhatDoesNotAddUp) {
   EXPECT_EQ(budget.check(blocks(2), 0), "0 leased, 1 ending");
 }
 
-// Blocks come, leave and turn back, and the budget is set, in any order.
+// Blocks come, leave and turn back, and the budget changes, in any order.
 TEST_F(PagerDeviceBudget, AddsUpInALongMix) {
   std::mt19937 random(11);
   budget.begin(blocks(32), blocks(1));

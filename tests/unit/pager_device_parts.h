@@ -1,4 +1,4 @@
-// The classes of the device tier, each on those below it, on two devices that answer as the test says.
+// The classes of the device tier, each on those below it, on two devices that act as the test says.
 #pragma once
 
 #include <array>
@@ -29,7 +29,7 @@
 
 namespace vmem::pager::test {
 
-// They are asked how they are and what they have, and nothing else, unless the test says so.
+// Answer only questions about health and memory, unless the test permits more.
 class FakeDevices : public device::Devices {
  public:
   const char* name() const override { return "fake"; }
@@ -55,13 +55,13 @@ class FakeDevices : public device::Devices {
   static constexpr uint64_t kMiB = uint64_t{1} << 20;
   uint64_t free = 100 * kMiB, total = 100 * kMiB;
   int lost = -1;
-  bool streams = false;  // they may be asked
-  bool reached = false;  // .. and have got to all that was recorded
+  bool streams = false;  // stream calls are allowed
+  bool reached = false;  // streams have reached all recorded events
   int record_error = 0;
-  size_t ordered = 0;                   // so often a stream after a copy
+  size_t ordered = 0;                   // how often a stream was ordered after a copy
   bool transitions = false;             // blocks may be moved
-  static constexpr uint8_t kByte = 90;  // .. which have it throughout
-  std::atomic<size_t> copied = 0;       // .. so many from the devices
+  static constexpr uint8_t kByte = 90;  // every byte of a block on a device
+  std::atomic<size_t> copied = 0;       // copies from the devices
   int unmap_error = 0, migrate_error = 0, prepare_error = 0, copy_error = 0;
   struct Came {
     uintptr_t block;
@@ -69,13 +69,13 @@ class FakeDevices : public device::Devices {
     bool part, after;
     friend bool operator==(const Came&, const Came&) = default;
   };
-  std::vector<Came> came_in;                      // to them
+  std::vector<Came> came_in;                      // copies to the devices
   std::atomic<size_t> prepared = 0, punched = 0;  // blocks
   std::atomic<size_t> waits = 0;                  // for copies
-  std::atomic<size_t> migrated = 0;               // so many ranges, or so often tried
+  std::atomic<size_t> migrated = 0;               // ranges, or attempts
   std::function<void(int to)> while_migrating;
   std::function<void()> while_preparing, while_waiting;
-  std::vector<uint64_t> came;  // the first words of what was copied to them
+  std::vector<uint64_t> came;  // the first words that copies brought to the devices
   size_t asked_memory = 0, probes = 0, pinned = 0;
 
   core::Status reserve(size_t, size_t, int, void**) override { return no(); }
@@ -87,7 +87,7 @@ class FakeDevices : public device::Devices {
     return moved(-1);
   }
   core::Status copy_in(int d, std::span<const device::Copy> copies, device::Ticket* done) override {
-    const std::lock_guard<std::mutex> lock(mutex_);  // of several workers
+    const std::lock_guard<std::mutex> lock(mutex_);  // several workers copy
     if (copy_error != 0) return core::error(copy_error, "as the test wants it");
     for (const device::Copy& copy : copies)
       came_in.push_back({copy.block, copy.size, copy.part, copy.after != nullptr});
@@ -171,7 +171,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
   static constexpr size_t kUnit = device::kUnit;
 
   explicit DeviceParts(size_t count = 2) : WithDevices(count), PagerParts(count) {}
-  // Blocks of 2 MiB, which may be on devices.
+  // A region with blocks of 2 MiB, which may be on devices.
   Region& device_region(size_t count, size_t block_size = kUnit) {
     Region& r = region(count, Backing::anonymous, block_size);
     core::BigLock lock(map.mutex());
@@ -179,7 +179,8 @@ class DeviceParts : protected WithDevices, public PagerParts {
     ++staging.of(r).regions;
     return r;
   }
-  // An unpopulated block is on a device in use, as when it has been moved there; then it is as if it had never been.
+  // Puts an unpopulated block on a device in use, as after a promotion; afterwards makes it
+  // unpopulated again.
   void place(Region& r, core::BlockIndex b, int d) VMEM_LOCKED {
     const auto pool = static_cast<uint8_t>(kDevicePools + d);
     ASSERT_TRUE(map.reserve_block());
@@ -198,7 +199,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
     r.table.change(b, core::State::demoting, core::State::unpopulated);
     tables.charge(r);
   }
-  // The budget of host memory is so large that staging frames fit in, and there are some for the region.
+  // Sets a budget that is large enough for staging frames, and makes some for the region.
   void supply_frames(const Region& r) {
     uint64_t mark = 0;
     {
@@ -209,7 +210,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
     }
     ASSERT_TRUE(supply.want(r, mark).ok());
   }
-  // At the host.
+  // Leases at the host.
   void lease(Region& r, core::BlockIndex b, unsigned access) {
     core::BigLock lock(map.mutex());
     ASSERT_TRUE(grants.grant({&r, b, b}, access, VMEM_HOST, nullptr).ok());
@@ -242,7 +243,8 @@ class DeviceParts : protected WithDevices, public PagerParts {
   RangeDemoter range_demoter{shared, &devices, gpus, page_in, demoter};
 };
 
-// .. with what brings blocks to device 0, of a budget of four of them; the test is its worker.
+// Adds the classes that promote blocks to device 0, whose budget holds four; the test is their
+// worker.
 class PromotionParts : public DeviceParts {
  protected:
   using DeviceParts::DeviceParts;
@@ -257,7 +259,7 @@ class PromotionParts : public DeviceParts {
     supply_frames(r);
     return r;
   }
-  // Somebody wants the blocks on device 0; what can be read is read.
+  // Requests the blocks on device 0; reads those that can be read.
   void request(Region& r, core::BlockIndex first, core::BlockIndex last,
                core::Urgency urgency = core::Urgency::prefetch, bool idle = true) {
     DeferredWork after;
@@ -274,7 +276,7 @@ class PromotionParts : public DeviceParts {
     core::BigLock lock(map.mutex());
     return gpus[0].ready.size();
   }
-  // As a worker does it.
+  // Runs as a worker does.
   void arrive() {
     Batch batch;
     {
@@ -296,7 +298,7 @@ class PromotionParts : public DeviceParts {
     bring_with(r, b, value);
     evict(r, b);
   }
-  // .. of a block that is on a device.
+  // Removes a block that is on a device.
   void take_away(Region& r, core::BlockIndex b) {
     core::BigLock lock(map.mutex());
     r.table[b].flags = 0;

@@ -1,4 +1,4 @@
-// Room on devices, and blocks that go from one to another: what leaves, where it goes, and what is charged for it.
+// Room on devices, and blocks that migrate: which leave, where they go, and what is charged for it.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
     ASSERT_TRUE(gpus.use(0).ok());
     ASSERT_TRUE(gpus.use(1).ok());
   }
-  // The blocks of a region, so many, are on device 0 and differ from all else.
+  // `count` dirty blocks of a region are on device 0.
   Region& placed(size_t count) {
     Region& r = device_region(count);
     supply_frames(r);
@@ -115,7 +115,8 @@ class PagerDeviceReclaim : public OnTwoDevices {
   vmem::pager::PooledList<PromotionRequest> promotion_requests;
   vmem::pager::DeviceReclaim room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
 
-  // Blocks 2 and 3 are leased again each time, before their leases end: until something left, or for a minute.
+  // Leases blocks 2 and 3 again each time, before their leases end, until a block has left, or for
+  // a minute.
   bool make_beside_leases(Region& r, BigLock& lock, const std::function<void()>& at_left = nullptr,
                           const std::function<void(bool left)>& looked = nullptr) {
     const vmem_range others{r.address(2), 2 * kUnit, VMEM_READ, 0};
@@ -212,7 +213,7 @@ TEST_F(PagerDeviceReclaim, WhatAPeerHasRoomForGoesThereSpilled) {
   EXPECT_EQ(on(r, 1), 1u);
   EXPECT_EQ(map.spilled().bytes(1), kUnit);
   EXPECT_EQ(gpus[0].to_peers, kUnit);
-  // It leaves first when its host needs the room, and goes to host memory.
+  // A spilled block leaves first when the device that holds it needs room, and goes to host memory.
   gpus[1].budget.want(4 * kUnit);
   EXPECT_TRUE(room.make(lock, 1));
   EXPECT_EQ(on(r, 1), 0u);
@@ -247,7 +248,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
       map.follow_advice(r, 0);
       gpus[0].budget.want(kUnit);
     }
-    // A machine that stands still for so long makes it late: once more.
+    // A machine that stands still for that long makes it late: retry.
     for (int i = 0; i < 100; ++i) {
       devices.reached = false;
       {
@@ -324,14 +325,14 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
   clear(r);
 }
 
-// .. or where what could leave before it finds no frame.
+// So it does if the blocks that could leave before it find no frame.
 TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.spilled().set_share(0);
   r.advised.push_back({0, 0, vmem::policy::Temperature::normal, true});
   map.follow_advice(r, 0);
-  r.table[0].flags = core::kDigest;  // zeros, and needs no frame
+  r.table[0].flags = core::kDigest;  // zeros: needs no frame
   std::vector<std::byte*> taken;
   while (std::byte* const frame = staging.of(r).frames.get(0)) taken.push_back(frame);
   gpus[0].budget.want(2 * kUnit);

@@ -1,5 +1,5 @@
-// The devices in use, on a map and on devices that answer as the test says: when a budget is settled, what happens when
-// a device is lost, and what the check finds.
+// The devices in use, on a map and on fake devices: when a budget is settled, what happens when a
+// device is lost, and what the check finds.
 #include <gtest/gtest.h>
 
 #include <cerrno>

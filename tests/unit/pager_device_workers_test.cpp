@@ -1,4 +1,5 @@
-// The device tier's workers, on devices that are done at once: what is to be done is done, by itself and in the end.
+// The device tier's workers, on devices that finish at once: queued work gets done, without further
+// calls.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -98,7 +99,7 @@ TEST_F(PagerDeviceWorkers, AnAccessOfABlockThatNobodyLeasesBringsItToHostMemory)
   EXPECT_TRUE(eventually([&] { return state(r, 0) == State::resident; }));
 }
 
-// Each of four blocks has something there that can be given back when its copy has ended.
+// Each of four blocks has memory on the device that can be freed when its copy has ended.
 TEST_F(PagerDeviceWorkers, OneIsLeftForWhatLeavesWhereCopiesOfReadsThatFailedStandStill) {
   using Op = vmem::store::Io::Op;
   constexpr size_t kCount = 4, kSize = 2 * kUnit;
@@ -149,7 +150,7 @@ class PagerWorkersOfFour : public PagerDeviceWorkers {
     for (vmem::pager::DeviceState& g : gpus) g.budget.begin(uint64_t{64} << 30, kUnit);
     map.resize_policies();
   }
-  // A block of another device waits to go to device d.
+  // Makes a block of another device wait to go to device d.
   void let_wait(Region& r, BlockIndex b, int d) VMEM_LOCKED {
     place(r, b, (d + 1) % 4);
     ASSERT_TRUE(map.reserve_transition());
@@ -158,11 +159,11 @@ class PagerWorkersOfFour : public PagerDeviceWorkers {
   }
 };
 
-// As many as may be at it have devices to which there is always something to bring.
+// As many workers as may migrate are occupied with devices that always have more to bring.
 TEST_F(PagerWorkersOfFour, EachDeviceHasItsTurnWhateverComesToTheOthers) {
   constexpr BlockIndex kOfEach = 2 * kTurn + 2;
   Region& r = device_region(3 * kOfEach + 1, kLarge);
-  std::array<std::atomic<BlockIndex>, 3> come{};  // have begun, of each
+  std::array<std::atomic<BlockIndex>, 3> come{};  // begun, by device
   std::atomic<bool> fourth{false}, in_time{true};
   devices.while_migrating = [&](int d) {
     if (d == 3) {

@@ -1,5 +1,5 @@
-// Blocks that stay on their device while what it changed is written: what is written, what they are afterwards, and
-// whose the frame is.
+// Blocks that stay on their device while its changes are written: what is written, the blocks'
+// state afterwards, and who owns the frame.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -35,7 +35,7 @@ class PagerDeviceWriteback : public vmem::pager::test::DeviceParts {
     r.table[0].flags |= core::kDirty;
     return r;
   }
-  // Its bytes are in a frame, all of them the same; or a status says why they are not.
+  // Writes block 0 from a frame full of `byte`; `copied` says why its copy failed.
   Status write(Region& r, int byte, const Status& copied = {}) {
     Completion completion{1, {}};
     Transition* m = nullptr;

@@ -1,4 +1,4 @@
-// DirtyBlocks: oldest first, once each, counted; and the faults that wait for fewer of them.
+// DirtyBlocks: oldest first, each once, counted; and the faults that wait until there are fewer.
 #include <gtest/gtest.h>
 
 #include "pager/block/dirty_blocks.h"

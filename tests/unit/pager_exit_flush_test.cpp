@@ -1,4 +1,4 @@
-// Shared files at exit: what is written whoever leases it, and that nothing is waited for for ever.
+// Shared files at exit: they are written whatever leases there are, and no wait lasts for ever.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -24,7 +24,7 @@ using vmem::pager::Region;
 using vmem::store::Io;
 namespace core = vmem::core;
 
-// Their work ends when the test says so.
+// Devices whose work ends when the test says so.
 class Working : public vmem::pager::test::FakeDevices {
  public:
   Status drain(int d) override {
@@ -54,7 +54,7 @@ class PagerExitFlush : public vmem::pager::test::DeviceParts {
     put(r, 0, 7);
     return r;
   }
-  // A shared file, and a block of it that device 0 has changed, leased there for writing.
+  // A shared file with a block that device 0 has changed and has leased for writing.
   Region& leased() {
     Region& r = device_region(1);
     r.backing = Backing::file_shared;

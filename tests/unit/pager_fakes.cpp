@@ -234,7 +234,8 @@ Status FakeTrap::detach(void* address, size_t size) {
 Status FakeTrap::unmap(void* address, size_t) {
   core::must_be_outside("Trap::unmap");
   std::lock_guard lock(mutex_);
-  // Stays mapped, as failed pages, so that late touches of a test meet SIGBUS and not another test's memory.
+  // Stays mapped, as failed pages, so that late accesses of a test meet SIGBUS and not another
+  // test's memory.
   called("unmap");
   return attached_.count(number(address)) != 0 ? Status() : core::error(EINVAL, "never attached");
 }
@@ -581,7 +582,8 @@ void FakeEngine::run() {
       if (file.size() < io->offset + io->size) file.resize(io->offset + io->size);
       uint8_t* at = file.data() + io->offset;
       if (io->op == Io::Op::read) {
-        // Nobody writes any more to what was told, but where the test has changed it.
+        // After progress() no thread writes to the part it reported; the test may have changed the
+        // bytes, though.
         const size_t told = memcmp(io->buffer, at, io->parts.told) == 0 ? io->parts.told : 0;
         memcpy(static_cast<char*>(io->buffer) + told, at + told, io->size - told);
       } else {

@@ -1,5 +1,5 @@
-// A trap, an engine and a space in memory, under which a test decides what happens when: touches are real threads, a
-// read or write ends when the test says so, and a gate holds any named step of a move.
+// A trap, an engine and a space in memory that the test controls: accesses are real threads, a read
+// or write ends when the test says so, and a gate holds any named step of a transition.
 #pragma once
 
 #include <condition_variable>
@@ -19,50 +19,51 @@
 
 namespace vmem::pager::test {
 
-// Ordinary memory with a page table of its own. Touches go through load() and store(), which park as the kernel parks a
-// thread. Dropped memory is overwritten, so that whoever looks at it afterwards shows.
+// Ordinary memory with its own page table. Accesses go through load() and store(), which park as
+// the kernel parks a thread. Dropped memory is overwritten, so that a later look at it shows.
 class FakeTrap final : public trap::Trap {
  public:
   // install: frames as the module's, which have memory only after populate_frames().
   explicit FakeTrap(bool move = true, bool write_protect = true, bool install = false);
   ~FakeTrap() override;
 
-  // What a thread sees: false is SIGBUS. Blocks while the page is absent (or protected, for a store).
+  // The result of a thread's access: false is SIGBUS. Blocks while the page is absent (or
+  // protected, for a store).
   bool load(const void* at, uint64_t* value);
   bool store(void* at, uint64_t value);
-  // Loads and stores of the page so far: those that are over, and those that have been reported.
+  // Loads and stores of the page so far: those that ended and those that were reported.
   size_t met(const void* at);
   void until_met(const void* at, size_t times);
-  // Until the pager has taken every report and asks for more; the reports so far have been acted on.
+  // Blocks until the pager has taken every report, acted on it, and asks for more.
   void until_quiet();
-  // Reports that the machine wants this many bytes of frames back, or that what knobs() answers changed; returns when
-  // that has been acted on.
+  // Reports that the machine wants this many bytes of frames back, or that the answer of knobs()
+  // changed. Returns when the pager has acted on it.
   void press(uint64_t bytes);
   void tell_tunables();
-  // Reports a fault that no thread has (any more).
+  // Reports a fault of no (living) thread.
   void report(const void* at, trap::FaultKind kind);
   size_t calls(const std::string& name);
   void until_called(const std::string& name, size_t times);
-  // The next take() fails so.
+  // The next take() fails with `error`.
   void fail_take(int error) {
     const std::lock_guard lock(mutex_);
     take_error_ = error;
   }
-  // The next so many fill() fail so; half way, where they are not to protect, and undone when the first word had been
-  // stored to, if it is to be that.
+  // The next `times` fill() fail with `error`: half way if they are not to protect. With `stored`,
+  // the fill is undone after the first word was stored to.
   void fail_fill(int error, size_t times, uint64_t stored = 0);
-  // The next so many drop() meet a page that is pinned, when they have dropped all but the last range.
+  // The next `times` drop() meet a pinned page, after they dropped all ranges but the last.
   void pin_drop(size_t times);
-  // The next take() moves half of the block, cannot go back, and says so.
+  // The next take() moves half of the block, cannot undo it, and says so.
   void tear_take();
-  // The next fill() puts half of the block in place and fails so: ENOTRECOVERABLE, or EEXIST as a kernel that has lost
-  // count of what it moved.
+  // The next fill() puts half of the block in place and fails: with ENOTRECOVERABLE, or with EEXIST
+  // as a kernel that lost count of what it moved.
   void tear_fill(int error);
-  // The next so many fail() are refused.
+  // The next `times` fail() (or unfail()) are refused.
   void refuse_fail(size_t times), refuse_unfail(size_t times);
-  // The next unfail() is refused when half of the range is absent again.
+  // The next unfail() is refused with half of the range absent again.
   void tear_unfail();
-  // Frames get no more memory than this together, and what they have now.
+  // Limits the memory of all frames together.
   void limit_frames(uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     frame_limit_ = bytes;
@@ -109,12 +110,12 @@ class FakeTrap final : public trap::Trap {
   trap::Caps caps_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<uintptr_t, Page> pages_;  // those not absent
+  std::map<uintptr_t, Page> pages_;  // pages that are not absent
   std::map<uintptr_t, size_t> met_;
   std::set<uintptr_t> attached_;
-  std::map<uintptr_t, size_t> own_;  // .. by attach(); the rest is its caller's
+  std::map<uintptr_t, size_t> own_;  // made by attach(); callers own the others
   std::deque<trap::Event> reports_;
-  std::map<uintptr_t, uint64_t> woken_;  // page that a thread met -> how often; a parked one leaves when it changes
+  std::map<uintptr_t, uint64_t> woken_;  // page of a fault -> number of wakes; a parked thread leaves when it changes
   std::map<std::string, size_t> calls_;
   bool waiting_ = false, interrupted_ = false;
   int take_error_ = 0, fill_error_ = 0;
@@ -127,7 +128,7 @@ class FakeTrap final : public trap::Trap {
   trap::Knobs knobs_;
 };
 
-// Files in memory. done() is called on a thread of its own.
+// Files in memory. Calls done() on a thread of its own.
 class FakeEngine final : public store::Engine {
  public:
   FakeEngine();
@@ -136,22 +137,22 @@ class FakeEngine final : public store::Engine {
   void hold(store::Io::Op op, bool on);  // requests wait for let_go()
   void until_held(size_t count);
   size_t held();
-  std::vector<uint64_t> held_offsets();  // in the order in which they were submitted
+  std::vector<uint64_t> held_offsets();  // in the order of submission
   void let_go();
-  // The first so many bytes of the reads that are held have come, as an engine says it, on this thread.
+  // The first `bytes` of the held reads have arrived; reports so on this thread, as an engine does.
   void come(size_t bytes);
   void fail(store::Io::Op op, int error);              // from now on; 0: no more
-  void fill_disk(int error);                           // no write makes a file longer; 0: as before
-  void tear(int error, uint64_t nth = 1);              // the nth write from now stops half way and fails so
-  std::vector<uint8_t> bytes(store::FileId file);      // what it has
-  uint64_t word(store::FileId file, size_t offset);    // 0 behind its end
+  void fill_disk(int error);                           // no write extends a file; 0: normal again
+  void tear(int error, uint64_t nth = 1);              // the nth write from now stops half way with `error`
+  std::vector<uint8_t> bytes(store::FileId file);      // contents
+  uint64_t word(store::FileId file, size_t offset);    // 0 beyond its end
   uint64_t count(store::Io::Op op);                    // answered, failures included
-  void until_count(store::Io::Op op, uint64_t count);  // .. and what followed has been done
-  // Offsets in the order in which they were asked for, together in one call.
+  void until_count(store::Io::Op op, uint64_t count);  // also until their callbacks have finished
+  // Offsets in the order of submission, those of one call together.
   std::vector<std::vector<uint64_t>> asked(store::Io::Op op);
   void until_idle();             // nothing is submitted, under way or held
-  void flip_stored_bits();       // of everything
-  void shorten(uint64_t bytes);  // every file ends there, for reads
+  void flip_stored_bits();       // of all files
+  void shorten(uint64_t bytes);  // reads see files of that length
 
   const char* name() const override { return "fake"; }
   void submit(std::span<store::Io* const> batch) override;
@@ -182,7 +183,7 @@ class FakeSpace final : public store::Space {
   ~FakeSpace() override;
   core::Status allocate(size_t size, unsigned codec, std::span<core::Extent> out) override;
   void release(core::Extent extent) override;
-  // The next release() waits, and must have ended before the space does.
+  // The next release() waits; it must end before the space is destroyed.
   void hold_release();
   void until_release_held();
   void let_release_go();
@@ -204,7 +205,8 @@ class FakeSpace final : public store::Space {
   uint64_t next_ = 0, used_ = 0, budget_ = UINT64_MAX;
 };
 
-// Holds the threads that reach a named step (core/step.h) until it is opened. One at a time in the process.
+// Holds the threads that reach a named step (core/step.h) until it is opened. One gate at a time
+// per process.
 class Gate {
  public:
   explicit Gate(const char* step);

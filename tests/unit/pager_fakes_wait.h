@@ -1,4 +1,4 @@
-// How the fakes of the pager's tests wait.
+// Waits of the fakes of the pager's tests.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 
 namespace vmem::pager::test {
 
-// A test that waits for what never comes ends with words instead of hanging.
+// A test that waits for an event that never comes ends with a message instead of hanging.
 template <typename Condition>
 void wait_or_die(std::unique_lock<std::mutex>& lock, std::condition_variable& changed, const char* what,
                  Condition condition) {

@@ -1,4 +1,5 @@
-// What is kept free of the host budget: for faults, ahead of those who ask, and of what nobody can evict.
+// The reserve of the host budget: kept for faults, ahead of other requests, and adjusted for memory
+// that cannot be evicted.
 #include <gtest/gtest.h>
 
 #include "memory/frame_pool.h"

@@ -1,4 +1,5 @@
-// The numbers of blocks in memory: each is free or a block's, and what was read ahead is counted until it is used.
+// The ids of blocks in memory: each is free or a block's, and a block that was read ahead counts as
+// such until it is used.
 #include <gtest/gtest.h>
 
 #include <algorithm>

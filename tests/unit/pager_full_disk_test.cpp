@@ -1,4 +1,4 @@
-// A file that can be no longer, for whatever reason: the file system, a quota, or RLIMIT_FSIZE.
+// A file that cannot grow: a full file system, a quota, or RLIMIT_FSIZE.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -18,7 +18,7 @@ TEST_P(PagerFullDisk, ASmallBlockIsWrittenOverItsOldCopy) {
   std::byte* r = region(3);
   for (uint64_t i = 0; i < 3; ++i) put(r + i * kSmall, i + 1);
   evict(r, 2 * kSmall);
-  engine->fill_disk(GetParam());  // the store knows of room that its disk has not
+  engine->fill_disk(GetParam());  // the store has room that its disk lacks
   EXPECT_EQ(pager->sync(r + 2 * kSmall, kSmall).code(), -GetParam());
   for (uint64_t i = 0; i < 2; ++i) put(r + i * kSmall, i + 8);
   EXPECT_TRUE(pager->sync(r, 2 * kSmall).ok());

@@ -1,5 +1,5 @@
-// Acquires at the host: all of a lease is in place when one returns, and one
-// that fails leaves nothing behind.
+// Acquires at the host: the whole lease is in place when one returns; one that fails leaves nothing
+// behind.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -182,7 +182,7 @@ TEST_F(PagerHostAcquire, OneThatWasCancelledLeavesNothingBehind) {
   engine.hold(Io::Op::read, false);
   engine.let_go();
   asker.join();
-  engine.until_idle();  // what was read goes into place all the same
+  engine.until_idle();  // blocks that were read go into place all the same
   EXPECT_EQ(result.code(), -ECANCELED);
   EXPECT_TRUE(nothing_is_leased(r));
 }
@@ -201,12 +201,12 @@ TEST_F(PagerHostAcquire, OneWhoseRegionIsFreedMeanwhileFails) {
   engine.hold(Io::Op::read, false);
   engine.let_go();
   asker.join();
-  engine.until_idle();  // what was read goes into place all the same
+  engine.until_idle();  // blocks that were read go into place all the same
   EXPECT_EQ(result.code(), -EINVAL);
   EXPECT_TRUE(nothing_is_leased(r));
   BigLock lock(map.mutex());
   r.dying = false;
-  map.match_hold(r, 0);  // of what goes nobody tells the policies
+  map.match_hold(r, 0);  // policies are not told about a dying region
 }
 
 TEST_F(PagerHostAcquire, AnAskOfAnOlderRegionIsRefused) {

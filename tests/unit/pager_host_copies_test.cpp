@@ -1,5 +1,5 @@
-// Host copies of blocks on a device: each is one block's, is known to the policy while it is there, and gives its frame
-// back when it goes.
+// Host copies of blocks on a device: each belongs to one block, is known to the policy while it
+// exists, and frees its frame when it goes.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -29,7 +29,7 @@ using vmem::policy::Priority;
 using vmem::policy::Temperature;
 using vmem::policy::Victim;
 
-// Knows what it was told, and chooses nobody.
+// Records what it was told, and chooses no victims.
 class FakePolicy final : public vmem::policy::EvictionPolicy {
  public:
   const char* name() const override { return "fake"; }
@@ -64,7 +64,7 @@ class PagerHostCopies : public ::testing::Test {
     ASSERT_TRUE(region.table.create(16).ok());
     frame_table.grow();
   }
-  // The block is on a device from now on.
+  // Puts the block on a device.
   FrameId on_device(BlockIndex b) {
     const FrameId id = frame_table.take(region, b, nullptr, kDevicePools);
     region.table[b].aux = id;
@@ -72,7 +72,7 @@ class PagerHostCopies : public ::testing::Test {
     region.table.change(b, State::promoting, State::on_device);
     return id;
   }
-  // .. and its staging frame has the same bytes.
+  // Puts the block on a device, with the same bytes in its staging frame.
   FrameId with_copy(BlockIndex b) {
     const FrameId id = on_device(b);
     copies->keep(region, b, staging->get(0));

@@ -1,4 +1,5 @@
-// How the way out of host memory ends, on fakes: what was isolated is let go, put back, kept or lost.
+// How the way out of host memory ends, on fakes: an isolated block is evicted, put back, kept or
+// lost.
 #include <cerrno>
 
 #include "pager/host/drop_pages.h"
@@ -18,7 +19,7 @@ namespace core = vmem::core;
 
 class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
  protected:
-  // Block 0 is in place and on its way out, isolated where it stands; nobody has decided what becomes of it.
+  // Isolates block 0 where it stands; its fate is still open.
   Transition* take(Region& r, bool keep = false) {
     bring(r, 0);
     Transition* m = nullptr;

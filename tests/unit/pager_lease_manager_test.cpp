@@ -1,4 +1,4 @@
-// Leases as they are granted, counted and ended, on the budgets that they are counted in.
+// Leases as they are granted, counted and ended, and their budgets.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -15,7 +15,7 @@ using vmem::pager::Region;
 
 class PagerLeaseManager : public vmem::pager::test::DeviceParts {
  protected:
-  // A release of the span by the stream, with room to note so many devices.
+  // Releases the span for the stream, with room to note `room` devices.
   vmem::core::Status release(BigLock& lock, const BlockSpan& span, void* stream, size_t room) VMEM_LOCKED {
     pending.resize(room);
     for (PendingRelease& e : pending) e.spans.reserve(4);

@@ -1,4 +1,4 @@
-// Leases by range against leases block by block, under random operations; and what they cost.
+// Leases by range, compared with leases block by block, under random operations; and their memory.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ void* stream(size_t number) {
   return &streams[number];
 }
 
-// The plain truth: what each call means for one block.
+// The reference: applies each call to every block.
 class Model {
  public:
   std::map<BlockIndex, Leases> blocks;
@@ -64,7 +64,7 @@ class Model {
       if (lease->location >= 0 && --lease->pending == 0) lease->ended = 0;
     });
   }
-  // A release and its end, before anybody forgets the lease.
+  // A release and its end, before the lease is forgotten.
   void revive_at_once(BlockIndex first, BlockIndex last, void* s, unsigned asked) {
     each(first, last, [&](Leases& leases) {
       const auto lease = of(leases, s);
@@ -96,7 +96,7 @@ class Model {
   static bool ending(const Leases& leases) {
     return !leases.empty() && std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
   }
-  // Change::ending is told both ways, and never of a block that comes under its first lease.
+  // Counts Change::ending in both directions, but not for a block that gets its first lease.
   template <typename Each>
   LeaseMap::Change each(BlockIndex first, BlockIndex last, Each change_one) {
     LeaseMap::Change change;
@@ -208,7 +208,7 @@ class LeaseMapModel : public ::testing::TestWithParam<int> {
     if (undone) model.revive_at_once(held.first, held.last, held.stream, asked);
     expect_same();
   }
-  // Whatever was released: who has not released may still do what it asked for.
+  // Whatever was released: the remaining holders may still do what they asked for.
   void expect_all_may() {
     for (const Held& h : acquired) {
       for (BlockIndex b = h.first; b <= h.last; ++b) {
@@ -235,7 +235,7 @@ class LeaseMapModel : public ::testing::TestWithParam<int> {
     expect(map.end(held.first, held.last, held.stream), model.end(held.first, held.last, held.stream));
   }
 
-  unsigned access = 0;  // of every acquire; 0: of each its own
+  unsigned access = 0;  // access of every acquire; 0: each its own
   LeaseMap map;
   Model model;
   std::vector<Held> acquired, pending;
@@ -282,7 +282,7 @@ TEST(LeaseMap, ALeaseOfAMillionBlocksIsOneRange) {
   EXPECT_EQ(map.acquire(0, kLast, VMEM_HOST, nullptr, VMEM_READ).leased, kLast + 1);
   EXPECT_EQ(map.ranges(), 1u);
   EXPECT_LT(map.bytes(), 4096u);
-  // Another in its midst divides it, and is gone without a trace when it is released.
+  // Another lease in the middle divides it, and leaves no trace when it is released.
   ASSERT_TRUE(map.prepare(100, 199, nullptr));
   EXPECT_EQ(map.acquire(100, 199, VMEM_HOST, nullptr, VMEM_WRITE).leased, 0u);
   EXPECT_EQ(map.ranges(), 3u);

@@ -1,5 +1,5 @@
-// Leases of many blocks: the pager's lock is had by others in between, whatever they do with it then, and what the
-// leases are kept in is charged and given back.
+// Leases of many blocks: other threads get the pager's lock in between and may change anything; the
+// memory of leases is charged and credited.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -18,7 +18,7 @@ using vmem::core::Status;
 constexpr size_t kBlock = 4096, kMany = 1024;
 constexpr uint64_t kMiB = 1 << 20;
 
-// Does something each time that long work has opened the lock, on the thread that works.
+// Runs a function on the working thread each time that long work opens the lock.
 class Given {
  public:
   explicit Given(std::function<void()> what) {
@@ -127,7 +127,7 @@ TEST_F(PagerLeases, WhatIsLeasedStaysThoughEvictedBetweenTheTurns) {
   EXPECT_EQ(ssd(r, kMany * kBlock), kMany * kBlock);
 }
 
-// Two threads' leases of one range, each changing while the other has got half way.
+// Two threads lease one range; each changes it when the other is half way.
 TEST_F(PagerLeases, HoldsFollowTheLeasesThatThereAreByThen) {
   start(config(32 * kMiB));
   std::byte* const r = region(kMany, kBlock);
@@ -143,7 +143,7 @@ TEST_F(PagerLeases, HoldsFollowTheLeasesThatThereAreByThen) {
   }
   EXPECT_FALSE(more);
   EXPECT_EQ(pager->check(), "");
-  // The other lease ends in the midst of the release of this one, and another begins.
+  // The other lease ends in the middle of this release, and a new one begins.
   more = true;
   {
     ASSERT_TRUE(release(r, kMany).ok());
@@ -174,7 +174,7 @@ TEST_F(PagerLeases, AnAcquireThatFailsLateHasLeasedNothingAndHoldsNothing) {
   EXPECT_EQ(release(r, 1).code(), -EINVAL);
   evict(r, kMany * kBlock);
   EXPECT_EQ(ssd(r, kMany * kBlock), kMany * kBlock);
-  // Of two ranges of which one is not leased, none is released.
+  // Of two ranges, one is not leased: neither is released.
   ASSERT_TRUE(acquire(r, 10).ok());
   const vmem_range some[] = {range(r, 10 * kBlock), range(r + 5 * kBlock, 10 * kBlock)};
   EXPECT_EQ(pager->release(some, nullptr).code(), -EINVAL);
@@ -185,7 +185,7 @@ TEST_F(PagerLeases, AnAcquireThatFailsLateHasLeasedNothingAndHoldsNothing) {
 
 TEST_F(PagerLeases, WhatLeasesAreKeptInIsChargedByRangeAndGivenBack) {
   start(config(256 * kMiB));
-  // What every process can spare is used up by the table of sparse data.
+  // The table of sparse data uses up the free allowance of a process.
   constexpr size_t kStride = 128 * kBlock, kPages = 3000;
   std::byte* const sparse = region(kPages * 128, kBlock);
   for (size_t n = 0; n < kPages; ++n) put(sparse + n * kStride, n);

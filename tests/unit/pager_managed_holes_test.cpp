@@ -1,4 +1,5 @@
-// Where blocks have left a device: that the trap stands at all of them afterwards, and how often who is asked.
+// Holes where blocks left a device: the trap stands at all of them afterwards, and the number of
+// calls is bounded.
 #include <gtest/gtest.h>
 
 #include <array>

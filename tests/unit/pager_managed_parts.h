@@ -1,5 +1,5 @@
-// For classes that change what lies at a region's addresses on managed memory: devices that share the CPU's page
-// tables, and a trap that counts what it is asked for and answers as the test says.
+// For classes that change mappings of a region on managed memory: devices that share the CPU's page
+// tables, and a trap that counts calls and answers as the test says.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,5 @@
-// A failure leaves a mark: what failed half way is never taken for what it was before, and who asks is told.
+// Marks of failures: a block that failed half way is never taken for what it was before, and
+// callers are told.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -24,7 +25,8 @@ using vmem::store::Io;
 
 class PagerMarks : public PagerSteps {
  protected:
-  // The block is lost: its access gets SIGBUS, each call that is asked for its bytes says so, and dont-need ends it.
+  // The block is lost: its access gets SIGBUS, each call for its bytes says so, and dont-need ends
+  // that state.
   void expect_lost(std::byte* r, size_t block, bool again = true) {
     EXPECT_TRUE(bus(r)) << "neither zeros nor half of it";
     EXPECT_EQ(stats().lost_blocks, 1u);
@@ -46,9 +48,9 @@ class PagerMarks : public PagerSteps {
     evict(r, block);
     EXPECT_EQ(get(r), 5u);
     EXPECT_EQ(get(r + block), 9u) << "its neighbour is as it was";
-  }  // A region of 16 blocks, stored to until there is no memory: *n blocks hold n + 1, the next store was refused. The
-     // trap
-  // refuses the first so many of the library's refusals.
+  }
+  // Stores to a region of 16 blocks until there is no memory: *n blocks hold n + 1, and the next store
+  // was refused. The trap refuses the first `refused` calls of fail().
   std::byte* store_without_room(unsigned refused, size_t* n) {
     Config c = config();
     c.fault_timeout_ms = 30;
@@ -72,7 +74,7 @@ TEST_F(PagerMarks, AFileTornByAFailedWriteIsWrittenAgainThoughTheOldBytesAreBack
       EXPECT_EQ(pager->sync(r, 2 * block).code(), -ENOSPC);
       EXPECT_EQ(in_file(0), 7u) << "half of the new bytes got there";
       EXPECT_EQ(stats().unknown_blocks, 1u);
-      put(r, 0);  // the program takes its change back
+      put(r, 0);  // the program undoes its change
       const Status s = leaves ? pager->evict(r, 2 * block, VMEM_SSD) : pager->sync(r, 2 * block);
       EXPECT_TRUE(s.ok()) << s.text();
       EXPECT_EQ(stats().unknown_blocks, 0u);
@@ -84,7 +86,7 @@ TEST_F(PagerMarks, AFileTornByAFailedWriteIsWrittenAgainThoughTheOldBytesAreBack
   }
 }
 
-// The program took the right to read a page just then (mprotect).
+// At that moment the program took away the right to read a page (mprotect).
 TEST_F(PagerMarks, WhatCannotBeReadInPlaceIsWrittenFromACopy) {
   for (size_t block : {kSmall, kHugePage}) {
     for (bool leaves : {false, true}) {
@@ -143,7 +145,7 @@ TEST_F(PagerMarks, AFailureBeforeTheTailOfAFileMarksTheWholeBlock) {
   EXPECT_EQ(get(r), 0u);
   put(r, 7);
   put(r + kSmall - kPage, 8);
-  engine->tear(EIO);  // body and tail are one request, which ends half way
+  engine->tear(EIO);  // body and tail are one request, which stops half way
   EXPECT_EQ(pager->sync(r, size).code(), -EIO);
   EXPECT_EQ(in_file(0), 7u);
   put(r, 0);
@@ -183,8 +185,9 @@ TEST_F(PagerMarks, ABlockThatCouldNotBeTakenOutWhollyIsLostAndSaysSo) {
   }
 }
 
-// The file became shorter, the trap refuses to show it, and to take back what it refuses behind the file's end: nothing
-// can be put there. Nothing is lost by that, and an acquire has what there is.
+// The file became shorter, and the trap refuses to show it and to take back its SIGBUS behind the
+// file's end: no bytes can be put there. Nothing is lost, and an acquire has the bytes that there
+// are.
 TEST_F(PagerMarks, ABlockWhoseEndTheTrapDoesNotTakeBackGivesSigbusUntilAnAcquire) {
   start(config());
   std::byte* r = shared(kHugePage / 2 * 3, kHugePage, Backing::file_read) + kHugePage;
@@ -250,9 +253,10 @@ TEST_F(PagerMarks, ABlockThatWasPutInPlaceHalfWayIsLostAndSaysSo) {
     put(r + block, 9);
     evict(r, block);
     trap->tear_fill(ENOTRECOVERABLE);
-    // What was copied for a load is protected, so that nothing can have been stored to it: see below.
+    // A block that was copied for a load is protected, so no thread can have stored to it: see
+    // below.
     if (block == kSmall) {
-      (void)trap->store(r, 8);  // through, where the half that was in place for a moment has it
+      (void)trap->store(r, 8);  // succeeds if it meets the half that was in place for a moment
     } else {
       uint64_t seen = 7;
       EXPECT_TRUE(!trap->load(r, &seen) || seen == 7u);
@@ -277,7 +281,7 @@ TEST_F(PagerMarks, ABlockThatWasCopiedHalfWayAndProtectedIsPutInPlaceAgain) {
 }
 
 TEST_F(PagerMarks, AFillThatFindsAPageInItsWayLosesNothingItCanProve) {
-  // Copied: the frame has the block's bytes whatever happened to the range.
+  // Copied: the frame has the block's bytes, whatever happened to the range.
   start(config());
   std::byte* r = region(2);
   put(r, 7);
@@ -288,7 +292,7 @@ TEST_F(PagerMarks, AFillThatFindsAPageInItsWayLosesNothingItCanProve) {
   EXPECT_EQ(pager->counters().lost_blocks, 0u);
   TearDown();
   pager.reset();
-  // Moved: half of the frame has left it, which its digest shows.
+  // Moved: half of the frame is gone, which its digest shows.
   start(config());
   r = region(2, kHugePage);
   put(r, 7);
@@ -319,13 +323,14 @@ TEST_F(PagerMarks, ATouchIsAnsweredThoughTheTrapRefusedToFailTheBlockAtFirst) {
   EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
 }
 
-// Without the trap no access of it would ever be reported, and what the call reads could not be put in place.
+// Without the trap, no access of the block would be reported, and the bytes that the call reads
+// could not be put in place.
 TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackStaysFailed) {
   start(config());
   std::byte* r = region(2);
   put(r, 7);
   evict(r, kSmall);
-  engine->flip_stored_bits();  // of an error an access would read again
+  engine->flip_stored_bits();  // after an I/O error an access would read again
   EXPECT_TRUE(bus(r));
   engine->flip_stored_bits();
   const vmem_range all = range(r, kSmall);
@@ -342,13 +347,13 @@ TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackStaysFailed) {
   EXPECT_TRUE(pager->sync(r, kSmall).ok());
 }
 
-// A part of it would trap, the rest gives SIGBUS, and the whole can be told neither to do the one nor the other.
+// A part of it traps, the rest gives SIGBUS: no call can make the whole do either.
 TEST_F(PagerMarks, TouchesOfABlockThatTheTrapTookBackByHalfAreAnswered) {
   start(config());
   std::byte* r = region(2);
   put(r, 7);
   evict(r, kSmall);
-  engine->flip_stored_bits();  // of an error an access would read again
+  engine->flip_stored_bits();  // after an I/O error an access would read again
   EXPECT_TRUE(bus(r));
   const vmem_range all = range(r, kSmall);
   trap->tear_unfail();
@@ -381,7 +386,7 @@ TEST_F(PagerMarks, AnAcquireOfABlockThatTheTrapNeverTakesEnds) {
   EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
 }
 
-// Its threads make the access again after pauses that grow, and get SIGBUS in the end. The bytes stay.
+// Its threads repeat the access after growing pauses, and get SIGBUS in the end. The bytes stay.
 TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapNeverTakesEndsAndIsNotTriedAllTheTime) {
   Config c = config();
   c.fault_timeout_ms = 30;
@@ -400,7 +405,7 @@ TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapNeverTakesEndsAndIsNotTriedAllTheT
   EXPECT_TRUE(pager->sync(r, 2 * kSmall).ok());
 }
 
-// .. and a trap that takes it later finds them waiting, whoever asks meanwhile.
+// If the trap takes it later, the waiting threads are answered, also beside other requests.
 TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapTakesLaterIsAnswered) {
   start(config());
   std::byte* r = region(2);
@@ -421,7 +426,7 @@ TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapTakesLaterIsAnswered) {
   EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
 }
 
-// The signal cannot be had either: the threads wait, and the next try is a pause away.
+// SIGBUS cannot be set either: the threads wait, and the next try follows after a pause.
 TEST_F(PagerMarks, AnAccessThatTheTrapDoesNotFailWaitsWithPauses) {
   start(config());
   std::byte* r = region(2);
@@ -478,11 +483,11 @@ TEST_F(PagerMarks, DontNeedLeavesABlockThatWasLeasedWhileItWaited) {
   start(config());
   std::byte* r = region(1);
   put(r, 7);
-  Gate gate("evict.taken");  // a sync has the block
+  Gate gate("evict.taken");  // a sync has isolated the block
   auto syncing = calling([&] { return pager->sync(r, kSmall); });
   gate.until_reached();
   auto dropping = calling([&] { return pager->advise(r, kSmall, VMEM_ADVISE_DONT_NEED, VMEM_HOST); });
-  EXPECT_NE(dropping.wait_for(std::chrono::milliseconds(50)), std::future_status::ready);  // it has looked for leases
+  EXPECT_NE(dropping.wait_for(std::chrono::milliseconds(50)), std::future_status::ready);  // it has checked for leases
   const vmem_range all = range(r, kSmall, VMEM_READ | VMEM_WRITE);
   auto leasing = calling([&] { return pager->acquire({&all, 1}, VMEM_HOST, nullptr); });
   while (pager->counters().lease_blocks == 0) std::this_thread::yield();
@@ -507,7 +512,7 @@ TEST_F(PagerMarks, WhatALeaseChangedWhileFreeWroteIsWrittenToo) {
   put(r, 8);
   engine->hold(Io::Op::write, true);
   auto freeing = calling([&] { return pager->destroy(r, false); });
-  engine->until_held(1);  // the second block was equal to the file, and has been passed over
+  engine->until_held(1);  // the second block equalled the file, and was skipped
   const vmem_range second = range(r + kSmall, kSmall, VMEM_READ | VMEM_WRITE);
   EXPECT_TRUE(pager->acquire({&second, 1}, VMEM_HOST, nullptr).ok());
   put(r + kSmall, 9);

@@ -1,4 +1,5 @@
-// Blocks that wait for memory: once each, faults before acquires, and marked for as long as they wait.
+// Blocks that wait for memory: each is queued once, faults before acquires, and marked while it
+// waits.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -1,4 +1,5 @@
-// What tables take of the host budget, and accesses that are refused because one has no room to grow.
+// Charges of tables to the host budget, and accesses that are refused because a table has no room
+// to grow.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -31,7 +32,7 @@ class FakeClock final : public vmem::pager::WaitClock {
 class PagerMetadataCharges : public ::testing::Test {
  protected:
   static constexpr size_t kBlocks = 4096 * 16, kChunk = vmem::core::BlockTable::kChunk;
-  static constexpr uint64_t kRest = 16 * kMiB;  // of `other`, beyond what every process can spare
+  static constexpr uint64_t kRest = 16 * kMiB;  // of `other`, beyond the free allowance of a process
 
   void SetUp() override {
     void* at = nullptr;
@@ -39,7 +40,7 @@ class PagerMetadataCharges : public ::testing::Test {
     region.base = static_cast<std::byte*>(at);
     region.block_size = kPage;
     ASSERT_TRUE(region.table.create(kBlocks).ok());
-    tables.charge(region);  // as when it is made
+    tables.charge(region);  // as when a region is made
     empty = region.table.footprint();
     other.table_granted = MetadataCharges::kFree + kRest;
   }
@@ -47,7 +48,7 @@ class PagerMetadataCharges : public ::testing::Test {
     EXPECT_EQ(tables.check(region.table_charged + region.leases_charged + other.table_charged), "");
   }
   uint64_t charged() const { return budget.charged(Use::tables); }
-  // Blocks may have no more than they have.
+  // Leaves blocks no more memory than they have.
   void fill() {
     tables.charge(other);
     leased = budget.wanted() - reserve.for_moves();
@@ -157,7 +158,7 @@ TEST_F(PagerMetadataCharges, AnAccessThatWasRefusedIsMadeAgainWhenAnotherBlockHa
   EXPECT_EQ(trap.calls("unfail"), 1u);
 }
 
-// What is taken back of a block in place is its pages.
+// For a block in place, the trap takes back the SIGBUS of its pages only.
 TEST_F(PagerMetadataCharges, ABlockThatCameMeanwhileKeepsItsPages) {
   fill();
   ASSERT_TRUE(tables.reserve());

@@ -26,7 +26,7 @@ TEST(PagerNonresidentAge, AStampIsNeverTheOneOfABlockThatNeverLeft) {
   EXPECT_NE(age.shadow(), 0u);
   age.left(4096);
   EXPECT_NE(age.shadow(), 0u);
-  age.left((uint64_t{1} << 32) * kUnit - 4096);  // where 32 bits begin anew
+  age.left((uint64_t{1} << 32) * kUnit - 4096);  // where 32 bits wrap around
   EXPECT_NE(age.shadow(), 0u);
 }
 

@@ -1,5 +1,5 @@
-// The classes that move blocks of host memory, each on those below it and on fakes: no thread runs but the test's, and
-// what is deferred is done when the test says so.
+// The classes that move blocks of host memory, each on those below it and on fakes. Only the test's
+// thread runs, and deferred work is done when the test says so.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,12 +19,12 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   static constexpr size_t kBlock = 64 << 10;
   static constexpr uint64_t kBudget = uint64_t{8} << 20;
 
-  // devices: so many, with page tables of their own.
+  // devices: how many, with their own page tables.
   explicit PagerParts(size_t devices = 0)
       : map(trap, space, staging, counters, config, devices, *this),
         cpu_mappings(trap, map.frame_table(), clock, counters, devices != 0) {}
 
-  // Blocks which are copied.
+  // Blocks that are copied.
   Region& region(size_t blocks, Backing backing = Backing::anonymous, size_t size = kBlock) {
     auto r = std::make_unique<Region>(blocks, 0);
     Region& made = *r;
@@ -47,7 +47,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
     tables.charge(made);
     return made;
   }
-  // The block is in place, and its memory charged, as when it has been read.
+  // Puts the block in place and charges its memory, as after a read.
   void bring(Region& r, core::BlockIndex b) {
     DeferredWork after;
     {
@@ -58,7 +58,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
     engine.until_idle();
     ASSERT_EQ(state(r, b), core::State::resident);
   }
-  // As a thread that meets the write protection, and FaultHandler, do it.
+  // Stores as a thread that meets the write protection, together with FaultHandler.
   void put(Region& r, core::BlockIndex b, uint64_t value) {
     {
       core::BigLock lock(map.mutex());
@@ -67,7 +67,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
     ASSERT_TRUE(trap.unprotect(r.address(b), r.block_size).ok());
     ASSERT_TRUE(trap.store(r.address(b), value));
   }
-  // What is in place goes to the store.
+  // Evicts a block in place to the store.
   void evict(Region& r, core::BlockIndex b) {
     Transition* m = nullptr;
     {
@@ -80,7 +80,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
     engine.until_idle();
     ASSERT_EQ(state(r, b), core::State::stored);
   }
-  // The store alone has it.
+  // Leaves the block in the store only.
   void put_away(Region& r, core::BlockIndex b, uint64_t value) {
     bring(r, b);
     put(r, b, value);
@@ -110,7 +110,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
     EXPECT_FALSE(map.transitions().in_flight());
   }
 
-  // Those above.
+  // The interfaces of the classes above.
   uint64_t pages(uint8_t) const override { return kBudget / core::kPage; }
   void reserve_queues(size_t transitions) override { queues = transitions; }
   void leaves(Region&, core::BlockIndex) override { ++asked_to_leave; }

@@ -1,4 +1,5 @@
-// Each class that moves blocks of host memory, alone on those below it: what it promises, and how it fails.
+// Each class that moves blocks of host memory, alone on those below it: its contract, and its
+// failures.
 #include "pager_parts.h"
 
 #include <cerrno>
@@ -205,7 +206,7 @@ TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnd
     ASSERT_TRUE(waits.starve_fault(r, 0));
     EXPECT_TRUE(waits.queue().marked(r.table[0]));
     const uint64_t begun = now_ns();
-    // As reclaim threads look: often, and for longer than the time-out.
+    // Looks as reclaim threads do: often, and for longer than the time-out.
     for (uint64_t ms = 0; ms < 1000; ms += 50) EXPECT_FALSE(waits.check_starved(lock, begun + ms * 1000000));
     r.table.change(1, State::reading, State::unpopulated);
     map.free_entry(1, r);
@@ -338,7 +339,7 @@ TEST_F(PagerInstaller, ABlockThatTheTrapRefusesStaysHeldAndIsTriedAgainLater) {
 
 class PagerWriteback : public vmem::pager::test::PagerParts {
  protected:
-  // The block's way out, without its write's end.
+  // Isolates the block and writes it; does not wait for the write's end.
   void take(Region& r, BlockIndex b, bool keep = false) {
     Transition* m = nullptr;
     {
@@ -350,7 +351,7 @@ class PagerWriteback : public vmem::pager::test::PagerParts {
   }
 };
 
-// Through Writeback, which alone can end what they begin.
+// Isolates through Writeback, which alone can finish.
 class PagerIsolator : public PagerWriteback {};
 class PagerStoreWriter : public PagerWriteback {};
 
@@ -363,7 +364,8 @@ TEST_F(PagerIsolator, WhatIsAllZerosLeavesWithoutAWrite) {
   EXPECT_EQ(budget.charged(vmem::memory::Use::blocks), 0u);
 }
 
-// Else a program that asks for what does not leave, again and again, keeps the memory of all others.
+// Otherwise a program that keeps asking for a block that cannot leave would hold up reclaim for all
+// others.
 TEST_F(PagerWriteback, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
   Region& r = region(1);
   bring(r, 0);

@@ -1,4 +1,4 @@
-// What reclaim threads do while nothing can be written.
+// What reclaim threads do while writes are paused.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -36,7 +36,7 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
     if (evicts) reclaim.join();
     PagerParts::TearDown();
   }
-  // As when a write has failed, but for longer than any test takes.
+  // Pauses writes as after a failed write, but for longer than any test runs.
   void put_writes_off() {
     BigLock lock(map.mutex());
     writes.failed(core::error(EIO, "as the test wants it"), true, vmem::pager::now_ns() + kHour);
@@ -46,7 +46,7 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
     writes.has_room();
     pressure.wake_all_reclaim();
   }
-  // False: there is no memory, and it waits for some.
+  // Returns false if there is no memory and the block waits for some.
   bool try_to_bring(Region& r, BlockIndex b) {
     DeferredWork after;
     {
@@ -62,7 +62,7 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
     engine.until_idle();
     return true;
   }
-  // Whether each of the blocks has b + 1000, when the reclaim threads have written what they like and are gone.
+  // Stops the reclaim threads after their last writes, then expects b + 1000 in each block.
   void expect_all(Region& r, BlockIndex blocks) {
     {
       BigLock lock(map.mutex());
@@ -147,8 +147,8 @@ TEST_F(PagerPausedWrites, NobodyLooksForEverWhereNothingIsClean) {
   expect_all(r, changed);
 }
 
-// What is pinned by somebody else keeps write-back waiting for a moment: that is no reason to give up what the program
-// wants to keep.
+// A pin pauses write-back for a moment: that is no reason to evict blocks that the program wants to
+// keep.
 TEST_F(PagerPausedWrites, APinIsNoReasonToEvictInAnotherOrder) {
   Region& r = region(400);
   BlockIndex blocks = 0;

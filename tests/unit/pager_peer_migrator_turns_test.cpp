@@ -1,4 +1,4 @@
-// Blocks that go from one device to another: which a worker takes in a turn, and when they are at rest.
+// Blocks that migrate between devices: which a worker takes in a turn, and when they come to rest.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -24,9 +24,9 @@ class PagerPeerMigratorTurns : public vmem::pager::test::DeviceParts {
     devices.transitions = true;
     for (const int d : {0, 1}) ASSERT_TRUE(gpus.use(d).ok());
   }
-  // Somebody is told that there is room.
+  // Called when waiters are told that there is room.
   void memory_freed(vmem::pager::DeferredWork&) VMEM_LOCKED override { charged_when_told_ = gpus[1].budget.charged(); }
-  // Blocks of device 1 wait to go to device 0.
+  // Makes blocks of device 1 wait to go to device 0.
   void let_wait(Region& r, BlockIndex first, BlockIndex count) {
     BigLock lock(map.mutex());
     for (BlockIndex b = first; b < first + count; ++b) {
@@ -66,7 +66,7 @@ TEST_F(PagerPeerMigratorTurns, BlocksThatComeWhileOthersMoveGoWithThem) {
   expect_there(r, 3);
 }
 
-// Who waits for a large one does not wait for the next.
+// A waiter of one large block does not wait for the next.
 TEST_F(PagerPeerMigratorTurns, ALargeOneIsAtRestBeforeTheNextGoes) {
   Region& r = device_region(4, kLarge);
   let_wait(r, 0, 4);
@@ -79,7 +79,7 @@ TEST_F(PagerPeerMigratorTurns, ALargeOneIsAtRestBeforeTheNextGoes) {
   expect_there(r, 4);
 }
 
-// However many come: other work of its worker waits meanwhile.
+// However many blocks come: a turn ends, since its worker has other work.
 TEST_F(PagerPeerMigratorTurns, ATurnEnds) {
   constexpr BlockIndex kTurn = vmem::pager::kPeerTurnBytes / kLarge;
   Region& r = device_region(2 * kTurn, kLarge);

@@ -1,5 +1,5 @@
-// Pages that are pinned, or in the way, where blocks go to a device, leave it, or are shown to the CPU meanwhile; and
-// what a write from a device replaces.
+// Pages that are pinned, or in the way, while blocks go to a device, leave it, or are shown to the
+// CPU; and the old extent that a write from a device replaces.
 #include <cerrno>
 #include <chrono>
 #include <future>
@@ -51,7 +51,7 @@ class PagerPins : public PagerSteps {
     ASSERT_TRUE(s.ok()) << s.text();
     release();
   }
-  // The CPU has loaded from it under a READ lease.
+  // Shows the CPU the block: loads from it under a READ lease.
   void show(uint64_t value) {
     put(r, value);
     acquire(VMEM_READ);
@@ -64,7 +64,8 @@ class PagerPins : public PagerSteps {
   size_t size = 0;
 };
 
-// Nothing of it may stay: it would be loaded when a kernel has stored to the block, and be in the way of the next try.
+// No part of it may stay: the CPU would load old bytes after a kernel's store, and the next try
+// would fail.
 TEST_F(PagerPins, AViewThatWasPutInPlaceHalfWayIsTakenAwayAndMadeAgain) {
   start_with_device();
   std::byte* const end = r + size - sizeof(uint64_t);
@@ -116,7 +117,7 @@ TEST_F(PagerPins, AStoreOnADeviceWaitsUntilAPinnedViewHasGone) {
   EXPECT_EQ(get(r), 9u);
 }
 
-// A page of it was in the way, and then pinned.
+// A page was in the way of the fill, and then pinned.
 TEST_F(PagerPins, WhatIsInTheWayOfAFillIsDroppedWhenItsPinEnds) {
   start(config(), std::make_unique<FakeTrap>(false));
   std::byte* const at = region(1);
@@ -133,7 +134,7 @@ TEST_F(PagerPins, WhatIsInTheWayOfAFillIsDroppedWhenItsPinEnds) {
   EXPECT_TRUE(vmem::test::eventually(loaded));
 }
 
-// Who pins it may wait for another fault, or for memory.
+// The thread that pins it may wait for another fault, or for memory.
 TEST_F(PagerPins, APinOfWhatIsInTheWayKeepsNoOtherFaultFromBeingServed) {
   using vmem::pager::test::kSmall;
   start(config(), std::make_unique<FakeTrap>(false));
@@ -155,7 +156,7 @@ TEST_F(PagerPins, APinOfWhatIsInTheWayKeepsNoOtherFaultFromBeingServed) {
   EXPECT_EQ(other.get(), 8u);
 }
 
-// It is zeros then, and takes stores unseen: what was copied before is not the block.
+// The dropped page is zeros and takes stores without a report: the earlier copy is not the block.
 TEST_F(PagerPins, AStoreToAPageThatTheProgramDropsWhileItsBlockGoesToADeviceIsKept) {
   using vmem::core::kPage;
   start_with_device();
@@ -175,17 +176,17 @@ TEST_F(PagerPins, AStoreToAPageThatTheProgramDropsWhileItsBlockGoesToADeviceIsKe
   EXPECT_EQ(get(r + kPage), 8u);
 }
 
-// As for a block in host memory: the thread that writes it may be kept from going on anywhere.
+// As for a block in host memory: the writing thread may be delayed anywhere.
 TEST_F(PagerPins, WhatAWriteFromADeviceReplacesIsReleasedBeforeThePagerEnds) {
   start_with_device();
   put(r, 1);
   evict(r, size);
   change_on_device(2);
-  engine->tear(EIO);  // so that it is written elsewhere
+  engine->tear(EIO);  // so that the block is written elsewhere
   space->hold_release();
   auto synced = calling([&] {
     Status first = pager->sync(r, size);
-    if (stats().unknown_blocks != 0) pager->sync(r, size).ignore();  // else it has been written again by now
+    if (stats().unknown_blocks != 0) pager->sync(r, size).ignore();  // else a reclaim thread has written it again
     return first;
   });
   space->until_release_held();

@@ -1,4 +1,4 @@
-// Blocks that are still being read, and of which a part is copied to their device already.
+// Blocks that are partly on their device while the rest is still being read.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -30,7 +30,7 @@ class PagerPipelinedCopy : public vmem::pager::test::PromotionParts {
     PromotionParts::SetUp();
     devices.streams = true;
   }
-  // A block that the store has, and whose read somebody waits for.
+  // A block in the store whose read is under way for a waiter.
   Region& being_read(Urgency urgency = Urgency::acquire, size_t block_size = kBlock) {
     Region& r = supplied(1, block_size);
     put_away(r, 0, 7);
@@ -44,12 +44,12 @@ class PagerPipelinedCopy : public vmem::pager::test::PromotionParts {
     engine.let_go();
     engine.until_idle();
   }
-  // As a worker does it.
+  // Runs as a worker does.
   bool serve() {
     BigLock lock(map.mutex());
     return pipelined_copy.serve(lock);
   }
-  // .. with somebody's work while no lock is held.
+  // As serve(), with other work while no lock is held.
   void serve_while(const std::function<void()>& meanwhile) {
     static std::function<void()> now;
     now = meanwhile;
@@ -101,7 +101,7 @@ TEST_F(PagerPipelinedCopy, EachTimeThatHalfOfWhatWasLeftHasCome) {
   EXPECT_EQ(devices.came_in, copies(r, {{0, 2 * kUnit}, {2 * kUnit, kUnit}, {3 * kUnit, kUnit}}));
 }
 
-// Where the file's parts are not the block's.
+// Where the parts of the file do not match those of the block.
 TEST_F(PagerPipelinedCopy, PartsEndWhereDevicesWantIt) {
   Region& r = being_read();
   engine.come(2 * kUnit + 12345);
@@ -132,12 +132,12 @@ TEST_F(PagerPipelinedCopy, OneThatHasComeWholeGoesOnWhenTheWorkerHasDone) {
   EXPECT_EQ(devices.came_in, copies(r, {{0, 2 * kUnit}, {2 * kUnit, 2 * kUnit}}));
 }
 
-// The worker alone has what it writes meanwhile, with no lock held, as ThreadSanitizer sees it.
+// The worker alone accesses what it writes without a lock; ThreadSanitizer checks that.
 TEST_F(PagerPipelinedCopy, WhoIsToldMeanwhileLooksAtNothingThatTheWorkerHas) {
   for (const bool ends : {false, true}) {
     Region& r = being_read();
     engine.come(2 * kUnit);
-    std::atomic<bool> told{false};  // .. which orders nothing
+    std::atomic<bool> told{false};  // relaxed: orders nothing
     std::thread io;
     devices.while_preparing = [&] {
       io = std::thread([&] {

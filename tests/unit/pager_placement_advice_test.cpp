@@ -1,4 +1,4 @@
-// What was said of places, by block: whatever was said of ranges that overlap, the last word on each block counts.
+// Placement advice by block: if ranges overlap, the last advice for each block counts.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -95,7 +95,7 @@ TEST(PagerPlacementAdvice, WhateverIsSaidEachBlockHasItsOwn) {
   }
 }
 
-// What follows from it for who leaves first.
+// Effects of the advice on the order in which blocks leave.
 TEST(PagerAdvice, ABlockStaysWhereItIsBestAndLeavesAnotherDeviceFirst) {
   using vmem::pager::temperature_in;
   using vmem::policy::Temperature;

@@ -1,4 +1,4 @@
-// Hints: what each asks for, when it takes effect, and that one which cannot be had has begun nothing.
+// Prefetches: what each requests, when it takes effect, and that a refused one has begun nothing.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -49,7 +49,7 @@ class PagerPrefetch : public vmem::pager::test::PromotionParts {
     place(r, b, 0);
     r.table[b].flags |= core::kDirty;
   }
-  // Nothing that is asked for begins.
+  // Fills the device so that no request begins.
   void fill_device() {
     BigLock lock(map.mutex());
     filled_ = gpus[0].budget.limit();

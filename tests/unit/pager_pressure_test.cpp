@@ -1,4 +1,5 @@
-// Frames that the machine refuses or wants back, and its administrator's knobs, as the module tells of them.
+// Frames that the machine refuses or wants back, and its administrator's tunables, as the module
+// reports them.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -50,9 +51,9 @@ class PagerPressure : public PagerSteps {
   vmem::trap::Knobs knobs;
 };
 
-// Its file system is another's business.
+// A full file system of the file does not stop writes to the store.
 TEST_F(PagerPressure, NoRoomForASharedFileKeepsNothingFromTheStore) {
-  Config c = config();  // 256 blocks, less what buffers take
+  Config c = config();  // 256 blocks, less the memory of buffers
   c.reclaim = vmem::policy::EvictionPolicyKind::fifo;
   start(c);
   std::byte* oldest = region(64);
@@ -82,7 +83,7 @@ TEST_F(PagerPressure, ARefusedFrameMakesRoomAmongThoseThereAre) {
 
 TEST_F(PagerPressure, ATouchDoesNotWaitForEverWhereFramesAreRefusedForEver) {
   std::byte* r = region(8);
-  // Longer than the pause between two tries: the tries are one wait.
+  // Longer than the pause between two tries, so that the tries are one wait.
   pager->tunables().set_fault_timeout(2500);
   trap->limit_frames(0);
   const size_t tries = trap->calls("populate");
@@ -99,8 +100,9 @@ TEST_F(PagerPressure, ATouchDoesNotWaitForEverWhereFramesAreRefusedForEver) {
   EXPECT_TRUE(pager->release({&range, 1}, nullptr).ok());
 }
 
-// A block that waits in a staging frame, and whose place is refused memory: its toucher stays parked, and the tries are
-// a second apart. Not one of the fixture's blocks: those need no memory beside their frame.
+// A block waits in a staging frame, and its place is refused memory: its thread stays parked, and
+// the tries are a second apart. This needs its own blocks: those of the fixture need no memory
+// beside their frame.
 TEST(PagerPressureStaging, ARefusedPlaceIsTriedAgainLaterWithoutWakingTheToucher) {
   Parts parts;
   auto made = std::make_unique<FakeTrap>(false, true, true);
@@ -154,7 +156,7 @@ TEST_F(PagerPressure, AcquireAndPrefetchLiveWithARefusalToo) {
     trap->set_knobs(knobs);
     trap->tell_tunables();
   };
-  limit_context(8 * kBlock);  // the other frames go back
+  limit_context(8 * kBlock);  // returns the other frames
   trap->until_frames_below(16 * kBlock);
   trap->limit_frames(20 * kBlock);
   limit_context(0);
@@ -178,7 +180,7 @@ TEST_F(PagerPressure, AKnobThatIsRaisedEndsARefusal) {
   for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), i + 1);
 }
 
-// Leases and new regions are told at once what there is, and wake nobody.
+// Leases and new regions are told at once what memory there is, and wake no waiter.
 TEST_F(PagerPressure, ARefusalEndsWithItsTimeThoughNobodyAccessesAnything) {
   trap->limit_frames(24 * kBlock);
   std::byte* r = region(48);
@@ -201,7 +203,7 @@ TEST_F(PagerPressure, PressureGivesFramesBackAndLosesNothing) {
   for (size_t i = 0; i < 48; ++i) EXPECT_EQ(get(r + i * kBlock), 77 + i);
 }
 
-// Whoever writes a tunable when memory is short is told of both at once.
+// A tunable that changes when memory is short is reported together with the pressure.
 TEST_F(PagerPressure, AKnobThatChangesTakesNothingBackOfWhatPressureAskedFor) {
   std::byte* r = region(48);
   for (size_t i = 0; i < 48; ++i) put(r + i * kBlock, 77 + i);
@@ -244,7 +246,8 @@ TEST_F(PagerPressure, ALimitThatIsLoweredTakesFramesBack) {
   EXPECT_EQ(budget(), kBudget);
 }
 
-// The module gives an access up that is not answered for fault_timeout_ms of its own. A slow disk is no reason.
+// The module gives up an access that is not answered within its own fault_timeout_ms. A slow disk
+// is no reason for that.
 TEST_F(PagerPressure, ATouchThatWaitsLongIsReportedAnewBeforeTheTrapGivesItUp) {
   std::byte* r = region(2);
   put(r, 7);

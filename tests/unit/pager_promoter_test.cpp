@@ -1,5 +1,5 @@
-// The way to a device: which blocks are claimed for it, what they wait for, and where they are when they have come, or
-// could not.
+// Promotion: which blocks are claimed for it, what they wait for, and where they are after it
+// succeeded or failed.
 #include <gtest/gtest.h>
 
 #include <cerrno>

@@ -1,4 +1,4 @@
-// What is told of blocks and devices, and what may be set, on fakes.
+// Information about blocks and devices, and settings, on fakes.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -18,7 +18,7 @@ using vmem::pager::Region;
 using vmem::pager::Snapshot;
 namespace device = vmem::device;
 
-// The driver has a page of host memory for each block that is looked at.
+// Devices whose driver has a page of host memory for each block that a query visits.
 class PagedDevices final : public vmem::pager::test::FakeDevices {
  public:
   Status host_resident_bytes(device::Range, uint64_t* out) override {
@@ -113,7 +113,7 @@ class PagerTunables : public vmem::pager::test::PromotionParts, private vmem::pa
     BigLock lock(map.mutex());
     return gpus[0].budget.limit();
   }
-  // Of the module's kind, which has something to say.
+  // A trap like the module's, which has something to report.
   vmem::pager::test::FakeTrap module{true, true, true};
   vmem::pager::Shared with_module{module,  engine, space,  config, counters, budget, frames,
                                   staging, map,    writes, clock,  reserve,  tables};

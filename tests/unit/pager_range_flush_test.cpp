@@ -1,5 +1,5 @@
-// Writing the blocks of a range: what is written and what is skipped, where the blocks are afterwards, and what is
-// told.
+// Writing the blocks of a range: which are written and which skipped, their state afterwards, and
+// the result.
 #include <gtest/gtest.h>
 
 #include <cerrno>

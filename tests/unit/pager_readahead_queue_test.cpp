@@ -1,4 +1,5 @@
-// What is to be read ahead: so much at once, each read counted once, and nothing of what nobody waits for any more.
+// The read-ahead queue: a limit at once, each read counted once, and no reads that no thread waits
+// for any more.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -21,7 +22,7 @@ class PagerReadaheadQueue : public ::testing::Test {
  protected:
   PagerReadaheadQueue() { one.block_size = other.block_size = 4096; }
   void TearDown() override { EXPECT_EQ(ahead.check(transitions), ""); }
-  // One more move under way.
+  // Begins one more transition.
   Transition& move() {
     transitions.push_back(std::make_unique<Transition>());
     transitions.back()->region = &one;

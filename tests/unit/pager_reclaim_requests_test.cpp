@@ -1,4 +1,5 @@
-// Requests to evict: each has its turn in order, a few blocks at a time, until it has none left or its region goes.
+// Requests to evict: each has its turn in order, a few blocks at a time, until it has none left or
+// its region goes.
 #include <gtest/gtest.h>
 
 #include "pager/host/reclaim_requests.h"

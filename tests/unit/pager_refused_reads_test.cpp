@@ -1,5 +1,5 @@
-// Reads that the kernel has no memory for: the disk is well, and so are the bytes. Who wants the block waits, as for
-// any memory, and is told only when nothing goes on.
+// Reads that the kernel has no memory for: disk and bytes are fine. Accesses of the block wait as
+// for any memory, and fail only when nothing makes progress.
 #include <array>
 
 #include "common/patience.h"
@@ -14,7 +14,7 @@ using store::Io;
 
 class PagerRefusedReads : public PagerSteps {
  protected:
-  // Blocks of values 7, 8, .. that only the SSD has.
+  // Returns blocks of values 7, 8, .. that only the SSD has.
   std::byte* on_ssd(const Config& c, size_t blocks = 2) {
     start(c);
     std::byte* r = region(blocks);
@@ -73,7 +73,7 @@ TEST_F(PagerRefusedReads, AnAcquireWaitsAndHasItsBlocksWhenThereIsMemory) {
   EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
 }
 
-// Without a thread that gets SIGBUS: none has accessed it.
+// No thread gets SIGBUS: none has accessed the block.
 TEST_F(PagerRefusedReads, AnAcquireEndsWhenNothingGoesOn) {
   std::byte* r = on_ssd(impatient());
   engine->fail(Io::Op::read, ENOMEM);
@@ -89,7 +89,7 @@ TEST_F(PagerRefusedReads, AnAcquireEndsWhenNothingGoesOn) {
   EXPECT_TRUE(pager->release({&all, 1}, nullptr).ok());
 }
 
-// What was stored to a block that waits goes nowhere else meanwhile, and a region may go while some wait.
+// A waiting block keeps what was stored to it, and its region may be freed.
 TEST_F(PagerRefusedReads, BlocksThatWaitMayBeDroppedAndFreed) {
   std::byte* r = on_ssd(config(), 3);
   engine->fail(Io::Op::read, ENOMEM);

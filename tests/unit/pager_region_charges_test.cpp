@@ -1,4 +1,5 @@
-// What a region takes of the host budget besides its blocks: all of it or nothing, and all of it back.
+// Charges of a region to the host budget besides its blocks: all or nothing, and all credited at
+// the end.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -16,7 +17,7 @@ namespace core = vmem::core;
 
 class PagerRegionCharges : public vmem::pager::test::DeviceParts {
  protected:
-  // As RegionCreate describes it; nobody knows it.
+  // Describes it as RegionCreate does; it is not published.
   static void describe(Region& r, size_t block_size, bool bounces) {
     r.block_size = block_size;
     r.size = r.span = r.blocks * block_size;

@@ -1,5 +1,4 @@
-// Making regions: how large their blocks are and how they come to their place, and that a region which cannot be made
-// leaves nothing.
+// Making regions: their block sizes and addresses; a region that cannot be made leaves nothing.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -23,7 +22,7 @@ using vmem::trap::Transfer;
 namespace core = vmem::core;
 namespace device = vmem::device;
 
-// They have address space, and count what they gave.
+// Devices that have address space and count what they gave.
 class Places : public FakeDevices {
  public:
   size_t largest_unit() const override { return size_t{32} << 20; }

@@ -1,4 +1,5 @@
-// Freeing regions: who keeps one from it, that nothing of it is used any more when it goes, and that all comes back.
+// Freeing regions: which users delay it, that no part is used afterwards, and that all memory comes
+// back.
 #include <gtest/gtest.h>
 
 #include <cerrno>

@@ -1,5 +1,5 @@
-// Those who begin what moves blocks of host memory, on what they stand on and on fakes: the reader of stores,
-// read-ahead, the reclaim threads, and the service of faults. The last two with their threads.
+// The classes that begin transitions in host memory, on the classes below and on fakes: the store
+// reader, read-ahead, the reclaim threads, and the fault handler. The last two run their threads.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -51,12 +51,12 @@ class Services : public vmem::pager::test::PagerParts, protected Reclaim::Above,
   Readahead read_ahead{shared, waits, page_in, speculation, requests, pressure};
 };
 
-// ---- what is read, and whether it is what was written
+// ---- reads, and whether the bytes are those that were written
 
 class PagerStoreReader : public Services, protected IoEnd {
  protected:
   void io_ended(Transition*) override { ++ended; }
-  // A read of the block into `image` that is over.
+  // Reads the block into `image`; the read has ended.
   void read_into(Region& r, BlockIndex b, Transition* m) {
     m->region = &r;
     m->block = b;
@@ -106,7 +106,7 @@ TEST_F(PagerStoreReader, BytesWithAnotherDigestAreRefusedUnlessNobodyWantsThemVe
   r.table[0].extent = {};
 }
 
-// A part at a time, as they come: the image holds what is to come only when it has.
+// Reads part by part: the image has each byte only after its part arrived.
 class PagerStoreReaderInParts : public PagerStoreReader {
  protected:
   static constexpr size_t kStep = kBlock / 8;
@@ -197,7 +197,7 @@ TEST_F(PagerStoreReaderInParts, AFileThatIsWrittenHasItsDigestTakenSo) {
     std::fill(bytes.begin() + static_cast<ptrdiff_t>(from_file), bytes.end(), std::byte{});
     Transition m;
     read(r, &m, kBlock / 2);
-    memcpy(m.image + kBlock / 2, bytes.data() + kBlock / 2, kBlock / 2);  // with the zeros behind the end
+    memcpy(m.image + kBlock / 2, bytes.data() + kBlock / 2, kBlock / 2);  // with the zeros beyond the end
     reader.verify_read(&m);
     EXPECT_TRUE(m.status.ok());
     EXPECT_EQ(m.digest, store::digest(bytes.data(), kBlock));
@@ -238,11 +238,11 @@ TEST_F(PagerStoreReader, AFileThatBecameShorterIsSaidAndAReadThatFailedToo) {
   EXPECT_EQ(counters.io_errors, 1u);
 }
 
-// ---- what is read before anybody accesses it
+// ---- read-ahead
 
 class PagerReadahead : public Services {
  protected:
-  // Blocks that the store alone has.
+  // Blocks that only the store has.
   void put_away(Region& r, BlockIndex first, BlockIndex last) {
     for (BlockIndex b = first; b <= last; ++b) Services::put_away(r, b, 100 + b);
   }
@@ -311,7 +311,7 @@ TEST_F(PagerReadahead, WithoutRoomNothingIsReadAheadAndWithRoomItGoesOn) {
   EXPECT_EQ(state(r, 1), State::resident);
 }
 
-// ---- which blocks leave
+// ---- eviction
 
 class PagerReclaim : public Services {
  protected:

@@ -1,4 +1,5 @@
-// Spilled blocks: in the order in which they came, never more than a share, and none where somebody waits for room.
+// Spilled blocks: ordered by arrival, never more than a share, and none on a device with a waiter
+// for room.
 #include <gtest/gtest.h>
 
 #include "pager/block/spilled_blocks.h"

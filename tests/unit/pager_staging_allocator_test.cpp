@@ -1,4 +1,4 @@
-// Staging frames as they are made, found and given back, on devices that pin whatever they are given.
+// Staging frames as they are made, found and freed, on devices that pin everything.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -76,7 +76,7 @@ TEST_F(PagerStagingAllocator, AHostCopyKeepsItsFrameWhileTheLastAreMade) {
   ASSERT_TRUE(supply.keep_copy(r, 0, supply.frame(r, 0)));
   std::vector<std::byte*> taken;
   while (std::byte* const frame = pool.get(0)) taken.push_back(frame);
-  const size_t last = staging.of(r).growth.take(SIZE_MAX);  // the rest of what the share has room for
+  const size_t last = staging.of(r).growth.take(SIZE_MAX);  // the rest of the share
   ASSERT_TRUE(pool.reserve(last, 0));
   staging.of(r).growth.begin();
   EXPECT_EQ(supply.frame(r, 0), nullptr);

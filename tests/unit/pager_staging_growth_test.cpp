@@ -1,5 +1,5 @@
-// Staging frames are made as long as their share of the budget has room, by one thread at a time, and what was refused
-// is tried again later.
+// Staging frames are made while their share of the budget has room, by one thread at a time; a
+// refusal is retried later.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -28,14 +28,14 @@ class PagerStagingGrowth : public ::testing::Test {
     growth = std::make_unique<StagingGrowth>(*staging, budget, 50);
   }
   void TearDown() override { EXPECT_EQ(growth->check(kNow), ""); }
-  // Addresses alone: nobody stores to them.
+  // Addresses only: no thread stores to them.
   void add(size_t frames) {
     ASSERT_TRUE(staging->reserve(frames, 0));
     void* at = mmap(nullptr, frames * kFrame, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ASSERT_NE(at, MAP_FAILED);
     staging->add_slab(*devices, {static_cast<std::byte*>(at), frames * kFrame, nullptr});
   }
-  // All but so many are somebody's.
+  // Takes all frames but `frames`.
   void leave(size_t frames) {
     while (staging->free() > frames) taken.push_back(staging->get(0));
     while (staging->free() < frames) {
@@ -91,7 +91,7 @@ TEST_F(PagerStagingGrowth, FramesAreMadeWhenSomebodyFoundNone) {
   EXPECT_TRUE(growth->due(kNow)) << "one more was wanted meanwhile";
 }
 
-// The last that the share has room for are charged before they are there.
+// The last frames of the share are charged before they exist.
 TEST_F(PagerStagingGrowth, NobodyGivesUpAFrameWhileMoreAreMade) {
   add(32);
   leave(0);

@@ -1,5 +1,5 @@
-// Loans of staging frames to kernels, without kernels: which blocks are lent, who sees that somebody waits, and how
-// they come back.
+// Loans of staging frames to kernels, without kernels: which blocks are lent, who sees that a
+// thread waits, and how loans return.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -23,7 +23,7 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts, private Reclaim
     devices.transitions = true;
     ASSERT_TRUE(gpus.use(0).ok());
   }
-  // A block is in a staging frame alone.
+  // Puts a block into a staging frame only.
   void hold(Region& r, BlockIndex b) {
     BigLock lock(map.mutex());
     std::byte* const frame = supply.frame(r, 0);

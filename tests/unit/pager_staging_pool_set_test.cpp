@@ -1,4 +1,5 @@
-// Staging frames of several sizes have one part of the budget between them, and those that no region needs go.
+// Staging frames of several sizes share one part of the budget; frames that no region needs are
+// freed.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
@@ -23,7 +24,7 @@ constexpr uint64_t kMiB = 1 << 20;
 class PagerStagingPoolSet : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok()); }
-  // Addresses alone: nobody stores to them.
+  // Addresses only: no thread stores to them.
   void add(StagingPool& pool, size_t frames) {
     ASSERT_TRUE(pool.frames.reserve(frames, 0));
     const size_t size = frames * pool.frames.frame();
@@ -76,7 +77,7 @@ TEST_F(PagerStagingPoolSet, FramesThatNoRegionNeedsGiveWay) {
   EXPECT_TRUE(large.growth.has_room());
 }
 
-// The driver may copy to those addresses yet, whatever is there.
+// The driver may still copy to those addresses, whatever is mapped there.
 TEST_F(PagerStagingPoolSet, AddressesThatCannotBeUnpinnedAreGivenToNobody) {
   const size_t size = 2 * kMiB;
   for (const bool refused : {true, false}) {
@@ -116,7 +117,7 @@ TEST_F(PagerStagingPoolSet, TheLargestBlocksNeedFourFramesAsAllDo) {
   EXPECT_EQ(largest.growth.take(1000), 4u);
   budget.set(510 * kMiB);
   EXPECT_FALSE(largest.growth.has_room());
-  // What is kept for sizes that have none ends with the eighth, long before these.
+  // The part kept for sizes without frames is bounded by an eighth, long before these.
   budget.set(uint64_t{8} << 30);
   EXPECT_EQ(pools.kept(small.frames), (16 + 32 + 64 + 128 + 256) * kMiB) << "of 512 MiB";
   budget.set(uint64_t{4} << 30);

@@ -1,4 +1,4 @@
-// When a wait for memory is over: only time that the library lived through without any progress counts.
+// When a wait for memory ends: only time in which the library ran without progress counts.
 #include <gtest/gtest.h>
 
 #include "pager/block/stall_clock.h"
@@ -56,7 +56,7 @@ TEST(PagerStallClock, SeveralWhoLookCountATimeOnce) {
   StallClock p;
   const uint64_t mark = p.look(0, false);
   for (int i = 0; i < 4; ++i) p.look(50 * kMs, false);
-  p.look(40 * kMs, false);  // read its clock earlier, came later
+  p.look(40 * kMs, false);  // read its clock earlier, took the lock later
   EXPECT_EQ(p.waited(mark), 50 * kMs);
   const uint64_t later = p.look(60 * kMs, false);
   EXPECT_EQ(p.waited(later), 0u);

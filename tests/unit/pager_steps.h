@@ -21,7 +21,7 @@ namespace vmem::pager::test {
 
 inline constexpr size_t kSmall = 64 << 10;
 
-// Copy mode unless a test asks for blocks of 2 MiB, which are moved.
+// Copy mode, unless a test uses blocks of 2 MiB, which are moved.
 class PagerSteps : public ::testing::Test {
  protected:
   void start(Config config, std::unique_ptr<FakeTrap> with = std::make_unique<FakeTrap>(),
@@ -53,8 +53,8 @@ class PagerSteps : public ::testing::Test {
     EXPECT_TRUE(s.ok()) << s.text();
     return static_cast<std::byte*>(at);
   }
-  // A shared mapping of a file whose bytes only the engine's memory has (so it has no holes): `bytes` of it, in blocks
-  // of block_size.
+  // A shared mapping of `bytes` of a file, in blocks of block_size. Only the engine's memory has
+  // the file's bytes (so it has no holes).
   std::byte* shared(size_t bytes, size_t block_size = kSmall, Backing backing = Backing::file_shared) {
     std::string path = "/var/tmp/vmem-steps.XXXXXX";
     if (const char* tmp = getenv("TMPDIR"); tmp != nullptr) path = std::string(tmp) + "/vmem-steps.XXXXXX";
@@ -88,7 +88,7 @@ class PagerSteps : public ::testing::Test {
     uint64_t value;
     return !trap->load(at, &value);
   }
-  // By a thread of its own, which has touched the page.
+  // Loads on a thread of its own; the future has the value.
   std::future<uint64_t> getting(const void* at) {
     const size_t before = trap->met(at);
     auto value = std::async(std::launch::async, [this, at] { return get(at); });
@@ -105,7 +105,8 @@ class PagerSteps : public ::testing::Test {
   std::future<core::Status> calling(Call call) {
     return std::async(std::launch::async, call);
   }
-  // A write of the block stops half way, and the program takes its change back: what the block was has to come back.
+  // A write of the block stops half way, then the program undoes its change: the store must get the
+  // old bytes again.
   void tear_and_take_back(std::byte* at, size_t block, uint64_t was) {
     put(at, was + 1);
     engine->tear(EIO);
@@ -124,7 +125,7 @@ class PagerSteps : public ::testing::Test {
     EXPECT_TRUE(pager->queries().query(at, size, &out).ok());
     return out.ssd_bytes;
   }
-  // A word of the first file that was mapped, as the engine has it.
+  // Returns a word of the first mapped file, as the engine has it.
   uint64_t in_file(size_t offset) { return engine->word(1, offset); }
   struct vmem_stats stats() {
     struct vmem_stats out = {};

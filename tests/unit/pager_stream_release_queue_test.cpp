@@ -1,4 +1,5 @@
-// Releases that streams have not got to: the oldest of each lane is asked for, and the next when that has ended.
+// Releases that streams have not reached: the queue asks for the oldest of each lane, and for the
+// next when that ended.
 #include <gtest/gtest.h>
 #include <pthread.h>
 
@@ -23,7 +24,7 @@ using vmem::pager::StreamReleaseQueue;
 class PagerStreamReleaseQueue : public ::testing::Test {
  protected:
   void TearDown() override { EXPECT_EQ(all.check(), ""); }
-  // A release on the stream, which has taken the mark.
+  // Queues a release on the stream, which has recorded the mark.
   uint64_t add(int device, void* stream, Region* r = nullptr, bool recorded = true) {
     std::list<PendingRelease> made(1);
     PendingRelease& e = made.front();
@@ -132,7 +133,8 @@ TEST_F(PagerStreamReleaseQueue, TheCheckSeesALaneThatNobodyAsksFor) {
   std::swap(first->id, second->id);
 }
 
-// Streams get to their releases in order, whichever of them is first; whoever looks finds each.
+// Streams reach their releases in order, whichever comes first; each check finds all that were
+// reached.
 TEST_F(PagerStreamReleaseQueue, NoneIsForgottenInALongMix) {
   std::mt19937 random(5);
   std::array<char, 5> streams{};
@@ -142,7 +144,7 @@ TEST_F(PagerStreamReleaseQueue, NoneIsForgottenInALongMix) {
     if (random() % 2 == 0) {
       lanes[lane].push_back(add(0, &streams[lane]));
     } else if (!lanes[lane].empty()) {
-      // Now and then one that is not to be.
+      // Now and then a release that must not end.
       const auto which =
           lanes[lane].begin() + static_cast<ptrdiff_t>(random() % 8 == 0 ? random() % lanes[lane].size() : 0);
       end(*which);

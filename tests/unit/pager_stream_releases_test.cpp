@@ -1,4 +1,4 @@
-// Releases on devices whose streams get there when the test says so, and those who wait for them.
+// Releases on devices whose streams reach them when the test says so, and the waiters for them.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -123,7 +123,7 @@ TEST_F(PagerStreamReleases, AStreamThatTakesNoMarkLeavesItsLeaseLive) {
   EXPECT_EQ(leased(), 0u);
 }
 
-// Each of them found what it wants leased, and looks again when it is told.
+// Each worker found its blocks leased, and checks again when it is told.
 TEST_F(PagerStreamReleases, AWorkerIsToldWhereSomethingWaitsForLeasesToEndAndIsNotWokenElse) {
   Region& r = device_region(8);
   devices.reached = true;

@@ -1,4 +1,5 @@
-// Syncs and what they tell, blocks that are asked out of memory, and what a shared file gets before its region goes.
+// Syncs and their results, evictions on request, and what a shared file gets before its region
+// goes.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -41,7 +42,7 @@ class PagerSync : public vmem::pager::test::DeviceParts {
     --r.in_flight;
     return s;
   }
-  // A write that nobody waits for has failed.
+  // Makes a background write fail.
   void fail_in_the_background() {
     BigLock lock(map.mutex());
     writes.failed(core::error(EDQUOT, "in the background"), false, vmem::pager::now_ns());
@@ -115,7 +116,7 @@ TEST_F(PagerSync, AllRegionsAreThoseThatThereWereAndThatNobodyFrees) {
   {
     BigLock lock(map.mutex());
     goes.dying = true;
-    --sums.next_region_id;  // the last is newer than the call
+    --sums.next_region_id;  // makes the last region newer than the call
   }
   ASSERT_TRUE(sync.sync_all().ok());
   EXPECT_EQ(written(), 1u);
@@ -147,7 +148,7 @@ TEST_F(PagerSync, RegionsAreWrittenTogetherAndAFileIsFlushedOnce) {
   }
   engine.hold(Io::Op::write, true);
   std::thread all([&] { EXPECT_TRUE(sync.sync_all().ok()); });
-  engine.until_held(kRegions);  // none waits for another's
+  engine.until_held(kRegions);  // no region waits for another
   EXPECT_EQ(engine.count(Io::Op::flush), 0u) << "a file is flushed when all of it is written";
   engine.hold(Io::Op::write, false);
   engine.let_go();

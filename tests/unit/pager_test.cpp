@@ -1,4 +1,4 @@
-// The pager over a trap, an engine and a space in memory: interleavings are forced step by step, not hoped for.
+// The pager over a trap, an engine and a space in memory: tests force interleavings step by step.
 #include "pager/pager.h"
 
 #include <gtest/gtest.h>
@@ -77,12 +77,12 @@ TEST_F(PagerSteps, AStoreThatMeetsTheProtectionBeforeTheInstallIsBookedIsAnswere
   std::byte* r = region(1);
   put(r, 7);
   evict(r, kSmall);
-  Gate gate("install.after");  // the block is in place, protected, and the table still says mapping
+  Gate gate("install.after");  // the block is in place, protected, but the table still says mapping
   auto reader = getting(r);
   gate.until_reached();
   EXPECT_EQ(reader.get(), 7u);
   auto writer = putting(r, 8);
-  // Its report is read while the state is mapping: nobody but install() can answer it.
+  // Its report is read while the state is mapping: only install() can answer it.
   while (trap->calls("unprotect") == 0 && writer.wait_for(std::chrono::milliseconds(5)) != std::future_status::ready) {
     trap->until_quiet();
     if (pager->counters().faults >= 1) break;
@@ -119,7 +119,7 @@ TEST_F(PagerSteps, MemoryThatWasDroppedIsNeverCalledResident) {
   put(r, 7);
   evict(r, kSmall);
   EXPECT_EQ(get(r), 7u);       // protected, equal to the store
-  Gate gate("evict.decided");  // dropped already, the table still says isolating
+  Gate gate("evict.decided");  // dropped already, but the table still says isolating
   auto evicting = calling([&] { return pager->evict(r, kSmall, VMEM_SSD); });
   gate.until_reached();
   ASSERT_GE(trap->calls("drop"), 1u);
@@ -160,7 +160,7 @@ TEST_F(PagerSteps, AWishBetweenTheLastLookAndTheDropIsReadBack) {
   start(config());
   std::byte* r = region(1);
   put(r, 7);
-  // Wanted only after finish_write() looked: as if the access came while the memory was being dropped.
+  // The access comes after finish_write() looked: as if while the memory was being dropped.
   engine->hold(Io::Op::write, true);
   auto evicting = calling([&] { return pager->evict(r, kSmall, VMEM_SSD); });
   engine->until_held(1);
@@ -209,7 +209,7 @@ TEST_F(PagerSteps, AFailedOverwriteOfAStoredBlockIsNotMistakenForACleanOne) {
   put(r, 8);
   engine->fail(Io::Op::write, EIO);
   EXPECT_EQ(pager->evict(r, kHugePage, VMEM_SSD).code(), -EIO);
-  put(r, 7);  // equal to what the store had before the write that may have torn it
+  put(r, 7);  // equals the store's bytes before the write that may have torn them
   engine->fail(Io::Op::write, 0);
   const uint64_t writes = engine->count(Io::Op::write);
   evict(r, kHugePage);
@@ -257,13 +257,13 @@ TEST_F(PagerSteps, ASmallBlockIsWrittenOverItsOldCopyWhereTheStoreIsFull) {
   EXPECT_TRUE(pager->sync(r, kSmall).ok());
   evict(r, kSmall);
   EXPECT_EQ(get(r), 8u);
-  // Torn there, it is in memory still, and is never taken for clean.
+  // Torn in the store, the block is still in memory, and must not count as clean.
   tear_and_take_back(r, kSmall, 8);
   EXPECT_EQ(get(r + kSmall), 2u);
   EXPECT_EQ(pager->counters().checksum_errors, 0u);
 }
 
-// The place of the old copy is as long as that was: the new one is of another length.
+// The old copy's extent is as long as that copy; the new copy has another length.
 TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsFull) {
   start(config());
   constexpr size_t kBlock = size_t{64} << 10;
@@ -288,7 +288,7 @@ TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsF
 }
 
 TEST_F(PagerSteps, WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom) {
-  Config c = config();  // 4,096 blocks, less what buffers take
+  Config c = config();  // 4,096 blocks, less the memory of buffers
   c.fault_timeout_ms = 3000 * vmem::test::patience();
   start(c);
   constexpr size_t kStored = 2000, kAll = 4400, kBlock = vmem::core::kPage;
@@ -297,8 +297,8 @@ TEST_F(PagerSteps, WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom) 
   evict(r, kStored * kBlock);
   engine->fill_disk(ENOSPC);
   for (size_t i = kStored; i < kAll; ++i) put(r + i * kBlock, i + 1);
-  // Some of these have to leave for others of them. The rest came first, fails to, 32 at a time, and then for 640 ms
-  // nothing is tried.
+  // Some of these must leave for others of them. The other blocks are older: their writes fail, 32
+  // at a time, and then no write is tried for 640 ms.
   for (size_t i = 0; i < kStored; ++i) ASSERT_TRUE(trap->store(r + i * kBlock, i + 7)) << i;
   for (size_t i = 0; i < kAll; ++i) EXPECT_EQ(get(r + i * kBlock), i + (i < kStored ? 7 : 1)) << i;
 }
@@ -369,7 +369,7 @@ TEST_F(PagerSteps, AFaultIsNotFailedWhileWritesAreMerelySlow) {
   std::vector<std::future<void>> writers;
   for (size_t i = 0; i < 16; ++i) writers.push_back(putting(r + i * kHugePage, i + 100));
   engine->until_held(1);
-  std::this_thread::sleep_for(std::chrono::seconds(3));  // three times as long as a fault may wait for nothing
+  std::this_thread::sleep_for(std::chrono::seconds(3));  // three times the time-out of a wait without progress
   EXPECT_EQ(trap->calls("fail"), 0u);
   engine->hold(Io::Op::write, false);
   engine->let_go();
@@ -378,10 +378,10 @@ TEST_F(PagerSteps, AFaultIsNotFailedWhileWritesAreMerelySlow) {
 }
 
 TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
-  const Config c = config();  // a time-out of a minute
+  const Config c = config();  // has a time-out of a minute
   start(c);
   std::byte* r = region(16, kHugePage);
-  space->set_budget(0);  // before the first store: nothing leaves while the budget fills
+  space->set_budget(0);  // before the first store: no block leaves while the budget fills
   uint64_t n = 0;
   do {
     put(r + n * kHugePage, n + 100);
@@ -390,7 +390,8 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
   auto toucher = std::async(std::launch::async, [&] { return trap->store(r + n * kHugePage, n + 100); });
   const auto leased_range = std::vector{range(r + (n + 1) * kHugePage, 1)};
   auto acquiring = calling([&] { return pager->acquire(leased_range, VMEM_HOST, nullptr); });
-  // Each write that is tried and fails is a round of the reclaim thread, which looks first who has waited too long.
+  // Each failed write is a round of the reclaim thread, which first checks for waits that are too
+  // long.
   const auto rounds = [&](uint64_t count) {
     const uint64_t until = pager->counters().io_errors + count;
     while (pager->counters().io_errors < until) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -412,14 +413,15 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
 
 TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
   Config c = config();
-  // Between two syncs of this thread, as slow as the machine makes it, no time-out may pass.
+  // The time-out must exceed the time between two syncs of this thread, on a slow machine, too.
   const unsigned timeout_ms = 1000 * std::min(vmem::test::patience(), 5u);
   c.fault_timeout_ms = timeout_ms;
   start(c);
   std::byte* large = region(16, kHugePage);
   std::byte* small = region(1);
   put(small, 1);
-  // It stays: once evicted it would wait for memory itself, and then in truth nothing goes on.
+  // It must stay in memory: once evicted it would wait for memory itself, and there would be no
+  // progress.
   const vmem_range stays = range(small, kSmall);
   ASSERT_TRUE(pager->acquire({&stays, 1}, VMEM_HOST, nullptr).ok());
   space->set_budget(2 * kSmall);
@@ -429,11 +431,12 @@ TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
     ++n;
   } while (stats().host_bytes + kHugePage <= c.host_budget);
   auto toucher = std::async(std::launch::async, [&] { return trap->store(large + n * kHugePage, 101 + n); });
-  // The store has room for the small block alone: for three times the time-out nothing else is written.
+  // The store has room for the small block only: for three times the time-out nothing else is
+  // written.
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(3 * timeout_ms);
   for (uint64_t i = 0; std::chrono::steady_clock::now() < end && trap->calls("fail") == 0; ++i) {
     put(small, i);
-    pager->sync(small, kSmall).ignore();  // may tell of a write of another block that failed
+    pager->sync(small, kSmall).ignore();  // may report a failed write of another block
   }
   EXPECT_EQ(trap->calls("fail"), 0u);
   pager->tunables().set_space_budget(UINT64_MAX);

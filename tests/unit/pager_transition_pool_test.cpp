@@ -1,4 +1,4 @@
-// Moves: each is free or a block's, and there are as many as were asked for.
+// Transitions: each is free or a block's, and there are as many as were requested.
 #include <gtest/gtest.h>
 
 #include <set>

@@ -1,4 +1,5 @@
-// Blocks that show their file: what they are when its pages have gone, cannot go, or cannot come back.
+// Blocks that show their file: their state after its pages are gone, cannot be removed, or cannot
+// come back.
 #include <gtest/gtest.h>
 
 #include "device/managed/fault_gate.h"
@@ -22,7 +23,7 @@ class PagerTruncatedFiles : public vmem::pager::test::ManagedParts {
     fault_gate::uninstall();
     vmem::pager::test::ManagedParts::TearDown();
   }
-  // Block 0 of a region shows its file, and somebody has asked for it.
+  // Block 0 of a region shows its file, and an access of it waits.
   Region& shown(unsigned more = 0) {
     Region& r = device_region(2);
     BigLock lock(map.mutex());

@@ -1,5 +1,5 @@
-// Reads that the disk refuses. The threads that wait get SIGBUS, and whoever comes later has the block read anew; until
-// a read succeeds, who asks whether its bytes are safe is told.
+// Reads that the disk refuses. Waiting threads get SIGBUS, and later accesses read the block again.
+// Until a read succeeds, calls that ask whether its bytes are safe report the error.
 #include <chrono>
 
 #include "common/patience.h"
@@ -17,7 +17,7 @@ using store::Io;
 
 class PagerUnread : public PagerSteps {
  protected:
-  // Blocks of values 7, 8, .. that only the SSD has.
+  // Returns blocks of values 7, 8, .. that only the SSD has.
   std::byte* on_ssd(size_t blocks, size_t size = kSmall) {
     start(config());
     std::byte* r = region(blocks, size);
@@ -31,7 +31,7 @@ class PagerUnread : public PagerSteps {
     if (s.ok()) s = pager->release({&all, 1}, nullptr);
     return s;
   }
-  // As a program whose handler of SIGBUS returns: ten times a second at most.
+  // Repeats the access as a program whose SIGBUS handler returns: ten times a second at most.
   void read_seldom(std::byte* r) {
     const auto begun = std::chrono::steady_clock::now();
     const uint64_t before = engine->count(Io::Op::read);
@@ -79,7 +79,7 @@ TEST_F(PagerUnread, AnAccessThatIsMadeAgainAndAgainReadsTenTimesASecondAtMost) {
   read_seldom(r);
 }
 
-// Each of them read it, and made its next failure one that ends by itself.
+// Each acquire read the block, and its failure must again be one that an access retries.
 TEST_F(PagerUnread, SoItIsAfterAcquiresThatFailed) {
   std::byte* r = on_ssd(1);
   engine->fail(Io::Op::read, EIO);
@@ -93,7 +93,7 @@ TEST_F(PagerUnread, CallsSaySoUntilItHasBeenRead) {
   engine->fail(Io::Op::read, EIO);
   EXPECT_TRUE(bus(r));
   engine->fail(Io::Op::read, 0);
-  trap->until_called("unfail", 1);  // an access would read it
+  trap->until_called("unfail", 1);  // the next access would read it
   for (int i = 0; i < 2; ++i) {
     const Status s = pager->sync(r, 2 * kSmall);
     EXPECT_EQ(s.code(), -EIO);
@@ -129,7 +129,7 @@ TEST_F(PagerUnread, AnAcquireReadsItAtOnce) {
   EXPECT_EQ(get(r), 7u);
 }
 
-// What was read is not what was written: that is no refusal of the disk.
+// The bytes are not those that were written: that is not an error of the disk.
 TEST_F(PagerUnread, WrongBytesAreNotReadAgainByAnAccess) {
   std::byte* r = on_ssd(2);
   engine->flip_stored_bits();

@@ -1,4 +1,5 @@
-// Waits for a device tier that has no room: given up when nothing went on for the whole time-out, and not by the clock.
+// Waits for a device tier without room: they end when nothing progressed for the whole time-out,
+// not by the clock.
 #include <unistd.h>
 
 #include <cerrno>
@@ -47,7 +48,7 @@ class PagerWaits : public PagerSteps {
     const Status s = pager->release({&what, 1}, nullptr);
     EXPECT_TRUE(s.ok()) << s.text();
   }
-  // Blocks that a kernel changes: their only copy is there.
+  // Blocks that a kernel changes: their only copy is on the device.
   void change_on_device(size_t first, size_t count) {
     Status s = acquire(first, count, 0, VMEM_READ | VMEM_WRITE);
     ASSERT_TRUE(s.ok()) << s.text();
@@ -71,7 +72,7 @@ class PagerWaits : public PagerSteps {
   std::byte* r = nullptr;
 };
 
-// The machine stands still while a write that everybody waits for is under way.
+// The machine stands still during a write that all waiters wait for.
 TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForTheDeviceTier) {
   start_with_device(60000);
   change_on_device(0, kOnDevice);
@@ -86,7 +87,7 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForTheDeviceTier) {
   usleep(100000);
   for (int stop = 0; stop < 3; ++stop) {
     vmem::pager::clock_jumped_ns += uint64_t{3600} * 1000000000;
-    usleep(100000);  // whoever looks at the clock alone gives up
+    usleep(100000);  // code that checks only the clock would give up
   }
   EXPECT_NE(leaving.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
   EXPECT_NE(acquiring.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
@@ -101,12 +102,12 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForTheDeviceTier) {
   release(kOnDevice - 1, 1);
 }
 
-// No frame can come free: every write fails.
+// No frame is freed: every write fails.
 TEST_F(PagerWaits, WhoWaitsForTheDeviceTierIsToldWhenNothingGoesOn) {
   start_with_device(200);
   change_on_device(0, kOnDevice);
   engine->fail(Io::Op::write, EIO);
-  // One call may give up before the last frame: for it too nothing went on for so short a time-out.
+  // The short time-out of one call may end before the last frame is taken.
   EXPECT_TRUE(vmem::test::eventually([&] {
     EXPECT_FALSE(to_host(0, kOnDevice).ok());
     return on_device() == kOnDevice - kStaging;
@@ -115,14 +116,15 @@ TEST_F(PagerWaits, WhoWaitsForTheDeviceTierIsToldWhenNothingGoesOn) {
   ASSERT_TRUE(pager->tunables().set_device_budget((kOnDevice - kStaging) * kHugePage).ok());
   EXPECT_FALSE(acquire(2 * kOnDevice, 1, 0).ok());
   engine->fail(Io::Op::write, 0);
-  // The first call may still tell of a write that failed before.
+  // The first call may still report an earlier failed write.
   Status s;
   EXPECT_TRUE(vmem::test::eventually([&] { return (s = to_host(0, kOnDevice)).ok(); })) << s.text();
   EXPECT_TRUE(vmem::test::eventually([&] { return (s = acquire(kOnDevice - 1, 1, VMEM_HOST)).ok(); })) << s.text();
   release(kOnDevice - 1, 1);
 }
 
-// An access under a WRITE lease waits for its end, and for the time-out at most: not while nothing runs.
+// An access under a WRITE lease waits for its end, at most for the time-out; time in which nothing
+// runs does not count.
 TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForAWriteLease) {
   start_with_device(60000, true);
   put(r, 7);
@@ -138,7 +140,8 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForAWriteLease) {
   EXPECT_EQ(loading.get(), 7u);
 }
 
-// Where the trap does not take its SIGBUS back at once, it is asked again: the block stays on its device meanwhile.
+// If the trap does not take its SIGBUS back at once, the pager retries; the block stays on its
+// device until then.
 TEST_F(PagerWaits, WhatGaveSigbusForALeaseIsAnsweredThoughTheTrapRefusedToTakeItBack) {
   start_with_device(50, true);
   put(r, 7);
@@ -168,7 +171,7 @@ TEST_F(PagerWaits, ABlockWhoseSigbusIsNeverTakenBackStaysOnItsDeviceAndCallsSayS
   EXPECT_EQ(get(r), 7u);
 }
 
-// What is free for stores to blocks that a device has leased is judged by what staging frames leave.
+// The memory for stores to leased blocks of a device is judged without the staging frames.
 TEST_F(PagerWaits, AStoreUnderAReadLeaseHasRoomBesideStagingFrames) {
   start_with_device(300, true);
   change_on_device(0, kOnDevice);
@@ -185,7 +188,7 @@ TEST_F(PagerWaits, AStoreUnderAReadLeaseHasRoomBesideStagingFrames) {
   EXPECT_EQ(get(r), 5u);
 }
 
-// Staging frames are kept: a budget that is lowered needs room for them, once, and for what the CPU accesses.
+// Staging frames stay: a lowered budget must hold them, counted once, and what the CPU accesses.
 TEST_F(PagerWaits, ALoweredBudgetCountsStagingFramesOnce) {
   constexpr uint64_t kMiB = 1 << 20;
   start_with_device(60000);
@@ -212,13 +215,14 @@ TEST_F(PagerWaits, ALoweredBudgetCountsStagingFramesOnce) {
   change_on_device(0, 1);
 }
 
-// Who frees a region waits for a call that uses it still. That one may wait, in its turn, for a signal handler of the
-// freeing thread; and the handler may access the region, which is an error that gets its SIGBUS.
+// A thread that frees a region waits for calls that still use it. Such a call may wait, in turn,
+// for a signal handler of the freeing thread. The handler may access the region, which is an error
+// and gets SIGBUS.
 class PagerFrees : public PagerSteps {
  protected:
   static inline std::atomic<bool> entered, accessed;
   static inline std::atomic<int> handled;
-  // Makes the access, by a thread that may call what the fakes need.
+  // Accesses through a thread that may call what the fakes need.
   static void handler(int) {
     const int error = errno;
     entered = true;
@@ -269,7 +273,7 @@ TEST_F(PagerFrees, SignalsComeWhileItWaitsForACallThatUsesTheRegion) {
   sigaction(SIGUSR1, &before, nullptr);
 }
 
-// While a sync keeps the region from being taken apart, block 0 of it is accessed as `access` says.
+// Accesses block 0 by `access` while a sync delays the freeing of the region.
 class PagerFreesDevices : public PagerWaits {
  protected:
   void free_beside(const std::function<void()>& access) {
@@ -290,7 +294,7 @@ class PagerFreesDevices : public PagerWaits {
     syncing.get().ignore();
     EXPECT_TRUE(freeing.get().ok());
   }
-  // .. when that has begun.
+  // Waits until the freeing has begun.
   void until_freed() {
     EXPECT_TRUE(vmem::test::eventually([&] {
       vmem_residency out = {};
@@ -335,7 +339,8 @@ TEST_F(PagerFreesDevices, AStoreToACopyThatIsShownGoesOn) {
   });
 }
 
-// While its frames are taken out nothing looks at what is under way there: an access must not read ahead.
+// Freeing removes the region's frames without regard to transitions: an access must not begin
+// read-ahead.
 TEST_F(PagerFrees, AnAccessOfARegionThatIsTakenApartBeginsNothing) {
   using vmem::pager::test::kSmall;
   constexpr size_t kBlocks = 64;

@@ -1,4 +1,5 @@
-// What leaves memory is counted once, writes that fail are tried again ever more seldom, and a failure is told once.
+// Evictions are counted once, failed writes are retried ever more rarely, and a failure is reported
+// once.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -27,7 +28,7 @@ class PagerWritebackThrottle : public ::testing::Test {
     small.block_size = 4096;
     large.block_size = 2 << 20;
   }
-  // One more move under way.
+  // Begins one more transition.
   Transition& move(Region& r) {
     transitions.push_back(std::make_unique<Transition>());
     transitions.back()->region = &r;
@@ -116,8 +117,8 @@ TEST_F(PagerWritebackThrottle, EachFailureInARowWaitsLongerUpToALimit) {
   EXPECT_EQ(check(now - kMs), "write-back waits longer than it may");
 }
 
-// Else most of a batch that fails would keep the rest of memory from being written for as long as a disk that fails
-// altogether does.
+// Otherwise one failed batch would pause writes of all other blocks as long as a disk that fails
+// altogether.
 TEST_F(PagerWritebackThrottle, BlocksThatFailTogetherAreOneFailure) {
   for (uint64_t i = 0; i < 32; ++i) write_back.failed(error(EIO, "no"), false, kNow + i);
   EXPECT_EQ(write_back.pause(kNow), 2 * WritebackThrottle::kShortestPause);
@@ -126,7 +127,7 @@ TEST_F(PagerWritebackThrottle, BlocksThatFailTogetherAreOneFailure) {
   EXPECT_EQ(write_back.pause(next), 4 * WritebackThrottle::kShortestPause) << "the second try";
 }
 
-// A program that pins a block, beside a disk that takes nothing: the disk is not asked more often for that.
+// A program pins a block while the disk refuses all writes: the disk must not be asked more often.
 TEST_F(PagerWritebackThrottle, APinnedBlockShortensNoPause) {
   uint64_t now = kNow;
   for (unsigned n = 1; n <= 6; ++n) {

@@ -1,7 +1,8 @@
 #!/bin/bash
-# The protocol of kernels that ask (docs/gpu-paging.md) under model checkers: its model in all interleavings (spin), its text
-# in the executions that the C++ memory model allows (relacy), and the text as device code. Each order, look and rule of it is
-# taken away once, and something must be found then. Tools: scripts/setup.sh model. VMEM_LONG=1: larger settings, some minutes.
+# Checks the protocol of kernels that ask (docs/gpu-paging.md) with model checkers: its model in all
+# interleavings (spin), its source in the executions that the C++ memory model allows (relacy), and
+# the source as device code. Each order, check and rule is removed once, and the checker must then
+# find an error. Tools: scripts/setup.sh model. VMEM_LONG=1: larger settings, some minutes.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 [ -z "${VMEM_SANITIZER:-}" ] || { echo "skipped: it runs nothing of the library, and so the same without a sanitizer"; exit 77; }
@@ -14,7 +15,7 @@ skip() { echo "skipped: $1"; skipped=$((skipped + 1)); }
 limit=$((120 * ${TEST_PATIENCE:-1}))
 
 # ---- the model ----------------------------------------------------------------------------------------------------------
-# model NAME=VALUE..|NAME..: what spin found: "nothing", "something" or what went wrong.
+# model NAME=VALUE..|NAME..: prints what spin found: "nothing", "something" or an error.
 model() {
   local dir=$work/model word
   rm -rf "$dir"; mkdir "$dir"
@@ -29,14 +30,14 @@ model() {
   else tail -5 "$dir/log"; fi
 }
 right() { local found; found=$(model "${@:2}"); report "model: $1" "$([ "$found" = nothing ] || echo "found: $found")"; }
-# Found soon: compiling it is most of it.
+# Errors are found soon: most of the time is compilation.
 wrong() { local found; found=$(level=-O0 model "${@:2}"); report "model without $1" "$([ "$found" = something ] || echo "found: $found")"; }
 
 small=(BLOCKS=2 FRAMES=1 CELLS=2 LIMIT=12)
-same=("${small[@]}" 'GROUP1=(0,0,1,1,1)' 'GROUP2=(0,0,1,1,1)' SPURIOUS=2)      # two write to one block
+same=("${small[@]}" 'GROUP1=(0,0,1,1,1)' 'GROUP2=(0,0,1,1,1)' SPURIOUS=2)  # two groups write to one block
 other=("${small[@]}" 'GROUP1=(0,0,1,1,2)' 'GROUP2=(1,0,1,0,1)')                # one frame for two blocks
 several=(BLOCKS=3 FRAMES=2 CELLS=1 LIMIT=12 'GROUP1=(0,1,2,1,1)' 'GROUP2=(2,1,2,0,1)' ROUNDS=0)  # two blocks each, one in common
-reads=("${small[@]}" 'GROUP1=(0,0,1,1,2)' 'READER=(0,2)')                   # one loads in place what the other one writes
+reads=("${small[@]}" 'GROUP1=(0,0,1,1,2)' 'READER=(0,2)')  # one reads in place what the other one writes
 if command -v spin >/dev/null; then
   right "two groups write to a block that comes and goes" "${same[@]}"
   right "two groups want the one frame" "${other[@]}"
@@ -62,11 +63,12 @@ else
   skip "spin is not installed (scripts/setup.sh model): the model was not checked"
 fi
 
-# ---- the text -----------------------------------------------------------------------------------------------------------
+# ---- the source ----------------------------------------------------------------------------------
 # shellcheck disable=SC2086  # a compiler may be two words
 if echo "#include <relacy/relacy.hpp>" | ${CXX:-g++} -x c++ -std=c++17 -E - >/dev/null 2>&1; then
-  # relacy's operator delete knows no sizes, and its threads leave by longjmp to another stack, which _FORTIFY_SOURCE (Ubuntu's
-  # compilers define it by themselves) takes for an attack; its warnings are not ours.
+  # relacy's operator delete has no sized form. Its threads leave by longjmp to another stack, which
+  # _FORTIFY_SOURCE (a default of Ubuntu's compilers) takes for an attack. Its warnings are not
+  # ours.
   # shellcheck disable=SC2086
   if ${CXX:-g++} -O1 -std=c++17 -fno-sized-deallocation -U_FORTIFY_SOURCE -w -Iinclude -Ilib tests/protocol/paging_orders.cpp -o "$work/orders" >"$work/log" 2>&1; then
     out=$(timeout -k 3 "$limit" "$work/orders" 2>&1); status=$?
@@ -88,7 +90,7 @@ if [ -n "$nvcc" ]; then
   out=$("$nvcc" -std=c++17 -arch=sm_90 -Werror all-warnings -Iinclude -Ilib -cubin -o "$work/cubin" tests/protocol/paging_device.cu 2>&1); status=$?
   report "device code: nvcc" "$([ $status = 0 ] || echo "$out")"
 elif command -v clang++ >/dev/null; then
-  # Without CUDA's headers: what they define is said here.
+  # Without CUDA's headers: defines here what the source needs from them.
   out=$(clang++ -x cuda -std=c++17 --cuda-device-only --cuda-gpu-arch=sm_80 -nocudainc -nocudalib -Wno-unknown-cuda-version -include __clang_cuda_builtin_vars.h \
     '-D__device__=__attribute__((device))' '-D__host__=__attribute__((host))' '-D__global__=__attribute__((global))' '-D__shared__=__attribute__((shared))' -Iinclude -Ilib -S -o "$work/ptx" tests/protocol/paging_device.cu 2>&1); status=$?
   report "device code: clang" "$([ $status = 0 ] || echo "$out")"

@@ -1,4 +1,4 @@
-// The words of a range of blocks in memory of the process, for tests of the protocol of kernels that ask.
+// The words of a range of blocks in process memory, for tests of the protocol of kernels that ask.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ using vmem::paging::Urgency;
 using Group = vmem::paging::Group<HostAtomics>;
 using Queue = vmem::paging::RequestQueue<HostAtomics>;
 
-// The words of some blocks, and who changes them: each test is server and group itself.
+// The words of some blocks; each test acts as server and as group.
 template <typename Atomics>
 class WordsOf {
  public:
@@ -54,7 +54,7 @@ class WordsOf {
 using Words = WordsOf<HostAtomics>;
 using States = Words::States;
 
-// What is in the ring, in order: block and urgency.
+// Returns the ring's contents in order: block and urgency.
 inline std::vector<std::pair<uint32_t, Urgency>> taken(Words& words, Queue& queue) {
   std::vector<std::pair<uint32_t, Urgency>> all;
   for (Request request; queue.take(&request, words.port());) all.emplace_back(request.block, request.urgency);

@@ -1,4 +1,4 @@
-// Promises every eviction policy keeps. Hit rates: policy_hitrate_test.cpp.
+// The contract of every eviction policy. Hit rates: policy_hitrate_test.cpp.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ class PolicyEvictionPolicy : public testing::TestWithParam<EvictionPolicyKind> {
   PolicyEvictionPolicy() : evictor(make_eviction_policy(GetParam())) { evictor->resize(1024, 1024); }
 
   void admit(FrameId id, uint32_t weight = 1) { evictor->admit({.id = id, .weight = weight}); }
-  // Real victims worth `pages`, probes left aside.
+  // Evicts victims worth `pages`, not counting probes.
   std::vector<FrameId> evict(uint64_t pages) {
     std::vector<FrameId> ids;
     std::array<Victim, 64> out;
@@ -73,7 +73,7 @@ TEST_P(PolicyEvictionPolicy, OfTheColdWhatWasReadAheadWaitsForItsUse) {
   EXPECT_EQ(evict(4), (std::vector<FrameId>{1, 3, 0, 4}));
 }
 
-// A call that wants more than there is of them does not take others with them.
+// A call that wants more than there are used-up blocks does not evict others with them.
 TEST_P(PolicyEvictionPolicy, OfWhatIsUsedUpOneCallTakesNoMore) {
   for (FrameId id = 0; id < 8; ++id) admit(id);
   for (FrameId id = 6; id < 8; ++id) evictor->advise(id, Temperature::cold, Priority::normal, false);
@@ -98,7 +98,7 @@ TEST_P(PolicyEvictionPolicy, AdviceMovesABlock) {
   for (size_t i = 3; i < 6; ++i) EXPECT_LE(order[i], 3u) << "hot leave after all others";
 }
 
-// A prefetch of up to half of memory is not undone by the prefetch itself; guesses get a quarter.
+// A prefetch of up to half of memory must not evict its own blocks; guesses get a quarter.
 TEST(PolicyAnnounced, WhatTheProgramAnnouncedOutlivesWhatIsOnlyOld) {
   for (const bool hinted : {true, false}) {
     auto evictor = make_eviction_policy(EvictionPolicyKind::adaptive);
@@ -223,7 +223,7 @@ TEST_P(PolicyEvictionPolicy, TheLargestBlockCountsWhole) {
   EXPECT_EQ(evictor->victims(3 * uint64_t{kLargest}, out), 3u);
 }
 
-// Random calls against a plain model of what is resident.
+// Random calls against a plain model of the resident blocks.
 TEST_P(PolicyEvictionPolicy, KeepsItsWordUnderRandomCalls) {
   struct Known {
     uint32_t weight;
@@ -315,7 +315,7 @@ TEST_P(PolicyEvictionPolicy, KeepsItsWordUnderRandomCalls) {
             known.erase(k);
           }
           ASSERT_LT(freed, pages + largest) << "more than was asked";
-          // Those that are used up come alone, if there are any.
+          // Used-up blocks come alone, if there are any.
           if (freed < pages && n < out.size() && (freed == 0 || !all_cold)) {
             for (const auto& [other, what] : known) ASSERT_NE(what.holds, 0) << other << " could have been evicted";
           }

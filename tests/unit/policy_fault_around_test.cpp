@@ -1,4 +1,5 @@
-// What is read beside a missed block: by cases, and what it makes of known loads, replayed against blocks of one size.
+// Fault-around: what is read beside a missed block, by cases, and its effect on known loads,
+// compared with blocks of one size.
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -51,14 +52,14 @@ TEST(PolicyFaultAround, AReaderGoesThroughAGroupInSixReads) {
 TEST(PolicyFaultAround, ABackwardReaderToo) {
   const FaultAround n(320, kGroup);
   expect(n.around(64 + 23, bits(24, 32)), 64 + 23, -1, 8);
-  expect(n.around(64 + 3, bits(4, 32)), 64 + 3, -1, 4);  // there are no more
+  expect(n.around(64 + 3, bits(4, 32)), 64 + 3, -1, 4);  // the group ends
 }
 
 TEST(PolicyFaultAround, OfTwoRunsTheLongerTellsTheDirection) {
   const FaultAround n(kGroup, kGroup);
-  expect(n.around(10, bits(2, 10) | bits(11, 13)), 10, 1, 1);  // what follows is there
+  expect(n.around(10, bits(2, 10) | bits(11, 13)), 10, 1, 1);  // the next blocks are present
   expect(n.around(10, bits(8, 10) | bits(11, 19)), 10, -1, 1);
-  expect(n.around(10, bits(2, 10) | bits(13, 14)), 10, 1, 3);  // up to what is there
+  expect(n.around(10, bits(2, 10) | bits(13, 14)), 10, 1, 3);  // up to a present block
 }
 
 TEST(PolicyFaultAround, ARunThatChanceExplainsTellsNothing) {
@@ -66,9 +67,9 @@ TEST(PolicyFaultAround, ARunThatChanceExplainsTellsNothing) {
   uint64_t scattered = 0;
   for (uint32_t i = 1; i < kGroup; i += 2) scattered |= uint64_t{1} << i;
   expect(n.around(10, scattered), 10, 1, 1);                // half of the group, singly
-  expect(n.around(10, bits(9, 10)), 10, 1, 1);              // one, and it is beside: enough for one
-  expect(n.around(10, bits(8, 10)), 10, 1, 2);              // two in a row of two
-  expect(n.around(10, bits(8, 10) | scattered), 10, 1, 1);  // .. and of seventeen
+  expect(n.around(10, bits(9, 10)), 10, 1, 1);              // one, and it is adjacent: enough for one
+  expect(n.around(10, bits(8, 10)), 10, 1, 2);              // two in a row, of two present
+  expect(n.around(10, bits(8, 10) | scattered), 10, 1, 1);  // two in a row, of seventeen
 }
 
 TEST(PolicyFaultAround, StaysInsideTheGroupAndTheRegion) {
@@ -96,10 +97,11 @@ TEST(PolicyFaultAround, StaysInsideTheGroupAndTheRegion) {
   }
 }
 
-// Replays at 64 KiB, of 600 MiB in 400, and what they would take: a read is 45 us, and 29 more for each 64 KiB.
+// Replays 600 MiB in 400, at 64 KiB, and models the time: a read takes 45 us, and 29 us more for
+// each 64 KiB.
 constexpr uint64_t kBlocks = 9600, kCapacity = 6400;
 
-enum class Size : uint8_t { adapts, small, large };  // 64 KiB and what lies beside; 64 KiB; 2 MiB
+enum class Size : uint8_t { adapts, small, large };  // 64 KiB and fault-around; 64 KiB; 2 MiB
 
 double cost(const Trace& trace, Size size, bool read_ahead = true) {
   const bool large = size == Size::large;
@@ -181,7 +183,8 @@ TEST(PolicyFaultAround, ALoopCostsLittleMoreThanWithLargeBlocks) {
 }
 
 TEST(PolicyFaultAround, AScanAfterRecordsIsStillFoundToBeAStream) {
-  // Records teach read-ahead to wait for more than two accesses in a row, and those a scan no longer traps at.
+  // Records make read-ahead wait for more than two accesses in a row, and fault-around hides some
+  // of those from it.
   const Trace before = records(8, 9000);
   replay::Setup setup;
   setup.probes = false;

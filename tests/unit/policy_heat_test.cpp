@@ -1,4 +1,4 @@
-// Where a region's faults are: parts, growth and cooling.
+// Heat: where a region's faults are; parts, growth and cooling.
 #include <gtest/gtest.h>
 
 #include <numeric>

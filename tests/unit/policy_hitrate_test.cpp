@@ -1,5 +1,5 @@
-// What the eviction policies make of known loads, measured on the replay tool's pager in miniature. The yardsticks
-// marked * see what no pager can see.
+// Hit rates of the eviction policies on known loads, measured with the replay tool's small pager.
+// The reference policies marked * see what no pager can see.
 #include <gtest/gtest.h>
 
 #include "replay/simulate.h"
@@ -15,7 +15,8 @@ using replay::Trace;
 constexpr EvictionPolicyKind kOthers[] = {EvictionPolicyKind::fifo, EvictionPolicyKind::sieve,
                                           EvictionPolicyKind::s3fifo, EvictionPolicyKind::twoq};
 
-// Blocks. One thread and no pointers to speak of: a sanitizer, ten times slower, learns as much from one as from three.
+// Blocks. A sanitizer runs one size instead of three: it is ten times slower, and finds as much in
+// one thread.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr uint64_t kCapacities[] = {1024};
 #else
@@ -93,7 +94,7 @@ TEST_P(PolicyHitRate, SkewedLoadsAreServedAsWellAsByTheBestOfTheOthers) {
       const double mine = run(trace, capacity, EvictionPolicyKind::adaptive, GetParam()).hit_rate();
       for (const EvictionPolicyKind other : kOthers) {
         const Result theirs = run(trace, capacity, other, GetParam());
-        // Without probes it pays about half a percent for its trickle of strangers.
+        // Without probes it loses about half a percent to blocks that are used once.
         EXPECT_GE(mine, theirs.hit_rate() - (GetParam() ? 0.0 : 0.012))
             << theirs.policy << ' ' << skew << ' ' << capacity;
       }
@@ -112,15 +113,16 @@ TEST_P(PolicyHitRate, WrittenThenReadBackIsALoop) {
 }
 
 TEST_P(PolicyHitRate, AWorkingSetThatMovesIsFollowedWithinTwoBudgets) {
-  // Four disjoint sets of half the budget, each looped over; every set costs its first reads and at most two rounds
-  // more.
+  // Four disjoint sets of half the budget, each looped over. Every set costs its first reads and at
+  // most two more rounds.
   const Trace trace = make("loops", 4096, 4 * 16384, 0.9, 512);
   const Result r = run(trace, 1024, EvictionPolicyKind::adaptive, GetParam());
   EXPECT_LE(r.misses, 4u * 512 + 2 * 2 * 1024);
 }
 
 TEST_P(PolicyHitRate, ALargeLoopThatMovesIsFollowed) {
-  // Loops over two budgets that have nothing in common: a part of each is kept, after at most four rounds.
+  // Loops over two budgets without a common block: a part of each is kept after at most four
+  // rounds.
   Trace trace;
   for (uint64_t i = 0; i < 30 * 1024; ++i) trace.push_back({i % 1024});
   for (uint64_t i = 0; i < 30 * 1024; ++i) trace.push_back({1024 + i % 1024});
@@ -164,8 +166,8 @@ TEST(PolicyLoads, SmallMemoriesWork) {
 }
 
 TEST(PolicyLoads, TheYardsticksAreRight) {
-  // Belady by hand: a b c a b d a, memory of 2. At c, b's next touch is farther than a's; at b, d: never again goes c,
-  // b.
+  // Belady by hand: a b c a b d a, memory of 2. At c, the next use of b is farther than that of a.
+  // At b and d, c and then b are never used again.
   const Trace trace = {{0}, {1}, {2}, {0}, {1}, {3}, {0}};
   EXPECT_EQ(replay::simulate_opt(trace, 2).hits, 2u);
   EXPECT_EQ(replay::simulate_lru(trace, 2).hits, 0u);
@@ -178,8 +180,8 @@ TEST(PolicyLoads, TheYardsticksAreRight) {
   }
 }
 
-// Two sizes of block under the same load must get memory by what they bring per byte: one large block that is touched
-// as often as a small one is worth less.
+// Two block sizes under the same load must share memory by benefit per byte: a large block that is
+// accessed as often as a small one is worth less.
 TEST(PolicyLoads, BlocksOfDifferentSizeShareMemoryByBytes) {
   auto evictor = policy::make_eviction_policy();
   constexpr uint64_t kLarge = 64, kSmall = 64 * 512;  // 64 blocks of 2 MiB and as many bytes of 4 KiB blocks
@@ -194,7 +196,7 @@ TEST(PolicyLoads, BlocksOfDifferentSizeShareMemoryByBytes) {
   uint64_t used = 0, evicted = 0, large = 0;
   std::vector<policy::Victim> out(256);
   for (int i = 0; i < 1500000; ++i) {
-    // The same touches per byte for both.
+    // The same accesses per byte for both.
     const uint64_t page = random() % (2 * kPages);
     const uint64_t at = page < kPages ? page / 512 : kLarge + page - kPages;
     const uint32_t weight = at < kLarge ? 512 : 1;
@@ -225,8 +227,8 @@ TEST(PolicyLoads, BlocksOfDifferentSizeShareMemoryByBytes) {
     if (b.left != 0) a.age = evicted - b.left;
     evictor->admit(a);
   }
-  // A large block is touched 512 times as often as a small one, so it is the better of the two by far: nothing may push
-  // the large ones out. But the small ones keep the rest.
+  // A large block is accessed 512 times as often as a small one, so it is by far the better one:
+  // large blocks must stay, and small ones keep the rest.
   EXPECT_GE(large, kLarge / 2);
   EXPECT_GE(used, kPages - 512);
 }
@@ -245,7 +247,7 @@ TEST(PolicyLoads, ReadAheadDoesNotDestroyTheResidentPartOfALoop) {
   setup.capacity = 512;
   setup.window = 32;
   const Result r = replay::simulate(make("cyclic", 2048, 20 * 2048), setup);
-  // Blocks brought from disk a round: what is not resident.
+  // Blocks read from disk in a round: those that are not resident.
   EXPECT_LE((r.misses + r.read_ahead) / 20, 2048u - 300);
   EXPECT_GE(static_cast<double>(r.covered) / static_cast<double>(r.covered + r.misses), 0.95);
 }

@@ -12,7 +12,8 @@ namespace {
 
 using core::BlockIndex;
 
-// A pager without limits: what was asked for is there at once; what is not traps, and markers trap once.
+// A pager without limits: requested blocks are present at once; absent blocks trap, and markers
+// trap once.
 class Reader {
  public:
   Reader(uint64_t blocks, uint32_t max) : blocks_(blocks), readahead(blocks, max) {}
@@ -318,7 +319,7 @@ TEST(PolicyReadAhead, AStreamThatNobodyReadsIsGivenUp) {
   EXPECT_EQ(run.first, 0u);
   EXPECT_EQ(run.count, 1u + w->count);
   EXPECT_EQ(ra.give_up(6).count, 0u);
-  // .. as is the one used longest ago when there are too many.
+  // With too many streams, the least recently used one goes, too.
   for (uint64_t i = 1; i < ReadAhead::kStreams; ++i) ra.on_fault(50000 + i * 1000, false, {1024, 10});
   EXPECT_EQ(ra.given_up().count, 0u);
   ra.on_fault(99000, false, {1024, 10});

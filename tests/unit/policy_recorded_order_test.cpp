@@ -1,4 +1,4 @@
-// What is read because it was asked for before, behind the same blocks.
+// Read-ahead in a recorded order: blocks that were requested before, behind the same blocks.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -20,7 +20,7 @@ Blocks shuffled(uint32_t blocks, uint32_t seed) {
   return all;
 }
 
-// Asks for what has not been read ahead; how many of them had been.
+// Requests the blocks that have not been read ahead; returns how many had been.
 size_t pass(RecordedOrder& order, const Blocks& blocks, size_t* read = nullptr) {
   std::vector<bool> there(blocks.size());
   size_t had = 0, asked = 0;

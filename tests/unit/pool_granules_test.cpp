@@ -1,4 +1,4 @@
-// The book-keeping of vmem::pool against a plain array of who has which granule.
+// The bookkeeping of vmem::pool, compared with a plain array of each granule's owner.
 #include "vmem/pool_granules.hpp"
 
 #include <gtest/gtest.h>

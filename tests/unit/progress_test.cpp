@@ -1,4 +1,4 @@
-// What examples say of how far they are, where stderr is no terminal: with a file in its place.
+// Progress messages of the examples if stderr is no terminal: a file takes its place.
 #include "common/progress.h"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,8 @@ TEST(Progress, IsSaidAtOnceAndASecondLater) {
   EXPECT_EQ(error.text(), "sorting: 0 %, 0 s\n");
   progress.add(100);
   EXPECT_TRUE(vmem::test::eventually([&] { return error.says("\nsorting: 50 %, [0-9]+ s\n"); }));
-  // Each that is made says its second line before its tenth second, unless the machine stops for that long.
+  // Each object prints its second line before its tenth second, unless the machine stops for that
+  // long.
   EXPECT_TRUE(vmem::test::eventually([] {
     const ErrorFile another;
     const Progress early("merging", 1);

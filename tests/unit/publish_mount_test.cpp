@@ -1,5 +1,5 @@
-// Folders of publications, and names in them, that somebody keeps: by a file system mounted there that never answers,
-// by a lock.
+// Folders of publications, and names in them, that a user blocks: by a mounted file system that
+// never answers, or by a lock.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/prctl.h>
@@ -27,8 +27,8 @@ using namespace vmem::publish;
 constexpr int kNoMounts = 77, kNoFilters = 78;
 constexpr char kName[] = "123-00000000000000ff";
 
-// In a process of its own, with mounts of its own, on `place` a silent file system: what `look` returns. 142: it waited
-// until the file system was gone. old: without openat2.
+// Runs `look` in a process with its own mounts and a silent file system on `place`; returns its
+// result, or 142 if it waited until the file system was gone. old: without openat2.
 int beside_silent(const std::string& place, mode_t kind, bool old, const std::function<int()>& look) {
   const pid_t child = fork();
   if (child == 0) {
@@ -51,7 +51,7 @@ int beside_silent(const std::string& place, mode_t kind, bool old, const std::fu
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-class PublishMount : public ::testing::TestWithParam<bool> {  // true: openat2 is not to be had
+class PublishMount : public ::testing::TestWithParam<bool> {  // true: openat2 is missing
  protected:
   PublishMount() : path_(std::filesystem::temp_directory_path().string() + "/vmem-mount-test.XXXXXX") {
     EXPECT_NE(mkdtemp(path_.data()), nullptr);
@@ -68,7 +68,7 @@ TEST_P(PublishMount, AFolderOnASilentFileSystemIsRefusedAndNotWaitedFor) {
   ASSERT_EQ(mkdir(run.c_str(), 0700), 0);
   const int rc = beside_silent(run, S_IFDIR, GetParam(), [&] {
     Fd fd;
-    for (const bool make : {false, true}) {  // by who looks on, and by who publishes
+    for (const bool make : {false, true}) {  // by a reader, and by a publisher
       for (const std::string& folder : {run, run + "/vmem"}) {
         if (open_folder(folder, geteuid(), make, &fd).code() != -EXDEV) return 1;
       }
@@ -95,7 +95,7 @@ TEST_P(PublishMount, ASilentFileSystemOnAPublicationIsNoPublication) {
   }
 }
 
-// Waiting for a folder's lock cannot be killed either.
+// A thread that waits for a folder's lock cannot be killed, either.
 TEST(PublishLock, ANameThatIsNotThereIsMissedWithoutTheFoldersLock) {
   std::string path = "/dev/shm/vmem-lock-test.XXXXXX";
   ASSERT_NE(mkdtemp(path.data()), nullptr);

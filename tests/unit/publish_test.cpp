@@ -1,4 +1,5 @@
-// What is published: packing, what a reader refuses, whose folders are used, which files are left behind by the dead.
+// Publications: packing, what a reader refuses, whose folders are used, and files that dead
+// processes leave.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -40,7 +41,7 @@ class PublishFolder : public ::testing::Test {
     struct stat s {};
     return lstat((path_ + "/" + name).c_str(), &s) == 0;
   }
-  // As a process that has died left it.
+  // Writes a file as a dead process left it.
   void write_one(const std::string& name) const {
     Snapshot s;
     std::vector<std::byte> bytes;
@@ -81,7 +82,7 @@ TEST(PublishLayout, WhatIsPackedIsRead) {
   Snapshot s = sample(), read;
   std::vector<std::byte> bytes;
   pack(s, &bytes);
-  bytes.resize(bytes.size() + 4096);  // the file may be longer than what is valid in it
+  bytes.resize(bytes.size() + 4096);  // the file may be longer than its valid part
   ASSERT_TRUE(unpack(bytes, &read).ok());
   EXPECT_EQ(read.header.pid, 7u);
   EXPECT_EQ(read.header.stats.faults, 42u);
@@ -203,7 +204,7 @@ TEST_F(PublishFolder, FoldersOfARuntimeDirectoryThatIsNotTheUsersAreNotTaken) {
 TEST_F(PublishFolder, InAUserNamespaceNobodysFolderIsUsedAndOnesOwnHasTheNumberFromOutside) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to give numbers to users";
   ASSERT_EQ(chmod(path_.c_str(), 0755), 0);
-  ASSERT_EQ(chown(path_.c_str(), 61522, 61522), 0);  // looks like the caller's, whose number is missing, too
+  ASSERT_EQ(chown(path_.c_str(), 61522, 61522), 0);  // looks like the caller's own, whose number is missing, too
   const int unmapped = vmem::test::in_user_namespace(61521, "", [&] {
     Fd fd;
     const Status s = open_folder(path_, geteuid(), false, &fd);
@@ -243,7 +244,7 @@ TEST_F(PublishFolder, WhatTheDeadLeftIsRemovedAndTheLivingStay) {
   EXPECT_FALSE(exists("777-00000000000000aa"));
   EXPECT_FALSE(exists("777-00000000000000aa.sock"));
   EXPECT_TRUE(exists("unrelated"));
-  living.reset();  // it dies
+  living.reset();  // the process dies
   EXPECT_EQ(sweep(folder.get(), geteuid()), 1u);
   EXPECT_FALSE(exists(kName));
 }
@@ -260,7 +261,7 @@ TEST_F(PublishFolder, WhatIsNotOursIsNeverRemoved) {
   ASSERT_EQ(symlink(text.c_str(), (path_ + "/" + link).c_str()), 0);
   write_one(open_to_others);
   ASSERT_EQ(chmod((path_ + "/" + open_to_others).c_str(), 0644), 0);
-  make(text + ".sock");  // a file that is called as a socket
+  make(text + ".sock");  // an ordinary file with a socket's name
   make(".new-something");
   make_socket("docker.sock");
   make_socket("778-00000000000000ff.sock");

@@ -1,5 +1,6 @@
 #!/bin/bash
-# The runner itself (scripts/run-tests.sh), on programs that crash, hang, are slow once, forget files and leave processes.
+# Tests the runner (scripts/run-tests.sh) on programs that crash, hang, are slow once, leave files
+# or leave processes.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 [ -z "${VMEM_SANITIZER:-}" ] || { echo "skipped: nothing in it is built with a sanitizer"; exit 77; }
@@ -7,7 +8,8 @@ work=$(mktemp -d); trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
 mkdir -p "$work"/build/tests/{abi,stress} "$work"/tests/{python,vm,negative}
 
-# A program that speaks as GoogleTest does (gtest_output): its tests are the words of NAME.tests, each a function.
+# A program that acts like GoogleTest (gtest_output): its tests are the words of NAME.tests, each a
+# function.
 fake() { # PATH
   cat >"$1" <<'P'
 #!/bin/bash
@@ -29,8 +31,8 @@ P
 }
 script() { printf '#!/bin/bash\n%s\n' "$2" >"$1"; chmod +x "$1"; }
 
-# run NAME SUITE WANTED-EXIT WANTED-TOTALS PATTERN..: what the runner says of what lies in $work now; each PATTERN must be in it, or
-# with a "!" before it must not.
+# run NAME SUITE WANTED-EXIT WANTED-TOTALS PATTERN..: runs the runner on the contents of $work. Its
+# output must contain each PATTERN or, with a leading "!", must not.
 run() {
   local name=$1 suite=$2 want=$3 totals=$4 out rc bad='' pattern; shift 4
   out=$(BUILD=$work/build TESTS=$work/tests TEST_TIMEOUT=${limit:-60} TEST_ONE_TIMEOUT=${one:-60} TEST_PATIENCE=1 TEST_HEARTBEAT=${beat:-20} WORK=$work TMPDIR=$work scripts/run-tests.sh $suite 2>&1); rc=$?
@@ -87,14 +89,14 @@ script "$work/tests/python/a.sh" 'touch $TMPDIR/forgotten.ABCDEF'
 run "what tests forget is said and removed" python 0 "1 passed, 0 failed, 0 skipped" 'tests forgot .*: 1 x forgotten'
 [ -z "$(find "$work" -maxdepth 1 -name 'vmem-tests.*')" ] || { echo "FAIL its own folder is left"; failed=$((failed + 1)); }
 
-# $$ behind the point: another run of this script has its own.
+# The "$$" after the point makes it unique: another run of this script has its own.
 script "$work/tests/python/a.sh" "sleep 1000.$$ & exit 0"
 run "a process that is left running is a failure, and ended" python 1 "1 passed, 1 failed, 0 skipped" 'left running: sleep 1000'
 script "$work/tests/python/a.sh" "setsid sleep 1001.$$ & sleep 0.5"
 run "one that left its group, too" python 1 "1 passed, 1 failed, 0 skipped" 'left running: process [0-9]+ sleep 1001'
 pgrep -f "sleep 100[01]\.$$\$" >/dev/null && { echo "FAIL a process is left"; failed=$((failed + 1)); }
 
-# Side by side, but those that need all of the machine alone.
+# They run side by side, but those that need the whole machine run alone.
 for n in 1 2; do script "$work/tests/negative/s$n.sh" '[ -z "$(ls $TMPDIR/running* 2>/dev/null)" ] || exit 1; touch $TMPDIR/running$$; sleep 0.5; rm $TMPDIR/running$$'; done
 run "negative controls run one at a time" "negative" 0 "2 passed, 0 failed, 0 skipped" '^ok   negative/s2'
 
