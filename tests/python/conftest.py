@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every test starts with libvmem stopped and known settings, and must leave no region behind."""
+"""Every test starts with libvmem stopped and default settings, and must leave no region behind."""
 
 import contextlib
 import dis
@@ -15,7 +15,8 @@ import pytest
 import vmem
 
 MIB = 1 << 20
-# How much slower than a quiet machine this one is, as the runner measured it: deadlines are that much longer.
+# How much slower than a quiet machine this one is, measured by the runner. Deadlines are longer by
+# this factor.
 PATIENCE = int(os.environ.get("TEST_PATIENCE", "1"))
 
 DEFAULTS = {
@@ -82,7 +83,7 @@ def sims(request):
 
 @pytest.fixture(params=["host", "sim"])
 def tiers(request):
-    """A location of each kind that a model can be offloaded to."""
+    """Each kind of location that a model can be offloaded to."""
     start(device="sim" if request.param == "sim" else "none", host_budget=128 * MIB)
     yield request.param
     finish()
@@ -110,7 +111,7 @@ def make_file(tmp_path):
 
 
 def python(code, **environment):
-    """Another interpreter: what it printed, and how it ended."""
+    """Runs code in another interpreter. Returns its output and how it ended."""
     env = {**os.environ, **environment}
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -126,7 +127,9 @@ PACKAGE = os.path.dirname(vmem.__file__)
 
 
 def may_be_interrupted(frame, ends):
-    """Of the package, and with `ends` at the end of an object, where Python prints what is raised, else not there."""
+    """Returns whether the frame belongs to the package. With `ends` it must also be inside a
+    __del__, where Python prints exceptions; without, outside of one.
+    """
     ours = frame.f_code.co_filename.startswith(PACKAGE)
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
@@ -135,8 +138,10 @@ def may_be_interrupted(frame, ends):
 
 @contextlib.contextmanager
 def after_calls(act, ends=False):
-    """act() after each call of the package's code, and at the beginning of its functions. By instructions before Python
-    3.12; from there on a function's instructions are not seen in its first call."""
+    """Calls act() after each call that the package's code makes, and at the beginning of its
+    functions. Before Python 3.12 it follows instructions; later versions do not report a function's
+    instructions in its first call.
+    """
     if hasattr(sys, "monitoring"):
         seen = sys.monitoring
         events = seen.events.CALL | seen.events.PY_START  # CALL: with C_RETURN
@@ -167,7 +172,7 @@ def after_calls(act, ends=False):
                 was, called[0] = called[0], dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("CALL")
                 if was:
                     act()
-            elif event == "exception":  # no call has returned
+            elif event == "exception":  # a call raised instead of returning
                 called[0] = False
             return step
 
@@ -182,9 +187,10 @@ def after_calls(act, ends=False):
 
 
 def interrupted(work, at, ends=False):
-    """work(), with what a signal's handler raises after the at-th call that the package's code makes, where Python lets
-    a handler run: the call is over, its result nobody's. Returns the exception; None: there are fewer calls. ends: of
-    the calls in a __del__."""
+    """Runs work() and raises what a signal handler would raise after the at-th call of the
+    package's code, where Python runs handlers: the call has returned, and its result is lost.
+    Returns the exception, or None if there are fewer calls. ends: counts only calls in a __del__.
+    """
     came, calls = [], [0]
 
     def act():
@@ -202,8 +208,9 @@ def interrupted(work, at, ends=False):
 
 
 def no_device_lease(*ranges):
-    """Whether no live lease holds the ranges: EBUSY or ENOMEM at another location otherwise. Waits for what is
-    ending."""
+    """Returns whether no live lease holds the ranges (else another location gives EBUSY or ENOMEM).
+    Waits for leases that are ending.
+    """
     try:
         with vmem.acquire(*ranges, location=vmem.HOST):
             return True
@@ -214,7 +221,9 @@ def no_device_lease(*ranges):
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
-    """A failed test's frames hold its regions: they are let go of, or every later test fails with it."""
+    """Clears the frames of a failed test, which would hold its regions and make every later test
+    fail.
+    """
     yield
     if call.excinfo is not None:
         traceback.clear_frames(call.excinfo.tb)
@@ -223,7 +232,7 @@ def pytest_runtest_makereport(item, call):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """The lines that scripts/run-tests.sh counts."""
+    """Prints the lines that scripts/run-tests.sh counts."""
     stats = terminalreporter.stats
     for report in stats.get("skipped", []):
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)

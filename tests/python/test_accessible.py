@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of other libraries on memory of regions: vmem.accessible() and vmem.save_npy(), also as an ordinary user."""
+"""Calls of other libraries on memory of regions: vmem.accessible() and vmem.save_npy(), also as an
+ordinary user.
+"""
 
 import array
 import collections
@@ -29,7 +31,7 @@ np = pytest.importorskip("numpy", reason="NumPy is not installed")
 
 
 def leased_bytes(region):
-    """Of blocks that eviction leaves where they are."""
+    """Returns the bytes of blocks that eviction leaves in memory."""
     region.evict()
     return region.query().host_bytes
 
@@ -69,7 +71,7 @@ class Slots:
 
 
 class Reduced:
-    """Its attribute is not what pickle writes."""
+    """Its attribute is not part of its pickle."""
 
     def __init__(self, a):
         self.get = lambda: a
@@ -111,7 +113,7 @@ def fields(a):
 
 
 class Noted(np.ndarray):
-    """As NumPy's own recipe has it for attributes."""
+    """An array with attributes, as in NumPy's own recipe."""
 
     def __reduce__(self):
         call, arguments, state = super().__reduce__()
@@ -144,13 +146,13 @@ class Buffer:
 
 
 class Picture:
-    """As PIL has them."""
+    """An image like PIL's."""
 
     __array_interface__ = property(lambda self: {"version": 3, "shape": (1,), "typestr": "|u1", "data": b"p"})
 
 
 class Foreign:
-    """Another library's array."""
+    """An array of another library."""
 
     def __init__(self, a):
         self.get = dict(a.__array_interface__)
@@ -159,7 +161,7 @@ class Foreign:
 
 
 class Pointer:
-    """Not torch's."""
+    """A tensor-like class that is not torch's."""
 
     def data_ptr(self):
         return 7
@@ -189,7 +191,7 @@ class Proxy(Reduced):
         return list, ([self.get()],)
 
 
-KINDS = {  # of an array
+KINDS = {  # of arrays
     "object": holder,
     "slots": Slots,
     "reduced": Reduced,
@@ -251,7 +253,7 @@ def attributed(torch, t):
     return made
 
 
-TENSORS = {  # of a tensor
+TENSORS = {  # of tensors
     "module": module,
     "module of a buffer": buffered,
     "optimizer": lambda torch, t: torch.optim.SGD([torch.nn.Parameter(t)], lr=1),
@@ -270,7 +272,9 @@ TENSORS = {  # of a tensor
 
 
 def refused(region, what):
-    """That all of the region is found, once, is in the refusal; and looking for it has read nothing."""
+    """Checks that the refusal counts the region's bytes exactly once, and that looking for them has
+    read nothing.
+    """
     region.evict()
     with pytest.raises(vmem.Error, match=f"^.*80.0 MiB .{80 * MIB} bytes. have to be in host memory") as e:
         vmem.accessible(what)
@@ -285,7 +289,7 @@ def test_memory_is_found_where_pickle_finds_it(host, kind):
         refused(region, {"epoch": 3, "m": what})
         refused(region, what)
         a[:1].copy()
-        assert region.query().host_bytes > 0  # the control
+        assert region.query().host_bytes > 0  # check that it was in memory before
         del a, what
 
 
@@ -424,7 +428,7 @@ def test_npy_files_are_those_of_numpy(host, tmp_path):
         assert np.load(tmp_path / "array.npy").shape == (3, 4)
         with open(tmp_path / "descriptor.npy", "wb") as file:
             vmem.save_npy(file.fileno(), region)
-            os.fstat(file.fileno())  # it stays open
+            os.fstat(file.fileno())  # the file stays open
         assert (tmp_path / "descriptor.npy").read_bytes() == (tmp_path / "region.npy").read_bytes()
         os.unlink(tmp_path / "descriptor.npy")
         with pytest.raises(TypeError, match="None is neither a path, nor"):
@@ -525,7 +529,7 @@ print("done")
 
 
 def served_by_the_kernel():
-    """Whether an ordinary user has a userfaultfd that serves system calls, too."""
+    """Returns whether an ordinary user has a userfaultfd that serves system calls too."""
     try:
         with open("/proc/sys/vm/unprivileged_userfaultfd", encoding="ascii") as file:
             return file.read().strip() != "0" or os.stat("/dev/userfaultfd").st_mode & 0o006 != 0
@@ -553,7 +557,8 @@ def test_an_ordinary_user_saves_memory_of_regions(tmp_path, what):
         command = as_user + command
     ran = subprocess.run(command, capture_output=True, text=True, cwd="/", timeout=120 * PATIENCE)
     assert ran.returncode == 0 and ran.stdout.endswith("done\n"), ran.stdout + ran.stderr
-    # The control. torch.save reads all of it for a checksum first, so that it is there unless memory is short.
+    # Check that the test can tell. torch.save first reads everything for a checksum, so it is in
+    # memory unless memory is short.
     if os.geteuid() == 0 and not served_by_the_kernel() and what != "torch":
         assert "fails without a lease" in ran.stdout, ran.stdout
 
@@ -576,7 +581,7 @@ def test_torch_writes_the_whole_storage_of_a_part(host, tmp_path):
     for what in (gpu, {"m": gpu}):
         with pytest.raises(TypeError, match="leased"):
             vmem.accessible(what)
-    OnDevice.data_ptr = staticmethod(lambda: 4096)  # a device's own memory, which torch copies by itself
+    OnDevice.data_ptr = staticmethod(lambda: 4096)  # a device's own memory, which torch copies itself
     nowhere = torch.empty(3, device="meta")
     state = {"a": t[:3], "on a device": [gpu], "nowhere": [nowhere, nowhere.untyped_storage()], "epoch": 3}
     with vmem.accessible(state, torch.eye(3).to_sparse(), nowhere):

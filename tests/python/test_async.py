@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leases on their way, ranges of foreign arrays, and the log's callback."""
+"""Asynchronous leases, ranges of foreign arrays, and the log's callback."""
 
 import asyncio
 import errno
@@ -61,7 +61,7 @@ def test_one_that_fails_raises_where_it_is_awaited(host):
             await vmem.acquire_async(region)
         assert e.value.errno == errno.ENOMEM and "budget" in e.value.strerror
         pending = vmem.acquire_async(region)
-        for _ in range(2):  # a failure stays one
+        for _ in range(2):  # a failed lease stays failed
             with pytest.raises(vmem.Error) as e:
                 while not pending.ready():
                     await asyncio.sleep(0)
@@ -79,7 +79,8 @@ def test_a_cancelled_task_leases_nothing(host, monkeypatch):
 
     async def use():
         with monkeypatch.context() as patched:
-            patched.setattr(vmem.PendingLease, "ready", lambda self: False)  # it waits, however fast the disk is
+            # it waits, however fast the disk is
+            patched.setattr(vmem.PendingLease, "ready", lambda self: False)
             pending = vmem.acquire_async(region)
             task = asyncio.ensure_future(pending._wait())
             await asyncio.sleep(0)
@@ -88,7 +89,7 @@ def test_a_cancelled_task_leases_nothing(host, monkeypatch):
                 await task
         again = vmem.acquire_async(region)
         again.cancel()
-        for _ in range(2):  # over, and it stays so
+        for _ in range(2):  # ended, and it stays ended
             with pytest.raises(vmem.Error) as e:
                 again.ready()
             assert e.value.errno == errno.ECANCELED

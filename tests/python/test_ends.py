@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a program ends, and what its shared files have then."""
+"""How a program can end, and what its shared files contain then."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ region.memoryview()[:] = b"k" * (8 << 20)
 
 
 def waiting(path, code):
-    """Such a program, when it has stored and waits."""
+    """Starts such a program, and returns when it has stored and waits."""
     child = subprocess.Popen(
         [sys.executable, "-c", STORES + code + "\nprint('ready', flush=True)\nsignal.pause()"],
         env={**os.environ, "FILE": path},

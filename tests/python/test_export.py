@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leased blocks in the hands of others: what they see is tested in C++ (tests/system/export_test.cpp)."""
+"""Leased blocks exported to others. tests/system/export_test.cpp tests what the importers see."""
 
 import errno
 import mmap
@@ -22,7 +22,7 @@ def handles():
 
 
 def words_at(fd, size=BLOCK):
-    """What is behind a simulated device's descriptor, whose offset is where the block is."""
+    """Returns the words at the block in the memory behind a simulated device's descriptor."""
     with mmap.mmap(fd, size, offset=os.lseek(fd, 0, os.SEEK_CUR)) as seen:
         return struct.unpack("2Q", seen[:16])
 

@@ -12,7 +12,7 @@ import pytest
 import vmem
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SIZE = 24 << 20  # with an odd end, and more than the budget of the unprivileged program below
+SIZE = 24 << 20  # has an odd end, and exceeds the budget of the unprivileged program below
 
 
 def pattern(size):
@@ -30,11 +30,11 @@ def test_bytes_go_to_and_come_from_files_by_path_and_by_object(tmp_path):
         assert (tmp_path / "again").read_bytes() == want
         sink = io.BytesIO()
         assert region[100:3000000].write_to(sink) == 2999900 and sink.getvalue() == want[100:3000000]
-        with open(path, "rb") as file:  # buffered, from where it is
+        with open(path, "rb") as file:  # buffered, from the current position
             file.seek(7)
             assert region[:10].read_from(file) == 10
             assert bytes(region[:10].memoryview()) == want[7:17]
-        assert region.read_from(io.BytesIO(b"end"), offset=SIZE) == 3  # short: the file ends
+        assert region.read_from(io.BytesIO(b"end"), offset=SIZE) == 3  # short, because the file ends
         assert bytes(region[SIZE : SIZE + 5].memoryview()) == b"end" + want[SIZE + 3 :]
         assert region.write_to(io.BytesIO(), offset=SIZE + 5) == 0
         with pytest.raises(ValueError):
@@ -81,7 +81,9 @@ with vmem.alloc(%d, host_only=True) as region:
 
 
 def test_an_ordinary_user_reads_and_writes_files(tmp_path):
-    """Where userfaultfd is unprivileged, read(2) and write(2) on absent blocks fail: not these."""
+    """With an unprivileged userfaultfd, read(2) and write(2) on absent blocks fail. These calls
+    must not.
+    """
     (tmp_path / "in").write_bytes(pattern(SIZE)[:SIZE])
     command = [sys.executable, "-c", UNPRIVILEGED, str(tmp_path)]
     if os.geteuid() == 0:

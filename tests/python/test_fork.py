@@ -16,7 +16,7 @@ from conftest import MIB
 
 
 def in_child(work):
-    """Runs work() in a forked child; its exit status says whether it ended well."""
+    """Runs work() in a forked child, which must exit with success."""
     pid = os.fork()
     if pid == 0:
         try:
@@ -61,7 +61,7 @@ def test_a_forked_child_is_told_of_arrays_of_its_parent(host):
 
 
 def use_regions(size=96 * MIB):
-    """More than the budget that it has from its parent."""
+    """Uses more than the budget inherited from the parent."""
     with vmem.alloc(size) as region:
         a = region.numpy("uint64")
         a[:: 4096 // 8] = 5
@@ -84,7 +84,7 @@ def test_a_forked_child_has_regions_of_its_own(host):
         with mine.acquire():
             pass
         addresses = mine.numpy()
-        del region, lease  # the parent's, beside the child's own
+        del region, lease  # drops the parent's objects, beside the child's own
         gc.collect()
         addresses[:] = 1
         assert vmem.stats().regions == 1
@@ -127,7 +127,7 @@ def test_objects_that_die_in_a_child_leave_the_parents_alone(host):
 
 
 def test_children_that_compute_on_their_own_memory_do_not_disturb(host):
-    region = vmem.alloc(128 * MIB)  # twice the budget: blocks come and go meanwhile
+    region = vmem.alloc(128 * MIB)  # twice the budget, so that blocks come and go
     a = region.numpy("uint64")
     for round_ in range(3):
         a[:: 4096 // 8] = round_
@@ -162,7 +162,7 @@ def changed(path, how):
         before = os.stat(path)
         with open(path, "r+b") as file:
             file.write(b"x")
-        while os.stat(path).st_ctime_ns == before.st_ctime_ns:  # a tick of the kernel's
+        while os.stat(path).st_ctime_ns == before.st_ctime_ns:  # a tick of the kernel
             os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     elif how == "replaced":

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that another user made to do harm, read by an ordinary user and by root; numbers that C cannot have; what an
-environment may say to a program that runs with more rights than who started it."""
+"""Hostile files of another user, read by an ordinary user and by root; numbers that do not fit into
+C types; environment variables of a program that runs with more rights than the user who started it.
+"""
 
 import errno
 import json
@@ -19,7 +20,7 @@ from vmem import _safetensors as st
 
 MALLORY, ALICE = 61511, 61512
 
-# A name that sets the title of a terminal, turns the rest of a line around and ends the line.
+# A name that sets a terminal's title, reverses the rest of the line, and ends the line.
 STEERS = "\033]0;owned\007\u202etxt.exe\n\u2066\udc9b31m\u200b"
 
 
@@ -34,7 +35,9 @@ def let_others_in(tmp_path):
 
 
 def hostile_files(folder):
-    """Each is refused by load(); none may hang, take much memory or time, or steer a terminal."""
+    """load() refuses each of them. None may hang, take much memory or time, or control the
+    terminal.
+    """
 
     def write(name, content):
         path = os.path.join(folder, name)
@@ -51,7 +54,7 @@ def hostile_files(folder):
 
     huge = os.path.join(folder, "huge.safetensors.index.json")
     with open(huge, "wb") as f:
-        os.truncate(f.fileno(), 1 << 40)  # costs its maker nothing
+        os.truncate(f.fileno(), 1 << 40)  # which costs its author nothing
     pipe = os.path.join(folder, "pipe.safetensors")
     os.mkfifo(pipe)
     listed = os.path.join(folder, "pipe.safetensors.index.json")
@@ -154,7 +157,7 @@ def test_what_is_no_file_is_not_waited_for(host, tmp_path):
             st.headers(path)
 
 
-# ctypes cuts a number to what fits: 2**32 was location 0, 2**64 + 4096 the address 4096.
+# ctypes truncates numbers: 2**32 became location 0, 2**64 + 4096 the address 4096.
 BEYOND = [2**31, 2**32, 2**32 - 1, -(2**31) - 1, 2**64, 2**64 + 1, 10**400]
 
 

@@ -61,7 +61,7 @@ def test_dlpack_refuses_what_it_cannot_say(host, make_file):
     with vmem.map(path) as region, vmem.alloc(4096, host_only=True) as other:
         with pytest.raises(BufferError, match="mapped for reading"):
             region.array().__dlpack__()
-        region.array().__dlpack__(max_version=(1, 0))  # has a flag for it
+        region.array().__dlpack__(max_version=(1, 0))  # has a read-only flag
         with pytest.raises(BufferError, match="copy"):
             other.array().__dlpack__(copy=True)
         with pytest.raises(BufferError, match="device"):
@@ -101,7 +101,7 @@ def test_numpy_by_dlpack_says_which_types_it_lacks(host):
         for name in ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"):
             with pytest.raises(TypeError, match=f"{name}: it has no such type; take the bytes as uint"):
                 np.from_dlpack(region.array(name))
-        try:  # NumPy learned to take it later
+        try:  # only later versions of NumPy accept it
             assert np.from_dlpack(region.array("bool")).dtype == "bool"
         except TypeError as e:
             assert "cannot take by DLPack bool" in str(e) and "numpy()" in str(e)
@@ -121,7 +121,9 @@ def test_others_are_given_the_types_that_numpy_lacks(host):
 
 
 class Refuses:
-    """A consumer's view of an array that it cannot take: what it refuses, it drops with its exception under way."""
+    """A consumer that cannot use the array: it drops the refused array while its exception is
+    raised.
+    """
 
     def __init__(self, array):
         self.array = array
@@ -166,7 +168,9 @@ def test_capsules_and_the_arrays_made_of_them_are_not_mixed_up(host):
 
 
 def test_a_capsule_that_is_taken_while_others_are_swept_keeps_its_region(host, monkeypatch):
-    """Between a look at its name and what is done about it, another thread takes it and lets go of the capsule."""
+    """Another thread takes the capsule and drops it between the check of its name and the action on
+    it.
+    """
     from vmem import _dlpack
 
     region = vmem.alloc(MIB)
@@ -205,7 +209,7 @@ def test_a_capsule_that_is_taken_while_others_are_swept_keeps_its_region(host, m
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "float16", "uint32", "int64", "uint64", "complex64"])
 def test_numpy_asarray_has_the_type_and_the_shape(host, dtype):
-    """Python 3.12 gave NumPy the bytes alone: it asks for the buffer protocol before anything else."""
+    """From Python 3.12 on NumPy got only the bytes: it tries the buffer protocol first."""
     with vmem.alloc(4096) as region:
         for shape in ((16,), (2, 3, 4), (), (0, 4)):
             array = region.array(dtype, shape, offset=64)

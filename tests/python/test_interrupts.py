@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ctrl-C at every place where Python lets a signal's handler run: what libvmem did is not forgotten, and what is
-forgotten was not done."""
+"""Ctrl-C at every place where Python runs a signal handler: the package's objects always agree with
+libvmem's state.
+"""
 
 import ctypes
 import errno
@@ -24,7 +25,7 @@ def alive(lease):
 
 
 def regions():
-    """Those of libvmem: stats() would end what is left first."""
+    """Returns libvmem's count of regions; stats() would first end leftovers."""
     out = _lib.StatsStruct()
     out.size = ctypes.sizeof(out)
     _lib.check(_lib.lib.vmem_stats(ctypes.byref(out)))
@@ -36,7 +37,7 @@ def test_a_release_that_is_interrupted_never_ends_another_lease(host):
     for at in itertools.count(1):
         lease = region.acquire(BOTH)
         came = interrupted(lease.release, at)
-        other = region.acquire(BOTH)  # as a rule at the address of the one that has ended
+        other = region.acquire(BOTH)  # usually at the address of the lease that has ended
         lease.release()
         assert not lease.held and alive(other), at
         del lease
@@ -77,7 +78,7 @@ def test_the_end_of_a_range_for_kernels_that_is_interrupted_never_ends_another()
         opened.end()
         assert not opened.open
         del opened
-        other.end()  # EINVAL: it was ended
+        other.end()  # EINVAL: it has ended already
         if came is None:
             break
     assert at > 2
@@ -99,13 +100,13 @@ def test_a_free_that_is_interrupted_frees_or_leaves_the_region(host):
 
 def test_a_free_that_fails_and_is_interrupted_leaves_the_region_and_tells_why(host, monkeypatch):
     class Full:
-        """vmem_free, where the disk is full."""
+        """vmem_free on a full disk."""
 
         limits = []
 
         @staticmethod
         def function(_):
-            _lib.lib.vmem_create.function(None, 0, None)  # the thread's last failure
+            _lib.lib.vmem_create.function(None, 0, None)  # sets the thread's last error
             return -errno.ENOSPC
 
         def __call__(self, ptr):
@@ -150,7 +151,7 @@ def test_a_lease_that_is_taken_when_the_interrupt_comes_is_ended(host):
         for lease in kept:
             lease.release()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ResourceWarning)  # nobody was given it
+            warnings.simplefilter("ignore", ResourceWarning)  # no caller got the lease
             kept.clear()
             gc.collect()
         region.evict()
@@ -163,7 +164,7 @@ def test_a_lease_that_is_taken_when_the_interrupt_comes_is_ended(host):
 
 @pytest.fixture
 def unraised(monkeypatch):
-    """What is raised in a __del__ is not printed, nor is that a lease was dropped."""
+    """Does not print exceptions in a __del__, nor the warning about a dropped lease."""
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -171,7 +172,9 @@ def unraised(monkeypatch):
 
 
 def interrupted_ends(make):
-    """Drops what is made, each time with the interrupt at another place of its end."""
+    """Drops an object that make() returns, each time with the interrupt at another point of its
+    end.
+    """
     for at in itertools.count(1):
         held = [make()]
         came = interrupted(held.clear, at, ends=True)
@@ -186,7 +189,7 @@ def test_a_region_whose_end_is_interrupted_is_freed_by_the_next_call(host, unrai
     for at in interrupted_ends(lambda: vmem.alloc(MIB).array()):
         sweep()
         assert regions() == 0, at
-        with vmem.alloc(MIB) as other:  # as a rule at the address of the one that was freed
+        with vmem.alloc(MIB) as other:  # usually at the address of the freed region
             vmem.stats()
             assert regions() == 1 and other.query().host_bytes == 0, at
 
@@ -194,7 +197,7 @@ def test_a_region_whose_end_is_interrupted_is_freed_by_the_next_call(host, unrai
 def test_a_lease_whose_end_is_interrupted_is_ended_by_the_next_call(host, unraised):
     region = vmem.alloc(MIB, host_only=True)
     for at in interrupted_ends(lambda: region.acquire(BOTH)):
-        other = region.acquire(BOTH)  # as a rule at the address of the one that has ended
+        other = region.acquire(BOTH)  # usually at the address of the lease that has ended
         vmem.stats()
         assert other.held and alive(other), at
         other.release()
@@ -207,7 +210,7 @@ def test_a_lease_whose_end_is_interrupted_is_ended_by_the_next_call(host, unrais
 
 
 def test_a_region_and_its_lease_whose_ends_are_interrupted_are_gone(host, unraised):
-    for at in interrupted_ends(lambda: vmem.alloc(MIB).acquire()):  # the lease is all that keeps the region
+    for at in interrupted_ends(lambda: vmem.alloc(MIB).acquire()):  # only the lease keeps the region
         vmem.stats()
         assert regions() == 0, at
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges that are open to kernels: what the kernels do is tested in C++ (tests/system/kernel_paging_test.cpp)."""
+"""Ranges that are open to kernels. tests/system/kernel_paging_test.cpp tests the kernels."""
 
 import ctypes
 import errno
@@ -24,7 +24,9 @@ def handles():
 
 
 def of_view(view):
-    """Blocks, frames, address, bytes, and whether it may be stored to (include/vmem/detail/paging_view.h)."""
+    """Returns blocks, frames, address, bytes, and whether stores are allowed
+    (include/vmem/detail/paging_view.h).
+    """
     words = struct.unpack("6Q4I4Q2I", view[:104])
     return words[7], words[8], words[12], words[13], words[15]
 
@@ -87,7 +89,7 @@ extern "C" __global__ void gather(vmem::device_region<float> table, const long l
 
 
 def nvrtc():
-    """NVIDIA's compiler at run time, if this machine has it."""
+    """Returns NVIDIA's run-time compiler, if this machine has it."""
     home = os.environ.get("CUDA_HOME", "/usr/local/cuda")
     for path in ["libnvrtc.so", *sorted(glob.glob(os.path.join(home, "lib*", "libnvrtc.so*")))]:
         try:

@@ -47,7 +47,7 @@ def test_an_exception_in_the_block_ends_the_lease(host):
         region.free()
 
 
-# The copy's end would be the first one's, which would not know.
+# Ending the copy would end the original, which would not know.
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
 def test_a_lease_cannot_be_copied(host, copied):
     with vmem.alloc(4 * MIB) as region:

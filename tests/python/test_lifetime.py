@@ -43,7 +43,7 @@ def test_what_frees_a_region_or_keeps_it_cannot_be_copied(host, copied):
         with pytest.raises(TypeError, match="cannot be copied"):
             copied(array)
     else:
-        again = copied(array)  # the same memory, which it keeps
+        again = copied(array)  # the same memory, which it keeps alive
         del array
         with pytest.raises(vmem.Error):
             region.free()
@@ -105,7 +105,7 @@ def test_a_lease_keeps_its_region_and_free_is_refused(host):
     with pytest.raises(vmem.Error) as e:
         region.free()
     assert e.value.errno == errno.EBUSY
-    del region, e  # a traceback holds what its frames hold
+    del region, e  # a traceback keeps the objects of its frames
     assert regions() == 1
     lease.release()
     del lease
@@ -189,7 +189,7 @@ def test_threads_that_free_and_look_at_one_region_get_an_array_or_an_error(host)
         for _ in range(50):
             try:
                 a = region.numpy("uint64")
-                a[5] += 1  # its memory is there as long as it is
+                a[5] += 1  # its memory exists as long as the array does
             except vmem.Error as e:
                 if e.errno != errno.EINVAL:
                     wrong.append(e)

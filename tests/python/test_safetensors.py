@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parser, without torch: what is refused, and with which words."""
+"""The parser without torch: what it refuses, and the words of each refusal."""
 
 import json
 import os
@@ -44,7 +44,7 @@ GOOD = {"a": tensor([4], 0, 16), "b": tensor([4], 16, 32)}
 
 
 BYTE = b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1],%b}}'  # an entry with more fields
-# Entries of one name.
+# Entries with one name.
 ONE_TWO = (json.dumps(tensor([2], 8, 9)).encode(), json.dumps(tensor([2], 0, 8)).encode())
 
 
@@ -52,7 +52,7 @@ def nest(levels):
     return b"[" * levels + b"]" * levels
 
 
-# What the library safetensors takes, too.
+# Accepted by the library safetensors too.
 TAKEN = [
     ("no metadata, said as null", content({"__metadata__": None, **GOOD}, bytes(32))),
     ("blanks before", content(b" \n\t\r" + json.dumps(GOOD).encode(), bytes(32))),
@@ -74,7 +74,7 @@ def test_is_taken(bytes_, make_file):
     st.read_header(make_file(bytes_)).file.close()
 
 
-# Beyond what the library does: what torch cannot have.
+# Refused although the library accepts them: torch cannot represent them.
 STRICTER = {"no bytes, and strides without end", "a million dimensions"}
 
 
@@ -89,7 +89,7 @@ def test_the_library_itself_takes_and_refuses_the_same():
 
 
 def said_by(reader, bytes_):
-    """name -> (dtype, shape, bytes); None: refused."""
+    """Returns name -> (dtype, shape, bytes), or None if refused."""
     try:
         return reader(bytes_)
     except Exception as e:
@@ -101,7 +101,7 @@ ODD_VALUES = [0, 1, 2, 7, 8, -1, 1.0, True, None, "", "U8", [], [0], {}, 1 << 32
 
 
 def odd_header(random, data):
-    """A header of up to four tensors over `data` bytes, and what may be wrong with one."""
+    """Returns a header of up to four tensors over `data` bytes, with a possible defect in one."""
     names = ["a", "b", "", "\x00", "é", "__metadata__", "a"]
     entries, at = {}, 0
     for _ in range(random.randrange(5)):
@@ -150,7 +150,7 @@ def test_odd_headers_are_read_as_the_library_reads_them(tmp_path):
         want = said_by(theirs, bytes_)
         assert said_by(ours, bytes_) == want, bytes_
         taken += want is not None
-    assert 250 < taken < 1250  # both kinds
+    assert 250 < taken < 1250  # the test has met both kinds
 
 REFUSED = [
     ("an empty file", b"", "0 bytes"),
@@ -223,7 +223,7 @@ def test_an_index_gives_the_files_and_what_is_wanted_from_each(make_file):
     folder = os.path.dirname(file)
     index = write_index(folder, {"a": "one.safetensors"})
     for given in (index, folder, os.fsencode(folder)):
-        (header,) = st.headers(given)  # of a file all that it holds, as transformers does
+        (header,) = st.headers(given)  # all tensors of the file, as transformers does
         assert header.path == file and list(header.tensors) == ["a", "b"]
 
 
@@ -287,7 +287,7 @@ def test_a_folder_is_resolved_in_the_order_of_transformers(make_file):
         found()
     write_index(folder, {"a": "model-1.safetensors"})
     assert found() == ["model-1.safetensors"]
-    os.mkdir(os.path.join(folder, "model.safetensors"))  # no file
+    os.mkdir(os.path.join(folder, "model.safetensors"))  # a folder, no file
     assert found() == ["model-1.safetensors"]
     os.rmdir(os.path.join(folder, "model.safetensors"))
     put(folder, "model.safetensors", content(GOOD, bytes(32)))

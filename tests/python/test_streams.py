@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""read_from and write_to on what gives and takes a part at a time, or nothing for a while."""
+"""read_from and write_to on objects that read and write in parts, or block for a while."""
 
 import errno
 import fcntl
@@ -23,7 +23,7 @@ WANT = (bytes(range(251)) * (SIZE // 251 + 1))[:SIZE]
 def region(host):
     region = vmem.alloc(SIZE, host_only=True)
     yield region
-    gc.collect()  # exceptions that a test has kept, with the frames they came from
+    gc.collect()  # exceptions kept by a test, with their frames
     region.free()
 
 
@@ -67,7 +67,7 @@ def test_a_reader_that_does_not_block_is_waited_for_until_the_end(region, kind, 
     def give():
         began.wait(60)
         for at in range(0, SIZE, 70001):
-            write.write(WANT[at : at + 70001])  # blocks: what the reader has not taken is full
+            write.write(WANT[at : at + 70001])  # blocks: the pipe is full until the reader takes more
         write.close()
 
     thread = threading.Thread(target=give)
@@ -121,7 +121,7 @@ def test_an_interrupt_ends_the_wait_and_the_lease(region, how):
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
         with not_blocking(read), not_blocking(write):
-            signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)  # again, in case it comes before the wait
+            signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)  # repeated, in case it comes before the wait
             with pytest.raises(KeyboardInterrupt):
                 getattr(region, how)(read if how == "read_from" else write)
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -133,7 +133,7 @@ def test_an_interrupt_ends_the_wait_and_the_lease(region, how):
 
 
 class Bits(io.RawIOBase):
-    """Gives and takes 1 to 4,096 bytes at a time."""
+    """Reads and writes 1 to 4,096 bytes at a time."""
 
     def __init__(self, data=b""):
         self.data, self.at, self.step = bytearray(data), 0, 1
@@ -225,5 +225,5 @@ def test_the_file_that_a_region_maps_is_not_emptied(host, make_file, mode, name)
             with pytest.raises(vmem.Error, match="mapped by"):
                 region[:5000].write_to(same)
         assert region.write_to(other) == 10000
-        os.rename(other, path)  # as the words say
+        os.rename(other, path)  # as the message says
         assert region[:5000].write_to(path) == 5000 and os.path.getsize(path) == 5000

@@ -114,7 +114,7 @@ def test_tied_tensors_are_saved_once_and_what_cannot_be_saved_is_named(host, fol
         vt.save({}, path, align=3)
     with pytest.raises(OSError):
         vt.save({"a": w}, os.path.join(folder, "no", "such"))
-    assert set(vt.load(path)) == {"a", "c"}  # nothing was spoilt
+    assert set(vt.load(path)) == {"a", "c"}  # the file was not damaged
     assert os.listdir(folder) == ["tied.safetensors"]
 
 

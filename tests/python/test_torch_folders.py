@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of models give the weights that transformers gives, or are refused."""
+"""Folders of models give the same weights as transformers, or are refused."""
 
 import json
 import os
@@ -34,7 +34,9 @@ def made(seed):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A model in several files with an index, saved first, and one in a file, saved later, in folders of their own."""
+    """Makes two folders: a model in several files with an index, saved first, and a model in one
+    file, saved later.
+    """
     made(1).save_pretrained(tmp_path / "old", max_shard_size="20KB")
     made(2).save_pretrained(tmp_path / "new")
     return tmp_path
@@ -46,7 +48,7 @@ def copy(source, target, *names):
 
 
 def compare(folder):
-    """True: the same weights. False: refused, or transformers refuses."""
+    """Returns True if the weights are the same, False if we or transformers refuse."""
     try:
         got = vt.load(folder)
     except vmem.Error:
@@ -97,7 +99,7 @@ def test_an_index_that_is_wrong_gives_the_same_or_is_refused(host, folder):
         (old / INDEX).write_text(json.dumps({**index, "weight_map": weights}))
         return compare(old)
 
-    assert changed(**{NAME: None})  # in a file that others name
+    assert changed(**{NAME: None})  # in a file that the index uses for others
     wrong = next(f for f in files if f != index["weight_map"][NAME])
     assert not changed(**{NAME: wrong})
     assert not changed(**{NAME: "../old/" + index["weight_map"][NAME]})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a table that a kernel gathers: needs a CUDA device. What kernels do is tested in C++, with simulated ones."""
+"""Kernels that gather rows of a table: needs a CUDA device. C++ tests use simulated devices."""
 
 import errno
 import gc
@@ -20,7 +20,9 @@ ROWS, WIDTH = 65536, 1024  # 256 MiB of float32, of which 32 MiB are on the devi
 
 @pytest.fixture
 def rows_of():
-    """What makes the table: a tensor that pytest kept would keep the region from being freed."""
+    """Returns a function that makes the table: a tensor that pytest kept would keep the region from
+    being freed.
+    """
     start(device="handles", device_budget=64 * MIB, host_budget=1024 * MIB, device_block_size=2 * MIB)
     region = vmem.alloc(ROWS * WIDTH * 4)
 
@@ -56,7 +58,9 @@ def test_what_the_cpu_stores_is_what_the_next_table_has(rows_of):
     table = rows_of()
     ids = torch.tensor([3, 40000, 65535], device="cuda")
     assert torch.equal(vt.gather(table, ids, budget=32 * MIB), expected(ids))
-    table[40000] = -1.0  # beside an open table it would be seen when its block has left the device, and come again
+    # while a table is open, a kernel would see this only after its block has left the device and
+    # come back
+    table[40000] = -1.0
     assert torch.equal(vt.gather(table, ids, budget=32 * MIB)[1], torch.full((WIDTH,), -1.0, device="cuda"))
 
 

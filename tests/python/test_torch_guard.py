@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What would replace weights of a model whose hooks are on is refused, with the way to do it."""
+"""Replacing weights of a model with hooks is refused, and the message says how to do it."""
 
 import copy
 import errno
@@ -80,7 +80,8 @@ def test_calls_that_would_replace_or_copy_weights_are_refused_and_change_nothing
     after = state(model)
     assert all(before[n][:2] == after[n][:2] and torch.equal(before[n][2], after[n][2]) for n in before)
     assert torch.equal(model(x), want.cpu())
-    assert torch.equal(copy.deepcopy(model)(x), pickle.loads(pickle.dumps(model))(x))  # a model like any other again
+    # the model is like any other again
+    assert torch.equal(copy.deepcopy(model)(x), pickle.loads(pickle.dumps(model))(x))
     model.load_state_dict(Small().state_dict())
     model.half()
     assert {t.dtype for t in model.state_dict().values()} == {torch.float16}

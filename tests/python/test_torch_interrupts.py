@@ -14,7 +14,7 @@ from vmem.torch._engine import Engine, Frame, Scope  # noqa: E402
 
 
 def test_a_layer_that_is_interrupted_leaves_nothing_leased(tiers):
-    """Before a lease, in it, and in the release that follows."""
+    """Interrupts before a lease, in it, and in the release that follows."""
     region = vmem.alloc(4 * MIB)
     region.numpy()[:] = 1
     engine = Engine(_target.resolve(tiers), 32 * MIB, 0, False)

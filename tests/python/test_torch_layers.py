@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What layers take of a device in whole blocks, against what was promised before anything moved."""
+"""The device memory of layers in whole blocks, compared with what was promised before anything
+moved.
+"""
 
 import errno
 
@@ -15,7 +17,7 @@ from torch import nn  # noqa: E402
 
 
 class Uneven(nn.Module):
-    """Layers of so many MiB; the second uses the first one's weight as well, when `tied`."""
+    """Layers of that many MiB; with `tied`, the second also uses the first one's weight."""
 
     def __init__(self, sizes, tied=False):
         super().__init__()
@@ -27,13 +29,13 @@ class Uneven(nn.Module):
         return sum(layer(x).sum(dim=1) for layer in self.layers)
 
 
-# A lease of the second layer needs its 63 MiB in whole blocks of 4 MiB, which is all of the budget, where it begins at
-# one; with the first one's weight it fits in blocks of 2 MiB only.
+# A lease of the second layer needs its 63 MiB in whole blocks of 4 MiB: the whole budget, if it
+# begins at a block. With the first one's weight it fits only in blocks of 2 MiB.
 @pytest.mark.parametrize("sizes, tied, block", [((5, 63, 3), False, 4), ((5, 57, 9), True, 2)])
 def test_layers_that_are_accepted_fit_in_the_blocks_that_they_get(monkeypatch, sizes, tied, block):
     from vmem.torch import _target
 
-    monkeypatch.setattr(_target, "MOST_ROUNDING", 25)  # of a budget that a test can afford
+    monkeypatch.setattr(_target, "MOST_ROUNDING", 25)  # of a budget small enough for a test
     start(device="sim-handles", host_budget=256 * MIB, device_budget=64 * MIB, block_size="auto")
     model, x = made(Uneven, sizes=sizes, tied=tied), inputs()
     with torch.no_grad():

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models whose weights do not fit, on the host tier and on the simulated device, against the same model left alone."""
+"""Models that do not fit into memory, on the host tier and on the simulated device, compared with
+the plain model.
+"""
 
 import copy
 import errno
@@ -44,7 +46,7 @@ def inputs(rows=3, n=N, seed=9):
 
 
 def weights_of(handle):
-    """Ranges of every offloaded weight."""
+    """Returns the ranges of all offloaded weights."""
     return [(w.tensor, vmem.READ) for w in handle._plan.weights]
 
 
@@ -102,7 +104,7 @@ def test_the_order_is_learned_in_the_first_pass_and_prefetched_in_the_second(sim
             model(x)
         finally:
             lib.vmem_prefetch = real
-        # Each layer that is not pinned was asked for before it was used.
+        # Each layer that is not pinned was prefetched before its use.
         pinned = sum(s.pinned for s in handle._engine.scopes)
         assert len(calls) >= 10 - pinned - 1
         assert nothing_leased(handle)
@@ -118,7 +120,7 @@ def test_a_part_of_the_weights_is_pinned_when_all_do_not_fit_and_all_when_they_d
         pinned = [s.ranges[0].ptr for s in handle._engine.scopes if s.pinned]
         for _ in range(3):
             model(x)
-            for ptr in pinned:  # other layers came and went, these stayed
+            for ptr in pinned:  # other layers came and went, the pinned ones stayed
                 region = handle._engine.regions[0]
                 part = vmem.Region(region)[ptr - region.ptr : ptr - region.ptr + 4 * MIB]
                 assert part.query().device_bytes == 4 * MIB
@@ -133,8 +135,9 @@ def test_a_part_of_the_weights_is_pinned_when_all_do_not_fit_and_all_when_they_d
 
 
 def calm(handle):
-    """Waits until every lease has ended and every prefetch has found its room: what goes for it is the policy's choice
-    then, and not that of whichever thread came first."""
+    """Waits until every lease has ended and every prefetch has found room. Then the policy chooses
+    what to evict, and not the order of threads.
+    """
 
     def begun(ptr, nbytes):
         region = next(h for h in handle._engine.regions if h.ptr <= ptr < h.ptr + h.size)
@@ -151,7 +154,8 @@ def calm(handle):
 def test_what_was_prefetched_stays_until_it_is_used(sim):
     model, x = made(layers=20), inputs()
     with vt.offload(model, device_budget="40MiB", ahead="8MiB") as handle, torch.no_grad():
-        for region in handle._engine.regions:  # what CPU code reads would count as host pages of the driver, and go
+        # otherwise blocks that CPU code reads would count as the driver's host pages, and leave
+        for region in handle._engine.regions:
             assert vt._engine.lib.vmem_advise(region.ptr, region.size, int(vmem.Advice.SET_READ_MOSTLY), 0) == 0
         model(x), model(x)
         for layer in model.layers:
@@ -175,7 +179,7 @@ def test_a_budget_below_one_layer_names_the_layer_and_its_size(tiers):
     assert e.value.errno == errno.ENOMEM and "'layers.0'" in words and "4.0 MiB" in words and "2.0 MiB" in words, words
     x = inputs()
     with torch.no_grad():
-        assert torch.equal(model(x), made()(x))  # nothing was changed
+        assert torch.equal(model(x), made()(x))  # no weight was changed
     assert vmem.stats().regions == 0
 
 
@@ -193,7 +197,7 @@ class Failing(Chain):
 def test_an_exception_inside_a_layer_releases_every_lease(tiers):
     model, x = made(Failing, layers=4), inputs()
     with vt.offload(model, device_budget="16MiB") as handle, torch.no_grad():
-        for fail_at in (1, 3):  # in the first pass, which is watched, and in a later one
+        for fail_at in (1, 3):  # in the first pass, which records the order, and in a later one
             model.fail_at = fail_at
             with pytest.raises(RuntimeError, match="in the model"):
                 model(x)
@@ -349,7 +353,7 @@ def test_a_few_rows_of_a_large_table_are_leased_and_not_all_of_it(tiers):
         with pytest.raises(IndexError):
             model(torch.tensor([-1]))
         many = torch.arange(24 * 1024)
-        if tiers == "sim":  # all of the table does not fit
+        if tiers == "sim":  # not all of the table fits
             with pytest.raises(vmem.Error, match="layer 'embed'") as e:
                 model(many)
             assert e.value.errno == errno.ENOMEM
@@ -480,7 +484,7 @@ def test_weights_that_a_module_takes_from_another_are_leased_with_it(tiers):
 
 
 class Branching(nn.Module):
-    """Uses a weight of another module, at times."""
+    """Sometimes uses a weight of another module."""
 
     def __init__(self):
         super().__init__()
@@ -493,7 +497,7 @@ class Branching(nn.Module):
 
 
 class Borrowing(nn.Module):
-    """Uses a weight of another module in its own forward, and asks whether it is leased then."""
+    """Uses a weight of another module in its own forward, and records whether it is leased then."""
 
     def __init__(self):
         super().__init__()
@@ -626,7 +630,7 @@ def test_a_model_that_is_let_go_of_leaves_nothing(tiers):
             model(inputs())
         assert vmem.stats().regions == 1
         del model
-        assert kept() is None  # no cycle holds it
+        assert kept() is None  # no reference cycle keeps it
         del handle
         assert vmem.stats().regions == 0
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vt.save: what it writes, what it refuses, and that a failure leaves what was there."""
+"""vt.save: what it writes, what it refuses, and that a failure keeps the old file."""
 
 import contextlib
 import errno
@@ -23,7 +23,7 @@ DTYPES = [getattr(torch, name) for name in BY_NAME if hasattr(torch, name)]
 
 @pytest.fixture
 def path(make_file):
-    """Of a good file, which has to be there whatever comes."""
+    """The path of a good file, which must survive in any case."""
     path = make_file(b"", "model.safetensors")
     vt.save({"old": torch.arange(5)}, path)
     yield path
@@ -104,7 +104,7 @@ def test_views_of_a_region_that_change_signs_are_written_as_they_read(host, path
 
 
 class Plain(torch.Tensor):
-    """A subclass whose elements are where they always are, and whose functions lie."""
+    """A subclass with normal elements, whose functions must not be called."""
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -210,7 +210,7 @@ def test_memory_in_common_is_refused_unless_it_is_the_same_tensor_and_that_is_as
     with pytest.raises(TypeError, match="'x' and 'y'.*shared='once'"):
         vt.save({"x": z, "y": z}, path)
     assert is_old(path)
-    vt.save({"y": z[:5], "x": z[5:], "e": z[:0], "f": z[:0]}, path)  # parts that have none
+    vt.save({"y": z[:5], "x": z[5:], "e": z[:0], "f": z[:0]}, path)  # parts that share no elements
     got = vt.load(path)
     assert same(got["y"], z[:5]) and same(got["x"], z[5:]) and got["e"].numel() == got["f"].numel() == 0
     del got

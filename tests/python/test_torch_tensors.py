@@ -120,7 +120,7 @@ def test_data_loaders_that_fork_run_beside_regions(host):
 
 
 class Records(torch.utils.data.Dataset):
-    """A data set over a mapped file, for workers that are spawned."""
+    """A data set over a mapped file, for spawned workers."""
 
     def __init__(self, region):
         self.region = region

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models that come and go while others ask for their budgets."""
+"""Models are created and dropped while other threads request their budgets."""
 
 import sys
 import weakref

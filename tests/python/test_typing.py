@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What editors and type checkers are told: every public call has its types and says what it does."""
+"""What editors and type checkers see: every public call has types and a docstring."""
 
 import importlib
 import inspect
@@ -24,7 +24,9 @@ def modules():
 
 
 def calls():
-    """(name, function) of each module's public calls, and of its classes' own methods and properties."""
+    """Yields (name, function) of each module's public calls, and of its classes' own methods and
+    properties.
+    """
     for module in modules():
         for name in module.__all__:
             what = getattr(module, name)
@@ -34,7 +36,7 @@ def calls():
                         continue
                     for member, value in vars(base).items():
                         value = value.fget if isinstance(value, property) else value
-                        # What dataclasses and named tuples are given comes from Python.
+                        # Methods that Python adds to dataclasses and named tuples are not ours.
                         if inspect.isfunction(value) and value.__code__.co_filename.startswith(FOLDER):
                             yield f"{module.__name__}.{name}.{member}", value
             elif callable(what):
@@ -42,7 +44,7 @@ def calls():
 
 
 CALLS = dict(calls())
-# What has no words of its own: what every class has.
+# Methods that every class has need no docstring.
 USUAL = {"__init__", "__repr__", "__enter__", "__exit__", "__del__", "__reduce__"}
 
 

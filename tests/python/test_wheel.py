@@ -26,7 +26,7 @@ def make(folder, library, *more):
 
 
 def clean_environment():
-    """Without the paths that this suite was started with."""
+    """Returns the environment without the paths that this suite was started with."""
     return {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VMEM_LIBRARY")}
 
 
@@ -114,7 +114,7 @@ def test_pages_that_come_with_a_wheel_link_to_nothing_that_does_not(tmp_path):
 
 
 def test_every_page_that_a_message_names_comes_with_a_wheel():
-    """Of the library's strings and the package's."""
+    """Checks the strings of the library and of the package."""
     pages = wheel_module().pages()
     named = set()
     for base, _, files in [*os.walk(os.path.join(TOP, "lib")), *os.walk(os.path.join(TOP, "python", "vmem"))]:

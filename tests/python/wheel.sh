@@ -1,6 +1,7 @@
 #!/bin/bash
-# The wheel that "make wheel" makes: its platform, what lies in it, and that pip installs it into an environment in which nothing
-# of this machine's libvmem can be found, nor the libraries it is built with; and what pip says outside of one.
+# The wheel that "make wheel" makes: its platform and contents. pip installs it into an environment
+# in which neither this machine's libvmem nor the libraries it is built with can be found. Also
+# pip's answer outside of an environment.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 build=$(realpath "${BUILD:-build}"); work=$(mktemp -d "${TMPDIR:-/var/tmp}/vmem-wheel.XXXXXX"); trap 'rm -rf "$work"' EXIT
@@ -8,7 +9,7 @@ passed=0 failed=0 skipped=0
 cache=${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}
 unset "${!VMEM_@}" PYTHONPATH LD_LIBRARY_PATH
 export PIP_NO_INDEX=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-step() { # NAME COMMAND..: 0 passes, 77 skips (its last line says why)
+step() {  # step NAME COMMAND..: 0 passes, 77 skips (the last line of output says why)
   local name=$1 said status; shift
   said=$("$@" 2>&1); status=$?
   case $status in
@@ -24,8 +25,8 @@ python=''
 for each in python3 /usr/bin/python3; do "$each" -c 'import venv, ensurepip' 2>/dev/null && { python=$each; break; }; done
 unpack() { python3 -m zipfile -e "$wheel" "$work/unpacked"; }
 
-# What the file's name promises: every symbol that a library in it wants of the C library is as old as that, and what else it
-# wants is in the wheel.
+# Checks the promise of the file name: every C library symbol that a library in the wheel needs is
+# as old as that, and all its other needs are in the wheel.
 platform() {
   local library need version
   [[ $wheel =~ -manylinux_([0-9]+)_([0-9]+)_x86_64\.whl$ ]] || { echo "$wheel: no manylinux wheel: $(cat "$work/log")"; return 1; }
@@ -40,7 +41,8 @@ platform() {
     done
   done
 }
-# auditwheel as auditwheel.txt pins it, kept beside what else is fetched; with the Python that makes environments.
+# Uses the auditwheel that auditwheel.txt pins, kept with other downloads, with the Python that can
+# make environments.
 auditor=$cache/auditwheel-$(sha256sum tests/python/auditwheel.txt | cut -c1-12)
 fetch_auditwheel() {
   local fresh
@@ -55,7 +57,7 @@ audit() {
   said=$(PYTHONPATH=$auditor "$python" -m auditwheel show "$wheel" 2>&1) || { echo "$said"; return 1; }
   tr -s ' \n' ' ' <<<"$said" | grep -qF "platform tag: \"$(grep -oE 'manylinux_[0-9]+_[0-9]+_x86_64' <<<"${wheel##*/}")\"" || { echo "$said"; return 1; }
 }
-# Every archive that is linked in, and the library that lies beside, has its licence in the wheel.
+# The wheel has the licence of every archive that is linked in, and of the library beside it.
 licences() {
   local each folder; folder=$(echo "$work"/unpacked/vmem-*.dist-info/licenses)
   [ -s "$folder/LICENSE" ] || { echo "no licence of libvmem"; return 1; }
@@ -71,7 +73,8 @@ from vmem import _lib
 here = os.path.dirname(vmem.__file__)
 mapped = {line.split()[-1] for line in open("/proc/self/maps") if ".so" in line}
 assert os.path.join(here, "libvmem-tier.so.1") in mapped, mapped
-assert os.path.join(here, "libnuma.so.1") in mapped, mapped  # what else it needs: platform(); Python brings its own zstd
+# for the other needs see platform(); Python brings its own zstd
+assert os.path.join(here, "libnuma.so.1") in mapped, mapped
 vmem.configure(device="none", host_budget="32MiB")
 with vmem.alloc("64MiB") as region:
     view = region.memoryview()
@@ -88,7 +91,7 @@ else:
     raise SystemExit("a setting that does not exist was taken")
 P
 }
-# The page says what Debian and Ubuntu answer outside of an environment.
+# The page quotes the answer of Debian and Ubuntu outside of an environment.
 outside() {
   local marked said
   marked=$(compgen -G '/usr/lib/python3*/EXTERNALLY-MANAGED') || { echo "this system lets pip install outside of environments"; return 77; }
