@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""wheel.py FOLDER LIBRARY.. [--licences FILE..]: makes FOLDER/vmem-VERSION-py3-none-PLATFORM.whl of python/vmem, the
-pages of docs, libvmem and libraries that lie beside it; the licences are of what is linked into these.
-wheel.py --unpacked FOLDER: puts python/vmem and its metadata there, without a library: the system has one.
+"""wheel.py FOLDER LIBRARY.. [--licences FILE..]: makes FOLDER/vmem-VERSION-py3-none-PLATFORM.whl of
+python/vmem, the pages of docs, libvmem and the libraries beside it. The licences are those of the
+code linked into these.
+wheel.py --unpacked FOLDER: puts python/vmem and its metadata there, without a library, for use with
+the system's.
 
-A wheel is a zip with a list of digests in it (PyPA's binary distribution format); nothing but Python is needed to make
-one. The same files give the same wheel, byte for byte.
+A wheel is a zip that contains a list of digests (PyPA's binary distribution format). Only Python is
+needed to make one. The same files give a byte-identical wheel.
 
-PLATFORM is manylinux_2_N_x86_64 (PEP 600), N by the newest symbol of the C library that a library in the wheel needs,
-where they need nothing else from outside; linux_x86_64, and a line that says why, where they do.
+PLATFORM is manylinux_2_N_x86_64 (PEP 600) if the libraries need nothing else from outside; N comes
+from the newest symbol of the C library that they need. Otherwise it is linux_x86_64, and a line says
+why.
 """
 
 import base64
@@ -32,7 +35,8 @@ def read(*path):
 
 
 def needs(elf):
-    """What a shared library wants of others: their names, and the versions of symbols as (library, version)."""
+    """Returns what a shared library needs: names of libraries, and versions of symbols as (library,
+    version)."""
     if elf[:6] != b"\x7fELF\x02\x01":
         return None
     (table,), (size, count) = struct.unpack_from("<Q", elf, 40), struct.unpack_from("<HH", elf, 58)
@@ -63,7 +67,7 @@ def needs(elf):
 
 
 def platform(libraries):
-    """The platform of the wheel's name, and why it is no better one ("")."""
+    """Returns the platform for the wheel's name, and why it is not a better one ("")."""
     newest = (2, 17)
     for library, data in libraries.items():
         found = needs(data)
@@ -86,7 +90,8 @@ def platform(libraries):
 
 
 def plain_links(page, there):
-    """A page without links to what is not beside it; of those to vmem.h, which is, the path."""
+    """Removes links to files that the wheel lacks; links to vmem.h, which it has, become its
+    path."""
     page = page.replace("](../include/vmem/vmem.h)", "](vmem.h)")
 
     def keep(link):
@@ -97,7 +102,8 @@ def plain_links(page, there):
 
 
 def pages():
-    """The documents, for who has the wheel alone: messages and docstrings name them."""
+    """Returns the documents for users who have only the wheel: messages and docstrings refer to
+    them."""
     names = sorted(f for f in os.listdir(os.path.join(TOP, "docs")) if f.endswith(".md"))
     files = {f"vmem/docs/{n}": plain_links(read("docs", n).decode(), {*names, "vmem.h"}).encode() for n in names}
     files["vmem/docs/vmem.h"] = read("include", "vmem", "vmem.h")
@@ -147,7 +153,7 @@ def unpacked(folder):
 
 
 def licence_name(path):
-    """Of /usr/share/doc/liblz4-dev/copyright: liblz4-dev.txt."""
+    """Converts /usr/share/doc/liblz4-dev/copyright to liblz4-dev.txt."""
     folder, name = os.path.split(os.path.abspath(path))
     return (os.path.basename(folder) if name == "copyright" else name) + ".txt"
 

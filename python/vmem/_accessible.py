@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of regions for calls of other libraries that hand it to the kernel.
+"""Leases memory of regions for calls of other libraries that pass it to the kernel.
 
-write(2), read(2) and their kind fail ("Bad address") on blocks that are absent where userfaultfd is unprivileged, and
-on blocks that are on a device.
+write(2), read(2) and similar calls fail with "Bad address" on two kinds of blocks: absent ones, if
+userfaultfd is unprivileged, and blocks on a device.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ def _count(shape: Tuple[int, ...]) -> int:
 
 
 def _loaded(module: str, *names: str) -> Tuple[Any, ...]:
-    """Those classes of a module, if the program has loaded it."""
+    """Returns these classes of a module, if the program has loaded it."""
     found = [getattr(sys.modules.get(module), name, None) for name in names]
     return tuple(kind for kind in found if isinstance(kind, type))
 
 
 def _storages() -> Tuple[Any, ...]:
-    return _loaded("torch", "UntypedStorage", "TypedStorage")  # pickle reduces tensors to theirs
+    return _loaded("torch", "UntypedStorage", "TypedStorage")  # pickle reduces tensors to their storages
 
 
 class _Walk(pickle.Pickler):
-    """Goes where pickle goes, writes nothing, and collects in `found` what has memory. It does not read the memory. It
-    goes by types: an object may say anything of itself, and so may a subclass by names of its base."""
+    """Walks objects as pickle does, writes nothing, and collects objects with memory in `found`
+    without reading the memory. It decides by type: an object, or a subclass that overrides its
+    base's names, may claim anything."""
 
     def __init__(self, what: Any) -> None:
         self.found: List[Any] = []
@@ -73,15 +74,16 @@ class _Walk(pickle.Pickler):
         super().__init__(types.SimpleNamespace(write=len), 5, buffer_callback=self.found.append)
 
     def reducer_override(self, what: Any) -> Any:
-        """pickle asks for all but Python's own containers, words and numbers. A list stands for what the walk found."""
+        """pickle calls this for every object except Python's own containers, strings and numbers.
+        Returns a list of what the walk found in it."""
         self.at, kind = what, type(what)
         if what is list:
             return NotImplemented
-        if issubclass(kind, (type, types.FunctionType, types.ModuleType)):  # pickle refuses some
+        if issubclass(kind, (type, types.FunctionType, types.ModuleType)):  # pickle refuses some of these
             return list, ()
         if issubclass(kind, types.BuiltinFunctionType):
             return list, ([what.__self__],)
-        if issubclass(kind, (types.MappingProxyType, collections.abc.MappingView)):  # pickle refuses them
+        if issubclass(kind, (types.MappingProxyType, collections.abc.MappingView)):  # pickle refuses these
             return list, ([*(what.items() if issubclass(kind, types.MappingProxyType) else what)],)
         memory = self._memory_of(what, kind)
         if memory is None:
@@ -93,7 +95,8 @@ class _Walk(pickle.Pickler):
         return list, (self._attributes(what, kind, base),)
 
     def _memory_of(self, what: Any, kind: type) -> Any:
-        """A Region, Array, torch storage, NumPy array or buffer itself; the NumPy array that another's is; or None."""
+        """Returns a Region, Array, torch storage, NumPy array or buffer as it is, another object's
+        NumPy array, or None."""
         for array in self.arrays:
             if issubclass(kind, array) and array.dtype.__get__(what).hasobject:
                 return None
@@ -102,16 +105,16 @@ class _Walk(pickle.Pickler):
         try:
             with memoryview(what):
                 return None if issubclass(kind, (bytes, bytearray)) else what
-        except Exception:  # pickle asks for no buffer, and for no interface
+        except Exception:  # pickle never asks for a buffer or an interface
             with contextlib.suppress(Exception):
                 return sys.modules["numpy"].asarray(what) if hasattr(kind, "__array_interface__") else None
         return None
 
     def _attributes(self, what: Any, kind: Any, base: Any) -> List[Any]:
-        """The attributes that __reduce__ may write beside the memory. NumPy's is not called, because it would copy the
-        memory."""
+        """Returns the attributes that __reduce__ may write besides the memory. Does not call
+        NumPy's own, which would copy the memory."""
         own = (kind.__reduce__, kind.__reduce_ex__) != (base.__reduce__, base.__reduce_ex__)
-        if not own and kind not in copyreg.dispatch_table:  # then it writes none, but a mask
+        if not own and kind not in copyreg.dispatch_table:  # then it writes no attribute except a mask
             return [what.__dict__.get("_mask")] if base in self.masked else []
         slots = set(copyreg._slotnames(kind)) - set(copyreg._slotnames(base))  # type: ignore[attr-defined]
         return [what.__dict__ if kind.__dictoffset__ else None, *(getattr(what, name, None) for name in slots)]
@@ -126,10 +129,10 @@ def _span(what: Any) -> Tuple[int, int, Any]:
             return storage.data_ptr(), storage.nbytes(), storage
         if storage.device.type != "meta" and _memory.find(storage.data_ptr()) is not None:
             raise TypeError(f"a tensor on {storage.device} is leased there: vmem.torch.leased()")
-        return 0, 0, None  # the device's own memory, or none
+        return 0, 0, None  # memory of the device only, or none
     for array in _loaded("numpy", "ndarray"):
         if issubclass(type(what), array):
-            plain = array.view(what, array)  # a subclass may mean something else by the names of ndarray
+            plain = array.view(what, array)  # a subclass may redefine the names of ndarray
             return (*_numpy_extent(plain.__array_interface__, plain.itemsize), plain)
     view, fields = memoryview(what), (ctypes.c_void_p * 10)()  # a Py_buffer, which begins with the address
     ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), fields, 0x11C)  # PyBUF_FULL_RO
@@ -143,15 +146,15 @@ def _spans(what: Any) -> List[Tuple[int, int, Any]]:
     walk = _Walk(what)
     try:
         walk.dump(what)
-    except (TypeError, pickle.PicklingError, RecursionError) as e:  # pickle's; others are the program's
+    except (TypeError, pickle.PicklingError, RecursionError) as e:  # pickle's errors; the program's pass through
         at = what if isinstance(e, RecursionError) else walk.at
         raise TypeError(f"pickle cannot write a {type(at).__name__} ({e}); {_GIVE}") from e
     finally:
-        walk.clear_memo()  # the garbage collector of old Pythons does not look into it, and a traceback keeps the walk
+        walk.clear_memo()  # old Pythons' garbage collector does not look into it, and a traceback keeps the walk
     if not walk.found and (isinstance(what, (str, bytes, bytearray)) or not isinstance(what, collections.abc.Sized)):
         raise TypeError(f"{short(what)} has no memory; {_GIVE}")
     ranges = _memory.ranges()
-    return [span for span in map(_span, walk.found) if _is_in(ranges, *span[:2])]  # views of others end at once
+    return [span for span in map(_span, walk.found) if _is_in(ranges, *span[:2])]  # views of others end now
 
 
 def _is_in(ranges: List[Tuple[int, int]], ptr: int, nbytes: int) -> bool:
@@ -160,19 +163,22 @@ def _is_in(ranges: List[Tuple[int, int]], ptr: int, nbytes: int) -> bool:
 
 
 def accessible(*what: Any, access: int = READ) -> Lease:
-    """A lease on the host of all memory that calls of other libraries would use: of Regions, Arrays, NumPy arrays,
-    tensors and storages (the whole storage), memoryviews and other buffers, and of what holds them: containers, modules
-    and whatever else pickle can write. Memory that is in no region needs none, and gets none.
+    """Leases on the host all memory that calls of other libraries would use. That is the memory of
+    Regions, Arrays, NumPy arrays, tensors and storages (each whole), memoryviews and other buffers.
+    Objects that hold these also work: containers, modules and anything that pickle can write.
+    Memory outside regions needs no lease and is skipped.
 
-    with vmem.accessible(state): torch.save(state, path)   # np.save, h5py, pickle, tofile, file.write; READ
-    with vmem.accessible(a, access=vmem.WRITE): file.readinto(a)
+        with vmem.accessible(state): torch.save(state, path)   # np.save, h5py, pickle, tofile, file.write; READ
+        with vmem.accessible(a, access=vmem.WRITE): file.readinto(a)
 
-    pickle does the walk: it runs __reduce__ and __getstate__ of objects, with all that they do, and what they raise
-    comes out. The walk itself reads no byte of arrays and tensors, and passes by functions, classes and Python's
-    modules; of arrays whose class has a __reduce__ of its own it takes the attributes instead. TypeError: pickle cannot
-    write one of the objects (a lock, a file), or containers are too deep.
+    pickle does the walk: it runs __reduce__ and __getstate__ of objects, with their side effects,
+    and their exceptions pass through. The walk itself reads no byte of arrays and tensors and skips
+    functions, classes and Python's modules. For arrays whose class has its own __reduce__ it takes
+    the attributes instead. TypeError: pickle cannot write one of the objects (a lock, a file), or
+    containers are nested too deeply.
 
-    All of it is in memory meanwhile. ENOMEM: it is more than host_budget has left; the words say what to do instead.
+    All the memory is resident during the lease. ENOMEM: it exceeds the rest of host_budget; the
+    message says what to do instead.
     """
     found: List[List[Any]] = []  # address, end, owners
     spans = [span for w in what for span in _spans(w)]
@@ -196,7 +202,8 @@ def accessible(*what: Any, access: int = READ) -> Lease:
 
 
 class _Writer:
-    """A file for numpy.lib.format, which copies what it gives to an object that is no file of Python's own."""
+    """A file for numpy.lib.format, which copies its data when it writes to an object that is not
+    one of Python's own files."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -207,9 +214,9 @@ class _Writer:
 
 
 def save_npy(file: Union[str, bytes, int, "os.PathLike[Any]", IO[bytes]], array: Any) -> None:
-    """numpy.save() of a NumPy array, a Region (as uint8) or an Array, of any size and for ordinary users: the file is
-    the same, and a few blocks are in memory at a time. A path gets the ending .npy, and a file that is there stays
-    until the new one is complete."""
+    """numpy.save() for a NumPy array, a Region (as uint8) or an Array, of any size and for ordinary
+    users. The file is the same, but only a few blocks are in memory at a time. A path gets the
+    ending .npy. An existing file stays until the new one is complete."""
     import numpy
 
     made = array.numpy() if isinstance(array, Range) else numpy.asanyarray(array)  # type: ignore[attr-defined]

@@ -50,7 +50,7 @@ class Array(Range):
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the elements have."""
+        """The size of the elements in bytes."""
         return self._nbytes
 
     @property
@@ -65,11 +65,12 @@ class Array(Range):
 
     @property
     def device(self) -> int:
-        """HOST, or the CUDA ordinal that consumers are told. query() tells where the bytes are."""
+        """HOST, or the CUDA ordinal that consumers get. query() tells where the bytes are."""
         return self._device
 
     def on(self, device: int) -> "Array":
-        """The same array as consumers on a device see it (HOST: on the CPU). Nothing moves: acquire() does that."""
+        """Returns the same array as consumers on a device see it (HOST: on the CPU). Moves nothing:
+        acquire() does that."""
         if not -(1 << 31) <= device < 1 << 31:
             raise ValueError(f"{short(device)} is no device")
         if self._handle.host_only and device != HOST:
@@ -83,13 +84,14 @@ class Array(Range):
         return self._shape[0]
 
     def memoryview(self) -> builtins.memoryview:
-        """The bytes; read-only where the region is."""
+        """Returns the bytes, read-only if the region is."""
         view = memoryview(_memory.buffer(self._handle.export(), self._ptr, self._nbytes)).cast("B")
         return view if self._handle.writable else view.toreadonly()
 
     def __buffer__(self, flags: int) -> builtins.memoryview:
-        """The buffer protocol, from Python 3.12 on; before, memoryview(). With the element type and the shape, as
-        numpy.asarray() takes them from it, which asks for it first. BufferError: the protocol cannot say them."""
+        """The buffer protocol, from Python 3.12 on; before that, use memoryview(). Includes the
+        element type and the shape, because numpy.asarray() tries this protocol first. BufferError:
+        the protocol cannot express them."""
         letter = self._dtype.letter
         if letter is None or 0 in self._shape:
             raise BufferError(f"the buffer protocol cannot say {self!r}; memoryview() gives the bytes")
@@ -103,7 +105,7 @@ class Array(Range):
         return f"NumPy cannot {what} {name}: it has no such type; take the bytes as {same}, or vmem.torch.tensor()"
 
     def numpy(self) -> Any:
-        """A NumPy array over the same memory, read-only where the region is."""
+        """Returns a NumPy array over the same memory, read-only if the region is."""
         import numpy
 
         if self._dtype.typestr is None:
@@ -117,7 +119,8 @@ class Array(Range):
         return numpy.asarray(_NumpyBase(self._handle.export(), interface))
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
-        """For numpy.asarray(): numpy(), or a copy where one is asked for or another type needs it."""
+        """For numpy.asarray(): returns numpy(), or a copy if the caller asks for one or another
+        type needs it."""
         made = self.numpy()
         if dtype is not None and made.dtype != dtype:
             if copy is False:
@@ -127,7 +130,7 @@ class Array(Range):
 
     @property
     def __cuda_array_interface__(self) -> Dict[str, Any]:
-        """For CuPy, Numba and others, of an array that on() made for a device."""
+        """For CuPy, Numba and others. Only for an array that on() made for a device."""
         if self._device < 0:
             raise AttributeError("this array is for the CPU; on(device) gives one for a GPU")
         if self._dtype.typestr is None:
@@ -142,15 +145,15 @@ class Array(Range):
         }
 
     def __dlpack_device__(self) -> Tuple[int, int]:
-        """DLPack's device type and number: the CPU, or the device that on() named: CUDA managed memory, or on physical
-        handles CUDA memory."""
+        """Returns DLPack's device type and number: the CPU, or the device given to on(). That is
+        CUDA managed memory, or CUDA memory if the device uses physical handles."""
         if self._device < 0:
             return (_dlpack.CPU, 0)
         handle = self._handle
         if handle.backend is None:
             try:
                 handle.backend = device_stats(self._device).backend
-            except Error:  # there is no such device: whoever leases something at it is told
+            except Error:  # there is no such device: a lease there reports it
                 return (_dlpack.CUDA_MANAGED, self._device)
         return (_dlpack.CUDA if handle.backend == BACKEND_HANDLES else _dlpack.CUDA_MANAGED, self._device)
 
@@ -162,9 +165,10 @@ class Array(Range):
         dl_device: Optional[Tuple[int, int]] = None,
         copy: Optional[bool] = None,
     ) -> Any:
-        """A capsule for another library: numpy.from_dlpack(array), torch.from_dlpack(array). The bytes stay where they
-        are, and the region lives as long as what the other library makes of it. BufferError: what DLPack cannot say (a
-        copy, another device, read-only before DLPack 1.0). TypeError: NumPy asks, and has no such type."""
+        """Returns a capsule for another library: numpy.from_dlpack(array),
+        torch.from_dlpack(array). The bytes stay where they are, and the region lives as long as the
+        other library's object. BufferError: DLPack cannot express the request (a copy, another
+        device, read-only before DLPack 1.0). TypeError: NumPy asks and has no such type."""
         if self._device < 0 and _dlpack.numpy_asks(sys._getframe(1)) and not _dlpack.numpy_reads(self._dtype):
             raise TypeError(self._not_in_numpy("take by DLPack"))
         if copy:

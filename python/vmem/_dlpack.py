@@ -46,9 +46,10 @@ class _Versioned(ctypes.Structure):
     ]
 
 
-# The objects of a consumer, by the struct's address: its struct, the struct's arrays and the owner of the memory.
-# And the capsules that no consumer is known to have taken, each with that address, by a number of its own: addresses
-# come again. Dictionary operations are atomic, so no lock is held where a garbage collection could come in.
+# _held: what a consumer keeps alive, by the address of its struct: the struct, the struct's arrays
+# and the owner of the memory. _offered: capsules that no consumer is known to have taken, each with
+# that address, by a unique number, because addresses are reused. Dictionary operations are atomic,
+# so no lock is held when a garbage collection starts.
 _held: Dict[int, Tuple[Any, ...]] = {}
 _offered: Dict[int, Tuple[int, Any]] = {}
 _numbers = itertools.count()
@@ -59,7 +60,7 @@ def _drop(address: Optional[int], held: Dict[int, Tuple[Any, ...]] = _held) -> N
         held.pop(address, None)
 
 
-# CFUNCTYPE takes the GIL: a consumer may let go on any thread, without it.
+# CFUNCTYPE takes the GIL: a consumer may release on any thread, without it.
 _deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_drop)
 
 _api = ctypes.pythonapi
@@ -69,34 +70,34 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)((
 
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 
-# Tensors may outlive this module's names at exit: the callback they end in is never freed.
+# Tensors may outlive this module's names at exit, so the callback that their deletion calls is
+# never freed.
 _api.Py_IncRef(ctypes.py_object(_deleter))
 
 
 def sweep() -> None:
     """Releases the capsules that no consumer took. A consumer renames the capsules that it takes.
 
-    Capsules have no destructor: a consumer that refuses one drops it while its exception is active, and no Python code
-    may run then. Each capsule is therefore kept here until a consumer took it, or until no other object refers to it.
-
-    Other threads take capsules meanwhile. The name of a capsule is stable only if no other object refers to it, so
-    that is checked first. If several threads sweep, the one that removes the capsule from the dictionary releases its
-    memory.
+    Capsules have no destructor: a consumer that refuses a capsule drops it while its exception is
+    active, and no Python code may run then. Each capsule therefore stays here until a consumer
+    takes it or no other object refers to it. Other threads may take capsules during the sweep. The
+    name of a capsule is stable only if no other object refers to it, so that is checked first. If
+    several threads sweep, the one that removes the capsule from the dictionary releases its memory.
     """
     for number in list(_offered):
         found = _offered.get(number)
-        if found is None:  # another thread was faster
+        if found is None:  # another thread released it
             continue
-        alone = sys.getrefcount(found[1]) <= 2  # the tuple's, and the argument's
+        alone = sys.getrefcount(found[1]) <= 2  # those of the tuple and of the argument
         taken = not _is_valid(found[1], _NAME) and not _is_valid(found[1], _NAME_VERSIONED)
         if (alone or taken) and _offered.pop(number, None) is not None and not taken:  # else its taker does
             _held.pop(found[0], None)
 
 
 def numpy_asks(frame: types.FrameType) -> bool:
-    """Whether numpy.from_dlpack is who called __dlpack__ from this frame. It is C and has no frame of its own: the
-    frame of who called it names from_dlpack and NumPy, and not __dlpack__. (Its locals are not looked at: that keeps
-    them.)"""
+    """Returns True if numpy.from_dlpack called __dlpack__ from this frame. It is C code without a
+    frame of its own: its caller's frame names from_dlpack and NumPy, and not __dlpack__. (Locals
+    are not examined, because that would keep them alive.)"""
     code = frame.f_code
     numpy = sys.modules.get("numpy")
     if numpy is None or "from_dlpack" not in code.co_names + code.co_varnames or "__dlpack__" in code.co_names:
@@ -108,7 +109,8 @@ def numpy_asks(frame: types.FrameType) -> bool:
 
 
 def numpy_reads(dtype: DType) -> bool:
-    """Whether this NumPy takes the type by DLPack: the first that had from_dlpack took no bool."""
+    """Returns True if this NumPy takes the type by DLPack: the first version with from_dlpack took
+    no bool."""
     import numpy
 
     if dtype.typestr is None:
@@ -129,7 +131,7 @@ def capsule(
     versioned: bool = False,
     read_only: bool = False,
 ) -> Any:
-    """A PyCapsule over `ptr`; `keep` lives until the consumer lets go."""
+    """Returns a PyCapsule over `ptr`; `keep` lives until the consumer releases it."""
     sizes = (ctypes.c_int64 * max(1, len(shape)))(*shape)
     strides = (ctypes.c_int64 * max(1, len(shape)))()
     step = 1
@@ -154,7 +156,7 @@ def capsule(
     try:
         made = _api.PyCapsule_New(address, _NAME_VERSIONED if versioned else _NAME, None)
         _offered[next(_numbers)] = (address, made)
-    except BaseException:  # a signal's, too
+    except BaseException:  # including a signal handler's
         _held.pop(address, None)
         raise
     return made

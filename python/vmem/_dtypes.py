@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Element types by name, and what NumPy, DLPack, torch and safetensors call them."""
+"""Element types by name, with their names in NumPy, DLPack, torch and safetensors."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def dtype_of(what: Any) -> DType:
             import numpy
 
             known = numpy.dtype(what)
-            name = known.name if known.isnative else known.str  # its name does not say that bytes are in another order
+            name = known.name if known.isnative else known.str  # the name does not tell the byte order
         except (ImportError, TypeError):
             pass
     found = BY_NAME.get(name)

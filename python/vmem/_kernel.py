@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges that are open to GPU kernels which find out while they run what they need."""
+"""Ranges open to GPU kernels that find out at run time which bytes they need."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _OWN = object()  # the range's own stream
 
 
 class KernelRange(Owner):
-    """A range that is open to kernels of a device: from kernel(), until end(), or the end of a with statement."""
+    """A range that is open to kernels of a device, from kernel() until end() or the end of a with
+    statement."""
 
     __slots__ = ("_owned", "_view", "_keep", "_stream", "__weakref__")
 
@@ -41,8 +42,9 @@ class KernelRange(Owner):
         return bool(_memory.owned.get(self._owned))
 
     def end(self, stream: Any = _OWN) -> None:
-        """Closes the range, when the stream gets here (its own, or another one of the device behind all kernels that
-        were given the view). Waits for them, and serves them meanwhile. Ending twice does nothing."""
+        """Closes the range when the stream gets here (its own, or another one of the device, behind
+        all kernels that were given the view). Waits for the kernels and serves them until they end.
+        Ending twice does nothing."""
         if not self.open:
             return
         try:

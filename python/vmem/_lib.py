@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The door to libvmem.so: finds it, declares its calls and structs, turns its failures into exceptions."""
+"""Finds libvmem.so, declares its calls and structs, and turns its failures into exceptions."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ FLAG_NO_LOCK = 0x100
 
 
 def printable(text: str) -> str:
-    """As libvmem's own messages: what would steer a terminal (controls, characters of direction, invisible ones) and
-    bytes that are no text become question marks. The joiners that scripts need stay."""
+    """Sanitizes text as libvmem's own messages are: characters that would steer a terminal
+    (controls, direction marks, invisible ones) and bytes that are not text become question marks.
+    The joiners that scripts need stay."""
     if text.isprintable():
         return text
     steers = ("Cc", "Cf", "Cs", "Zl", "Zp")
@@ -43,21 +44,23 @@ def printable(text: str) -> str:
 
 
 class Error(OSError):
-    """A call that failed. ``errno`` is libvmem's code, ``strerror`` its words: what was wrong, with the numbers."""
+    """A failed call. ``errno`` is libvmem's code, ``strerror`` its message, with what was wrong and
+    the numbers."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*(printable(a) if isinstance(a, str) else a for a in args))
 
 
 class FormatError(Error, ValueError):
-    """A file that does not hold what its format promises; the words name file, tensor and numbers."""
+    """A file that violates its format; the message names file, tensor and numbers."""
 
     def __init__(self, *args: Any) -> None:
-        super().__init__(*(args if len(args) > 1 else (errno.EINVAL, *args)))  # two when it is unpickled
+        super().__init__(*(args if len(args) > 1 else (errno.EINVAL, *args)))  # two arguments when it is unpickled
 
 
 class _Struct(ctypes.Structure):
-    """A struct of libvmem's. ctypes stores of a number what fits, and says nothing: here the rest is refused."""
+    """A struct of libvmem's. ctypes silently truncates numbers that do not fit a field; this class
+    refuses them."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
@@ -124,12 +127,13 @@ def _has_more_rights() -> bool:
 
 
 def _candidates() -> List[str]:
-    """The paths at which the library is searched, in order. A path from the environment is the only one. A program that
-    runs with more rights than the user who started it (AT_SECURE) ignores the environment."""
+    """Returns the paths at which the library is searched, in order. A path from the environment is
+    the only one. A program that runs with more rights than the user who started it (AT_SECURE)
+    ignores the environment."""
     given = os.environ.get("VMEM_LIBRARY")
     if given and not _has_more_rights():
         return [given]
-    # Not libvmem.so from the system: docs/decisions/0001-soname.md says whose that may be.
+    # Not libvmem.so from the system, which may be another project's: docs/decisions/0001-soname.md.
     return [os.path.join(_HERE, SONAME), SONAME]
 
 
@@ -157,7 +161,7 @@ def _open() -> ctypes.CDLL:
 
 
 def _checked(function: Any, limits: List[Tuple[int, int]]) -> Any:
-    """The call, refusing a number that ctypes would cut to what fits."""
+    """Wraps the call so that it refuses a number that ctypes would truncate."""
 
     def call(*given: Any) -> Any:
         for value, (low, high) in zip(given, limits):
@@ -221,13 +225,14 @@ lib = _open()
 _declare(lib)
 
 
-# The pages that libvmem's messages name: of this package, or of the working tree that it is imported from.
+# The folders of the pages that libvmem's messages name: this package's, or those of the working
+# tree it is imported from.
 _PAGES = (os.path.join(_HERE, "docs"), os.path.join(os.path.dirname(os.path.dirname(_HERE)), "docs"))
 
 
 def with_pages(words: str) -> str:
-    """A message with the paths of the pages that it names ("docs/settings.md"), as they are here; where this
-    installation has no such page, the manual page of the settings."""
+    """Replaces the pages that a message names ("docs/settings.md") by their paths here, or, if this
+    installation lacks the page, by the manual page of the settings."""
 
     def path(found: "re.Match[str]") -> str:
         for folder in _PAGES:
@@ -250,11 +255,14 @@ def check(rc: int) -> None:
 
 
 def answer(said: List[int], call: Any, *given: Any) -> None:
-    """Makes a call of lib's and keeps its answer in `said`. If this raises and `said` is empty, there was no answer.
+    """Makes a call of lib's and stores its answer in `said`. If this raises and `said` is empty,
+    there was no answer.
 
-    The handler of a signal that comes in a call (Ctrl-C in one that waits) runs after the call has returned. If it
-    raises, an ordinary call loses its answer. No handler can run between map() and the list, nor in a filter() given
-    for a value. Such a filter is asked for the value, and without one the call is not made."""
+    A signal that arrives during a call (Ctrl-C in one that waits) runs its handler after the call
+    returns. If the handler raises, an ordinary call loses its answer. No handler can run between
+    map() and the list, nor in a filter() passed as a value. Such a filter is asked for the value;
+    if it has none, the call is not made.
+    """
     for value, (low, high) in zip(given, call.limits):
         if isinstance(value, int) and not low <= value <= high:
             raise ValueError(f"{short(value)} is not from {low} to {high}")
@@ -262,7 +270,8 @@ def answer(said: List[int], call: Any, *given: Any) -> None:
 
 
 def stream_handle(stream: Any) -> int:
-    """A cudaStream_t as a number: None (the default stream), an int, a torch stream, or what has __cuda_stream__."""
+    """Returns a cudaStream_t as a number, from None (the default stream), an int, a torch stream,
+    or an object with __cuda_stream__."""
     if stream is None:
         return 0
     if isinstance(stream, int):
@@ -277,7 +286,8 @@ def stream_handle(stream: Any) -> int:
 
 
 def text_bytes(text: str) -> bytes:
-    """The bytes of a name or value. A NUL is refused: C would stop there. Bytes of a path that are no text stay."""
+    """Returns the bytes of a name or value. Refuses a NUL, at which C would stop. Bytes of a path
+    that are not text stay."""
     if "\0" in text:
         raise ValueError(f"{short(text)} holds a NUL character")
     return text.encode("utf-8", "surrogateescape")
@@ -291,7 +301,8 @@ def path_bytes(path: Union[str, bytes, "os.PathLike[Any]"]) -> bytes:
 
 
 def open_regular(path: str) -> Tuple[io.FileIO, int]:
-    """A file for reading, and its size. Whatever else has the name (a pipe, a device) is refused, not waited for."""
+    """Opens a file for reading and returns its size. Anything other than a file (a pipe, a device)
+    is refused rather than waited for."""
     file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
     found = os.fstat(file.fileno())
     if stat.S_ISREG(found.st_mode):
@@ -303,12 +314,13 @@ def open_regular(path: str) -> Tuple[io.FileIO, int]:
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-MAX_DIMENSIONS = 64  # what numpy and torch can have
-LARGEST = (1 << 63) - 1  # of a size or an offset in bytes: beyond it C would take another number for it
+MAX_DIMENSIONS = 64  # the limit of numpy and torch
+LARGEST = (1 << 63) - 1  # of a size or an offset in bytes: C would take a larger one for another number
 
 
 class Owner:
-    """An object that ends something of libvmem's. A copy would end it a second time, or at the same time."""
+    """An object that ends a resource of libvmem's. It cannot be copied: a copy would end the
+    resource a second time, or at the same time."""
 
     __slots__ = ()
 
@@ -325,7 +337,7 @@ def parse_offset(offset: Any) -> int:
 
 
 def short(value: Any) -> str:
-    """repr() for messages: what a file says may be long."""
+    """repr() for messages, shortened: text from a file may be long."""
     if isinstance(value, int) and abs(value) >> 128:
         return f"a number of {value.bit_length()} bits"
     text = repr(value)
@@ -333,7 +345,8 @@ def short(value: Any) -> str:
 
 
 def product(sizes: Sequence[int], itemsize: int, most: int) -> Optional[int]:
-    """Bytes of so many elements; None when they are above `most`, and no larger number is made on the way."""
+    """Returns the bytes of this many elements, or None if above `most`, without computing a larger
+    number on the way."""
     if any(n > most for n in sizes):
         return None
     if 0 in sizes:
@@ -352,7 +365,7 @@ def parse_size(size: Union[int, str]) -> int:
         number: Optional[int] = size
     else:
         found = re.fullmatch(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([kmgt]?)(?:i?b)?\s*", str(size), re.IGNORECASE)
-        whole = found is not None and ("." not in found[1] or found[2] != "")  # no parts of a byte
+        whole = found is not None and ("." not in found[1] or found[2] != "")  # no fractions of a byte
         number = int(float(found[1]) * _UNITS[found[2].lower()]) if found is not None and whole else None
     if number is None or number <= 0:
         raise ValueError(f"{short(size)} is not a size; give bytes, or text such as 512MiB or 8G")
@@ -362,7 +375,7 @@ def parse_size(size: Union[int, str]) -> int:
 
 
 def human_bytes(size: Union[int, float]) -> str:
-    """A size for people: "1.5 GiB"."""
+    """Formats a size for readers: "1.5 GiB"."""
     for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if size >= factor:
             return f"{size / factor:.1f} {unit}"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lifetime of regions: a region's handle and its exports (arrays, tensors, buffers) keep it alive.
+"""The lifetime of regions: a region's handle and its exports (arrays, tensors, buffers) keep it
+alive.
 
-A region is freed by a request when no export of it is left, or when the last Region, Array, Lease and foreign array
-over it is gone. No region is freed while the interpreter ends: the program may still read arrays then, and libvmem
-itself writes the changes of shared files at exit.
+A region is freed on request if it has no exports, or when the last Region, Array, Lease and foreign
+array over it is gone. No region is freed while the interpreter ends: the program may still read
+arrays then, and libvmem itself writes the changes of shared files at exit.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 from . import _dlpack
 from ._lib import Error, Owner, ResidencyStruct, answer, check, failure, lib
 
-generation = 0  # forks between the first process and this one: what an object has that is this process's own
+generation = 0  # forks between the first process and this one: tells which objects belong to this process
 
 
 def _after_fork() -> None:
@@ -36,7 +37,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def check_fork(made: int, what: str) -> None:
-    """Before an address of a region is handed out: a forked child has nothing at those of its parent."""
+    """Called before an address of a region is returned: a forked child has nothing at its parent's
+    addresses."""
     if made != generation:
         raise Error(
             errno.ECHILD,
@@ -46,13 +48,15 @@ def check_fork(made: int, what: str) -> None:
 
 
 class Owned(weakref.ref):  # type: ignore[type-arg]
-    """To an object that owns something of libvmem's, with the call that ends it and what that is given beside it."""
+    """A weak reference to an object that owns a resource of libvmem's, with the call that ends the
+    resource and its other arguments."""
 
     __slots__ = ("call", "given")
 
 
-# What is owned: NULL until it is made. Who gets it out of here ends it: the object, or sweep() once the object is in
-# `gone`. C code alone puts it there, so no exception of a signal's handler comes between, as it may in a __del__.
+# Owned resources, NULL until they are made. The code that removes an entry ends the resource: the
+# object, or sweep() once the reference is in `gone`. Only C code puts it there, so no exception of
+# a signal handler can interrupt, as it could a __del__.
 owned: Dict[Any, ctypes.c_void_p] = {}
 gone: Set[Owned] = set()
 
@@ -65,8 +69,8 @@ def own(owner: Any, made: ctypes.c_void_p, call: Any, *given: Any) -> Owned:
 
 
 def end(said: List[int], ref: Owned, call: Any, *given: Any) -> None:
-    """answer() and check() of the call that ends what is owned, which leaves the table with the call, and comes back
-    where that fails. Ending twice does nothing."""
+    """answer() and check() for the call that ends an owned resource. The entry leaves the table
+    with the call and returns if the call fails. Ending twice does nothing."""
     made: Any = owned.get(ref)
     try:
         answer(said, call, filter(None, map(owned.pop, [ref], [None])), *given)
@@ -77,8 +81,8 @@ def end(said: List[int], ref: Owned, call: Any, *given: Any) -> None:
 
 
 def drop(ref: Owned) -> Optional[Error]:
-    """end() for an object that is garbage. EBUSY: sweep() tries again, as a lease in the same garbage ends in a
-    moment; what fails otherwise stays for good, and is returned."""
+    """end() for a garbage object. On EBUSY sweep() tries again, because a lease in the same garbage
+    ends soon. Another failure leaves the resource for good and is returned."""
     try:
         end([], ref, ref.call, *ref.given)
     except Error as e:
@@ -89,8 +93,8 @@ def drop(ref: Owned) -> Optional[Error]:
 
 
 def sweep(regions: bool = True) -> None:
-    """Ends what objects have left whose __del__ was interrupted; regions last. A lease leaves regions alone: to free a
-    shared one takes a second while a page of it is pinned."""
+    """Ends the resources of objects whose __del__ was interrupted, regions last. Releasing a lease
+    skips regions: freeing a shared one takes a second while a page of it is pinned."""
     for ref in sorted(() if sys.is_finalizing() else gone, key=lambda ref: ref.call is lib.vmem_free):
         if ref in owned and (regions or ref.call is not lib.vmem_free):
             drop(ref)
@@ -99,10 +103,11 @@ def sweep(regions: bool = True) -> None:
 
 
 class Handle(Owner):
-    """One region of libvmem. It is there before the region, whose address vmem_create puts into `made`, and frees it
-    with itself: an exception of a signal may come as soon as that call has returned."""
+    """One region of libvmem. The object exists before the region, whose address vmem_create stores
+    in `made`, and frees the region with itself: a signal's exception may come as soon as that call
+    has returned."""
 
-    freed = True  # of one that is not complete: __del__ has nothing to do
+    freed = True  # for an incomplete object: __del__ has nothing to do
 
     def __init__(self, size: int, label: str, writable: bool, host_only: bool) -> None:
         self.made = ctypes.c_void_p()
@@ -111,9 +116,9 @@ class Handle(Owner):
         self.label = label
         self.writable = writable
         self.host_only = host_only
-        self.file: Optional[Tuple[int, int]] = None  # that it maps: device and inode
+        self.file: Optional[Tuple[int, int]] = None  # device and inode of the mapped file
         self.exports: "weakref.WeakSet[Export]" = weakref.WeakSet()
-        self.lock = threading.RLock()  # exports against free; reentrant, for a garbage collection inside it
+        self.lock = threading.RLock()  # between exports and free; reentrant, for a garbage collection under it
         self.backend: Optional[int] = None  # the backend of its device tier, after the first query
         self._block = 0  # likewise
         self._generation = generation
@@ -121,14 +126,14 @@ class Handle(Owner):
         self.freed = False
 
     def begin(self) -> None:
-        """The region has been made."""
+        """Called once the region has been made."""
         assert self.made.value is not None
         self.ptr = self.made.value
         live[self.ptr] = self
 
     @property
     def block(self) -> int:
-        """Bytes: what moves as one."""
+        """The unit of movement in bytes."""
         if self._block == 0:
             out = ResidencyStruct()
             out.size = ctypes.sizeof(out)
@@ -146,8 +151,9 @@ class Handle(Owner):
             return made
 
     def free(self, discard: bool = False) -> None:
-        """vmem_free, or vmem_discard, unless something is left over the region. A region that was freed stays freed."""
-        check_fork(self._generation, self.label)  # another thread of the parent may have the lock
+        """Calls vmem_free or vmem_discard, unless exports of the region exist. Freeing twice does
+        nothing."""
+        check_fork(self._generation, self.label)  # another thread of the parent may hold the lock
         _dlpack.sweep()
         sweep()
         begun, said = False, []  # type: bool, List[int]
@@ -155,7 +161,7 @@ class Handle(Owner):
             with self.lock:
                 if self.freed:
                     return
-                over = sum(1 for _ in self.exports)  # len() counts those whose end an interrupt kept from being noted
+                over = sum(1 for _ in self.exports)  # len() includes exports whose end an interrupt hid
                 if over:
                     raise Error(
                         errno.EBUSY,
@@ -163,15 +169,15 @@ class Handle(Owner):
                         "to the last of them to free it)",
                     )
                 self.freed = begun = True
-            live.pop(self.ptr, None)  # before: the address may be another region's a moment later
+            live.pop(self.ptr, None)  # before the call: another region may get the address right after it
             end(said, self.owned, lib.vmem_discard if discard else lib.vmem_free)
-        except BaseException as e:  # a signal's, too: before the call, in it
+        except BaseException as e:  # including a signal's, before the call or in it
             gone = said == [0] or (discard and said == [-errno.EIO])
             if begun and not gone:
                 self.freed = False
                 live[self.ptr] = self
             if said and said[0] != 0 and not isinstance(e, Error):
-                raise e from failure(said[0])  # it is told once
+                raise e from failure(said[0])  # reported once
             raise
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -184,7 +190,7 @@ class Handle(Owner):
 
 
 class Export(Owner):
-    """Something that uses a region's memory, for as long as this object lives."""
+    """An object that uses a region's memory during its life."""
 
     __slots__ = ("handle", "__weakref__")
 
@@ -193,17 +199,18 @@ class Export(Owner):
 
 
 live: "weakref.WeakValueDictionary[int, Handle]" = weakref.WeakValueDictionary()
-_inherited: List[Tuple[int, int, str]] = []  # address, bytes and label of the parents' regions; nothing else gets there
+_inherited: List[Tuple[int, int, str]] = []  # address, bytes and label of the parents' regions
 
 
 def regions() -> List[Handle]:
-    """Those that are alive. Other threads make and free some meanwhile: live.values() would raise for that."""
+    """Returns the live handles. Other threads add and remove some at the same time, for which
+    live.values() would raise."""
     found = [ref() for ref in live.valuerefs()]
     return [handle for handle in found if handle is not None]
 
 
 def find(ptr: int) -> Optional[Handle]:
-    """The region that holds an address. ECHILD: it is one of a process that this one was forked from."""
+    """Returns the region that contains an address. ECHILD: the region is a parent process's."""
     for handle in regions():
         if handle.ptr <= ptr < handle.ptr + handle.size and not handle.freed:
             return handle
@@ -214,17 +221,19 @@ def find(ptr: int) -> Optional[Handle]:
 
 
 def ranges() -> List[Tuple[int, int]]:
-    """Addresses and ends of all regions in order, also of the parents': of those, libvmem's calls tell."""
+    """Returns begin and end addresses of all regions in order, including the parents': libvmem's
+    calls report those."""
     mine = [(handle.ptr, handle.ptr + handle.size) for handle in regions() if not handle.freed]
     return sorted(mine + [(start, start + size) for start, size, _ in _inherited])
 
 
 def check_unmapped(file: Any) -> None:
-    """EBUSY: a region maps this file (a path, a descriptor or a file object), which is not to change under it."""
+    """Raises EBUSY if a region maps this file (a path, a descriptor or a file object), which must
+    not change under it."""
     try:
         named = isinstance(file, (str, bytes, os.PathLike, int))
         found = os.stat(file if named else file.fileno())
-    except (OSError, ValueError, TypeError, AttributeError):  # no file, or none of the kernel's
+    except (OSError, ValueError, TypeError, AttributeError):  # no file, or not the kernel's
         return
     name = os.fsdecode(file) if named and not isinstance(file, int) else "the file"
     for handle in regions():
@@ -237,15 +246,17 @@ def check_unmapped(file: Any) -> None:
 
 
 def buffer(export: Export, ptr: int, nbytes: int) -> Any:
-    """A writable ctypes array of bytes that keeps the export; memoryview() and torch.frombuffer() take it."""
+    """Returns a writable ctypes array of bytes that keeps the export; memoryview() and
+    torch.frombuffer() take it."""
     made: Any = (ctypes.c_ubyte * nbytes).from_address(ptr)
     made.vmem_export = export
     return made
 
 
 def shutdown() -> None:
-    """Stops libvmem's threads and gives its memory back; the next call starts it again. Refused while regions made
-    from Python are alive: their arrays would lose their memory. Regions that C or C++ code made are freed."""
+    """Stops libvmem's threads and returns its memory; the next call starts it again. Refused while
+    regions made from Python are alive, because their arrays would lose their memory. Regions made
+    by C or C++ code are freed."""
     _dlpack.sweep()
     sweep()
     left = [h.label for h in regions() if not h.freed]
@@ -255,15 +266,17 @@ def shutdown() -> None:
             f"{len(left)} regions are alive ({', '.join(left[:4])}{', ..' if len(left) > 4 else ''}); free them first",
         )
     for ref in list(gone):
-        owned.pop(ref, None)  # it frees them, too
+        owned.pop(ref, None)  # shutdown frees them, too
     lib.vmem_shutdown()
 
 
 def library_version() -> Tuple[int, int]:
-    """Major and minor of the library that runs, which may be later than this package."""
+    """Returns major and minor version of the running library, which may be later than this
+    package."""
     return divmod(lib.vmem_version(), 1000)
 
 
 def init() -> None:
-    """Starts libvmem; optional. Its errors name a bad environment variable, or what the kernel lacks."""
+    """Starts libvmem; optional. Its errors name a bad environment variable, or a feature that the
+    kernel lacks."""
     check(lib.vmem_init())

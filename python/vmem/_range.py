@@ -31,8 +31,8 @@ from ._lib import (
 
 
 class Advice(enum.IntEnum):
-    """How bytes will be used: advise(), alloc(), map(). The first six are for a location and mean what cudaMemAdvise's
-    do; the others are for the SSD tier and ignore it."""
+    """How bytes will be used: for advise(), alloc(), map(). The first six apply to a location and
+    mean what cudaMemAdvise's do; the others apply to the SSD tier and ignore the location."""
 
     SET_PREFERRED_LOCATION = 1
     UNSET_PREFERRED_LOCATION = 2
@@ -54,7 +54,8 @@ class Advice(enum.IntEnum):
 
 
 def advice_of(advice: Union["Advice", str, int]) -> int:
-    """From an Advice, its number, or its name in any case: "sequential", "dont_need", "dont-need"."""
+    """Converts an Advice, its number, or its name in any case: "sequential", "dont_need",
+    "dont-need"."""
     if isinstance(advice, str):
         found = Advice.__members__.get(advice.strip().upper().replace("-", "_").replace(" ", "_"))
         if found is None:
@@ -63,12 +64,12 @@ def advice_of(advice: Union["Advice", str, int]) -> int:
     return int(advice)
 
 
-# The bytes that one lease of read_from() and write_to() covers: a part of the smallest budget.
+# Bytes under one lease in read_from() and write_to(): a part of the smallest budget.
 _PIECE = 2 << 20
 
 
 class Residency(NamedTuple):
-    """Bytes of a range in each tier, and of a block of its region: what moves as one."""
+    """Bytes of a range in each tier, and the block size of its region (the unit of movement)."""
 
     zero_bytes: int
     ssd_bytes: int
@@ -78,7 +79,8 @@ class Residency(NamedTuple):
 
 
 class Range:
-    """Bytes of one region: what Region and Array have in common. Calls act on every block that the bytes touch."""
+    """Bytes of one region: the base of Region and Array. Calls act on every block that the bytes
+    touch."""
 
     __slots__ = ("_handle", "__weakref__")
     _handle: _memory.Handle
@@ -90,7 +92,7 @@ class Range:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes there are."""
+        """The size in bytes."""
         raise NotImplementedError
 
     def _check(self) -> None:
@@ -98,14 +100,14 @@ class Range:
             raise Error(errno.EINVAL, f"{self._handle.label} has been freed")
 
     def prefetch(self, location: int = HOST, stream: Any = None) -> None:
-        """A hint: starts to move the bytes toward a location (HOST, SSD, a CUDA ordinal) and returns at once. With a
-        stream it takes effect when the stream gets there."""
+        """A hint: starts to move the bytes toward a location (HOST, SSD, a CUDA ordinal) and
+        returns at once. With a stream it takes effect when the stream gets there."""
         self._check()
         check(lib.vmem_prefetch(self.ptr, self.nbytes, location, stream_handle(stream)))
 
     def advise(self, advice: Union[Advice, str, int], location: int = HOST) -> None:
-        """How the bytes will be used: an Advice, or its name ("sequential", "random", "cold", ..). The location counts
-        for the preferred location and for accessed by."""
+        """Announces how the bytes will be used: an Advice, or its name ("sequential", "random",
+        "cold", ..). Only the preferred location and accessed by use `location`."""
         self._check()
         check(lib.vmem_advise(self.ptr, self.nbytes, advice_of(advice), location))
 
@@ -128,10 +130,10 @@ class Range:
         return Residency(*struct_values(out))
 
     def read_from(self, file: Union[str, bytes, int, "os.PathLike[Any]", IO[bytes]], offset: int = 0) -> int:
-        """Fills the bytes from byte `offset` on with what a file has: a path, a descriptor, or a binary file object,
-        from where it is. Returns how many were read: fewer only where the file ends. A pipe or socket that has nothing
-        is waited for, also one that does not block. Works where system calls on absent blocks do not: a few blocks are
-        leased at a time."""
+        """Fills the bytes from byte `offset` on from a file: a path, a descriptor, or a binary file
+        object at its position. Returns the number of bytes read, which is smaller only at the end
+        of the file. Waits for a pipe or socket that has no data, even if it is non-blocking. Works
+        where system calls fail on absent blocks: it leases a few blocks at a time."""
         if not self._handle.writable:
             raise TypeError(f"{self._handle.label} is mapped for reading")
         opened = _stream.opened(file, "rb")
@@ -147,10 +149,10 @@ class Range:
         return done
 
     def write_to(self, file: Union[str, bytes, int, "os.PathLike[Any]", IO[bytes]], offset: int = 0) -> int:
-        """Writes the bytes from byte `offset` on to a file: a path, which is made or replaced, a descriptor, or a
-        binary file object, from where it is. Returns how many were written: all of them. A pipe or socket that takes
-        no more is waited for, also one that does not block. Works where system calls on absent blocks do not. EBUSY:
-        it is a file that a region maps."""
+        """Writes the bytes from byte `offset` on to a file: a path, which is created or replaced, a
+        descriptor, or a binary file object at its position. Returns the number of bytes written:
+        all. Waits for a pipe or socket that is full, even if it is non-blocking. Works where system
+        calls fail on absent blocks. EBUSY: a region maps the file."""
         _memory.check_unmapped(file)
         opened = _stream.opened(file, "wb")
         if opened is not None:
@@ -170,13 +172,13 @@ class Range:
         return leased_pieces(self._handle.export(), self.ptr + offset, self.nbytes - offset, access)
 
     def acquire(self, access: int = READ, location: int = HOST, stream: Any = None) -> "Lease":
-        """A lease of these bytes: acquire() of the module, for one range."""
+        """Leases these bytes: like the module's acquire(), for one range."""
         self._check()
         return Lease([(self.ptr, self.nbytes, access, self._handle.export())], location, stream)
 
 
 def leased_pieces(export: _memory.Export, ptr: int, size: int, access: int) -> Iterator[memoryview]:
-    """Views of a region's bytes, each under a lease while the loop is at it."""
+    """Yields views of a region's bytes, each leased during its turn of the loop."""
     for at in range(ptr, ptr + size, _PIECE):
         nbytes = min(_PIECE, ptr + size - at)
         with Lease([(at, nbytes, access, export)], HOST, None):
@@ -186,7 +188,7 @@ def leased_pieces(export: _memory.Export, ptr: int, size: int, access: int) -> I
 
 
 _OWN = object()  # the lease's own stream
-Span = Tuple[int, int, int, Any]  # address, bytes, access, what keeps it
+Span = Tuple[int, int, int, Any]  # address, bytes, access, the object that keeps the region
 
 
 class Lease(Owner):
@@ -215,7 +217,7 @@ class Lease(Owner):
 
     @property
     def _live(self) -> Optional[ctypes.c_void_p]:
-        """The handle; None or NULL: there is none, or none any more."""
+        """Returns the handle; None or NULL if there is none, or no longer one."""
         _memory.check_fork(self._generation, "the lease")
         return _memory.owned.get(self._owned)
 
@@ -227,8 +229,8 @@ class Lease(Owner):
                 self._keep = []
 
     def release(self, stream: Any = _OWN) -> None:
-        """At a device the lease ends when the stream gets here, its own or another of the device whose work comes after
-        the last use; on the host, now. Releasing twice does nothing."""
+        """Ends the lease: on the host now, at a device when the stream gets here (its own, or
+        another of the device whose work comes after the last use). Releasing twice does nothing."""
         if self.held:
             self._end(self._stream if stream is _OWN else stream_handle(stream))
 
@@ -251,8 +253,8 @@ class Lease(Owner):
 
 
 class PendingLease(Owner):
-    """A lease on its way, from acquire_async(). Awaited, once, it is the Lease; so it is in `async with`, which
-    releases it at its end. A task that is cancelled while it awaits cancels the lease."""
+    """A pending lease from acquire_async(). Awaiting it, once, gives the Lease; so does `async
+    with`, which releases it at its end. Cancelling a task that awaits it cancels the lease."""
 
     __slots__ = ("_lease", "_awaited", "_failure")
 
@@ -262,12 +264,13 @@ class PendingLease(Owner):
         self._failure: Optional[Error] = None
 
     def ready(self) -> bool:
-        """False: not yet. Raises why it failed, each time, or that it was cancelled; nothing is leased then."""
+        """Returns False if it is not ready yet. Raises the reason if it failed or was cancelled, at
+        each call; nothing is leased then."""
         if self._failure is not None:
             raise self._failure
         lease = self._lease
         if not lease._live:
-            return True  # of no bytes, or over
+            return True  # it has no bytes, or is over
         rc = lib.vmem_lease_poll(lease._live)
         if rc == -errno.EAGAIN:
             return False
@@ -279,15 +282,16 @@ class PendingLease(Owner):
         return True
 
     def fileno(self) -> int:
-        """A descriptor that polls readable once the lease is ready or has failed; it is the lease's to close."""
+        """Returns a descriptor that polls readable once the lease is ready or has failed. The lease
+        closes it."""
         fd = lib.vmem_lease_fd(self._lease._live)
         if fd < 0:
             raise failure(fd)
         return int(fd)
 
     def cancel(self) -> None:
-        """Nothing is leased afterwards, whether it was ready or not. Waits for I/O of the lease that is under way, an
-        event loop with it."""
+        """Cancels the lease, ready or not: nothing is leased afterwards. Waits for the lease's I/O
+        in flight, and blocks an event loop during this time."""
         if self._lease._live:
             cancelled = Error(errno.ECANCELED, "the lease was cancelled")
             try:
@@ -316,11 +320,11 @@ class PendingLease(Owner):
         return self._lease
 
     def __await__(self) -> Generator[Any, None, Lease]:
-        """The lease, once it is ready."""
+        """Waits for the lease and returns it."""
         return self._wait().__await__()
 
     async def __aenter__(self) -> Lease:
-        """The lease, once it is ready."""
+        """Waits for the lease and returns it."""
         return await self
 
     async def __aexit__(self, *_: Any) -> None:
@@ -329,7 +333,8 @@ class PendingLease(Owner):
 
 
 def span_of(what: Any, access: int) -> Span:
-    """Address and bytes of a Region, Array, NumPy array or torch tensor over one, or a pair with its own access."""
+    """Returns address, bytes and access of a Region, Array, NumPy array or torch tensor over one,
+    or a pair with its own access."""
     if isinstance(what, tuple):
         if len(what) != 2:
             raise TypeError("a range with an access of its own is a pair: (array, vmem.READ | vmem.WRITE)")
@@ -351,12 +356,15 @@ def span_of(what: Any, access: int) -> Span:
 
 
 def acquire(*what: Any, access: int = READ, location: int = HOST, stream: Any = None) -> Lease:
-    """Leases ranges of one or several regions, all or nothing: their bytes come to `location` and stay until release.
+    """Leases ranges of one or several regions, all or nothing: their bytes come to `location` and
+    stay until release.
 
-    with vmem.acquire(weights, (out, vmem.READ | vmem.WRITE), location=0, stream=stream): kernels on the stream may
-    use them. location=HOST: the CPU, system calls and DMA may. Waits for disk, and for streams that have not come to
-    the release of a lease that is in the way. ENOMEM: the ranges and the live leases exceed the budget; EBUSY: a live
-    lease at another location; EIO: a block could not be read.
+        with vmem.acquire(weights, (out, vmem.READ | vmem.WRITE), location=0, stream=stream): ...
+
+    At a device, kernels on the stream may use the bytes. At location=HOST the CPU, system calls and
+    DMA may. Waits for the disk, and for streams that have not reached the release of a conflicting
+    lease. ENOMEM: the ranges and the live leases exceed the budget. EBUSY: a live lease at another
+    location. EIO: a block could not be read.
     """
     if not what:
         raise TypeError("acquire() needs at least one range")
@@ -364,10 +372,11 @@ def acquire(*what: Any, access: int = READ, location: int = HOST, stream: Any = 
 
 
 def acquire_async(*what: Any, access: int = READ, location: int = HOST, stream: Any = None) -> PendingLease:
-    """Begins acquire(), returns at once: `lease = await vmem.acquire_async(..)`, `async with vmem.acquire_async(..)`.
+    """Starts acquire() and returns at once: `lease = await vmem.acquire_async(..)`, `async with
+    vmem.acquire_async(..)`.
 
-    Without asyncio: ready(), or fileno() for an event loop. At a device, work that is put on the stream once it is
-    ready finds the bytes. EAGAIN: 64 leases are on their way.
+    Without asyncio use ready(), or fileno() for an event loop. At a device, work put on the stream
+    after the lease is ready finds the bytes. EAGAIN: 64 leases are pending.
     """
     if not what:
         raise TypeError("acquire_async() needs at least one range")
@@ -375,44 +384,48 @@ def acquire_async(*what: Any, access: int = READ, location: int = HOST, stream: 
 
 
 def prefetch(*what: Any, location: int = HOST, stream: Any = None) -> None:
-    """Range.prefetch() of each: a Region, an Array, or a NumPy array or tensor over one."""
+    """Calls Range.prefetch() for each argument: a Region, an Array, or a NumPy array or tensor over
+    one."""
     for ptr, nbytes, _, _keep in [span_of(w, READ) for w in what]:
         if nbytes:
             check(lib.vmem_prefetch(ptr, nbytes, location, stream_handle(stream)))
 
 
 def advise(what: Any, advice: Union[Advice, str, int], location: int = HOST) -> None:
-    """Range.advise() of a Region, an Array, or a NumPy array or tensor over one."""
+    """Calls Range.advise() for a Region, an Array, or a NumPy array or tensor over one."""
     ptr, nbytes, _, _keep = span_of(what, READ)
     if nbytes:
         check(lib.vmem_advise(ptr, nbytes, advice_of(advice), location))
 
 
 def export(what: Any, dma_buf: bool = False) -> int:
-    """A descriptor of leased memory at a device, to be closed by os.close(): of the one block that has the range, for
-    another process (cuMemImportFromShareableHandle), or a dma-buf of all its blocks, for another driver. The lease has
-    to last as long as others use it; vmem.h says what happens then."""
+    """Returns a descriptor of leased memory at a device; close it with os.close(). It covers the
+    one block that contains the range, for another process (cuMemImportFromShareableHandle), or is a
+    dma-buf of all its blocks, for another driver. The lease must last as long as others use it;
+    vmem.h says what happens otherwise."""
     ptr, nbytes, _, _keep = span_of(what, READ)
     fd = ctypes.c_int(-1)
     try:
         check(lib.vmem_export(ptr, nbytes, int(dma_buf), ctypes.byref(fd)))
         return fd.value
-    except BaseException:  # a signal's, when there is a descriptor already
+    except BaseException:  # a signal's, too, once there is a descriptor
         if fd.value >= 0:
             os.close(fd.value)
         raise
 
 
 def evict(*what: Any, location: int = SSD) -> None:
-    """Range.evict() of each: a Region, an Array, or a NumPy array or tensor over one."""
+    """Calls Range.evict() for each argument: a Region, an Array, or a NumPy array or tensor over
+    one."""
     for ptr, nbytes, _, _keep in [span_of(w, READ) for w in what]:
         if nbytes:
             check(lib.vmem_evict(ptr, nbytes, location))
 
 
 def sync(*what: Any) -> None:
-    """Range.sync() of each: a Region, an Array, or a NumPy array or tensor over one. Without any, of every region, also
-    those not made from Python: all are tried, the error is the first."""
+    """Calls Range.sync() for each argument: a Region, an Array, or a NumPy array or tensor over
+    one. Without arguments it syncs every region, including those not made from Python: it tries all
+    and raises the first error."""
     if not what:
         check(lib.vmem_sync(None, 0))
     for ptr, nbytes, _, _keep in [span_of(w, READ) for w in what]:
@@ -421,7 +434,7 @@ def sync(*what: Any) -> None:
 
 
 def query(what: Any) -> Residency:
-    """Range.query() of a Region, an Array, or a NumPy array or tensor over one."""
+    """Calls Range.query() for a Region, an Array, or a NumPy array or tensor over one."""
     ptr, nbytes, _, _keep = span_of(what, READ)
     out = ResidencyStruct()
     out.size = ctypes.sizeof(out)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Regions: made, named, seen as arrays, freed."""
+"""Makes and names regions, shows them as arrays, and frees them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,14 @@ Shape = Union[int, Sequence[int]]
 
 
 class _Identity(NamedTuple):
-    """A file and its state, by which another process knows that it maps the same."""
+    """The identity and state of a file, by which another process verifies that it maps the same
+    one."""
 
     device: int
     inode: int
     size: int
     mtime_ns: int
-    ctime_ns: int  # programs that copy a file put the other one back
+    ctime_ns: int  # programs that copy a file restore its mtime
 
     def __str__(self) -> str:
         written, changed = (f"{ns // 10**9}.{ns % 10**9:09}" for ns in self[3:])
@@ -65,8 +66,9 @@ def _identity(file: Union[bytes, int]) -> Optional[_Identity]:
 class Region(Range):
     """One address range over GPU memory, host memory and SSD. Made by alloc() and map().
 
-    Freed by free(), at the end of a with statement, or with the last object over it. Pickled, a region that was mapped
-    for reading is mapped again where it is unpickled. ESTALE: its path leads to another file there, or a changed one.
+    Freed by free(), at the end of a with statement, or with the last object over it. A region that
+    was mapped for reading can be pickled and is mapped again where it is unpickled. ESTALE: its
+    path leads to another or a changed file there.
     """
 
     __slots__ = ("_again",)
@@ -98,7 +100,7 @@ class Region(Range):
 
     @property
     def writable(self) -> bool:
-        """False where a file is mapped for reading."""
+        """False if a file is mapped for reading."""
         return self._handle.writable
 
     @property
@@ -107,12 +109,13 @@ class Region(Range):
         return self._handle.freed
 
     def free(self) -> None:
-        """Frees the region now. EBUSY: arrays, tensors or leases over it are alive. Changes of a shared file are
-        written first; when that fails, the region stays. Freeing twice does nothing."""
+        """Frees the region now. EBUSY: arrays, tensors or leases over it are alive. Writes changes
+        of a shared file first; if that fails, the region stays. Freeing twice does nothing."""
         self._handle.free()
 
     def discard(self) -> None:
-        """As free(), whatever the region's file says: EIO tells what it did not take, which is lost with the region."""
+        """Frees the region even if its file cannot be written: EIO says what the file lacks, which
+        is lost with the region."""
         self._handle.free(discard=True)
 
     def __enter__(self) -> "Region":
@@ -121,12 +124,13 @@ class Region(Range):
 
     def __exit__(self, *_: Any) -> None:
         _dlpack.sweep()
-        # Remaining exports keep it alive: an error here would hide the one that ends the block.
+        # Remaining exports keep the region alive: an error here would hide the exception that ends
+        # the block.
         if not any(True for _ in self._handle.exports):
             self.free()
 
     def __len__(self) -> int:
-        """Bytes."""
+        """The size in bytes."""
         return self.nbytes
 
     def __getitem__(self, part: slice) -> "Array":
@@ -137,7 +141,8 @@ class Region(Range):
         return self.array("uint8", max(0, stop - start), start)
 
     def array(self, dtype: Any = "uint8", shape: Optional[Shape] = None, offset: int = 0) -> "Array":
-        """A contiguous array over the region from byte `offset`; without a shape, as many elements as fit."""
+        """Returns a contiguous array over the region from byte `offset`; without a shape, as many
+        elements as fit."""
         self._check()
         kind = dtype_of(dtype)
         if shape is None:
@@ -146,7 +151,7 @@ class Region(Range):
         offset = parse_offset(offset)
         if any(n < 0 for n in sizes):
             raise ValueError(f"shape {short(sizes)} has a negative size")
-        if len(sizes) > MAX_DIMENSIONS:  # NumPy 1 counts them once it has copied them
+        if len(sizes) > MAX_DIMENSIONS:  # NumPy 1 would copy them before it counts
             raise ValueError(f"a shape of {len(sizes)} dimensions; there can be {MAX_DIMENSIONS}")
         nbytes = product(sizes, kind.itemsize, self.nbytes)
         if nbytes is None or offset + nbytes > self.nbytes:
@@ -157,15 +162,16 @@ class Region(Range):
         return Array(self._handle.export(), self._handle.ptr + offset, kind, sizes, nbytes)
 
     def memoryview(self) -> builtins.memoryview:
-        """The bytes; read-only where the region is."""
+        """Returns the bytes, read-only if the region is."""
         return self.array().memoryview()
 
     def numpy(self, dtype: Any = "uint8", shape: Optional[Shape] = None, offset: int = 0) -> Any:
-        """A NumPy array over the region from byte `offset`, as array() gives one."""
+        """Returns a NumPy array over the region from byte `offset`, with the arguments of
+        array()."""
         return self.array(dtype, shape, offset).numpy()
 
     def __buffer__(self, flags: int) -> builtins.memoryview:
-        """The buffer protocol, from Python 3.12 on; before, memoryview()."""
+        """The buffer protocol, from Python 3.12 on; before that, use memoryview()."""
         return self.memoryview()
 
     def __reduce__(self) -> Tuple[Any, ...]:
@@ -183,7 +189,7 @@ class Region(Range):
 
 
 class _Attributes(NamedTuple):
-    """The attributes that vmem_create gets beside a file. None: as the settings say."""
+    """The attributes for vmem_create besides a file. None: the setting decides."""
 
     block_size: Union[int, str, None] = None
     advice: Union[Advice, str, int, None] = None
@@ -235,12 +241,13 @@ def alloc(
     address: Optional[int] = None,
     core_dump: Optional[bool] = None,
 ) -> Region:
-    """A region of zeros; costs address space only. host_only: no device tier, any block size.
+    """Returns a region of zeros; it costs only address space. host_only: no device tier, any block
+    size.
 
-    These override the settings for this region: block_size ("64KiB", "auto"); codec of its blocks on the SSD ("none",
-    "lz4", "zstd"); checksum: whether bytes that are read back are verified. advice: for the whole region, from the
-    start. address: a hint for the region's address, used if it is free. core_dump: whether bytes in host memory go into
-    core dumps.
+    These arguments override the settings for this region: block_size ("64KiB", "auto"); codec of
+    its blocks on the SSD ("none", "lz4", "zstd"); checksum: whether bytes read back are verified.
+    advice: applies to the whole region from the start. address: a hint for the region's address,
+    used if it is free. core_dump: whether bytes in host memory go into core dumps.
     """
     nbytes = parse_size(size)
     wanted = _Attributes(block_size, advice, codec, checksum, address, core_dump)
@@ -268,11 +275,13 @@ def map(  # noqa: A001  (the name of the call in C)
     core_dump: Optional[bool] = None,
     lock: bool = True,
 ) -> Region:
-    """A region with the bytes of a file from `offset` (a multiple of 4096); without a size, up to the file's end.
+    """Returns a region with the bytes of a file from `offset` (a multiple of 4096); without a size,
+    up to the file's end.
 
-    path: also a descriptor, which is opened again with the access that the mode needs, and stays yours to close.
-    mode "read": the file is never written, and arrays are read-only; "shared": changes reach the file, which is locked
-    unless lock is False; "private": changes stay in the region. The rest as for alloc().
+    path: may be a descriptor, which is opened again with the access that the mode needs; the caller
+    closes it. mode "read": the file is never written, and arrays are read-only. "shared": changes
+    reach the file, which is locked unless lock is False. "private": changes stay in the region.
+    Other arguments as for alloc().
     """
     if mode not in _MODES:
         raise ValueError(f"mode {mode!r} is not known; give read, shared or private")
@@ -308,7 +317,7 @@ def map(  # noqa: A001  (the name of the call in C)
 def map_open(
     file: Any, path: str, size: int, *, host_only: bool = False, block_size: Optional[int] = None
 ) -> Region:
-    """map() for reading of a file that is open; `path` is its name."""
+    """map() for reading, for an open file; `path` is its name."""
     flags = FLAG_MAP_READ | (FLAG_HOST_ONLY if host_only else 0)
     wanted = _Attributes(block_size)
     label = os.path.basename(path)

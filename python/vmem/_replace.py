@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are replaced as a whole: written beside what is there, made durable, renamed."""
+"""Replaces files as a whole: writes beside the old file, makes the new one durable, renames it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ._lib import Error
 
 
 def _as_before(fd: int, before: os.stat_result) -> None:
-    """Gives the new file the permissions of the old one, and its owner as far as this process may."""
+    """Gives the new file the permissions of the old one, and its owner if this process may."""
     for user, group in ((before.st_uid, -1), (-1, before.st_gid)):
         with contextlib.suppress(PermissionError):
             os.fchown(fd, user, group)
@@ -24,12 +24,12 @@ def _as_before(fd: int, before: os.stat_result) -> None:
 def _sync_folder(folder: str) -> None:
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # one may make files in a folder that one may not read
+    except PermissionError:  # a folder may allow new files but no reading
         return
     try:
         os.fsync(fd)
     except OSError as e:
-        if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # the file system has no such call for folders
+        if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # the file system cannot fsync folders
             raise
     finally:
         os.close(fd)
@@ -37,9 +37,9 @@ def _sync_folder(folder: str) -> None:
 
 @contextlib.contextmanager
 def replaced(path: Any, check: Optional[Callable[[str], None]] = None) -> Iterator[IO[bytes]]:
-    """A new file that takes the place of `path` at the end of the block, once check(its name) has passed. When either
-    raises, the old file is there as before, and nothing beside it. A symbolic link stays: the file that it leads to is
-    replaced."""
+    """Yields a new file that replaces `path` at the end of the block, once check(its name) has
+    passed. If either raises, the old file is unchanged and nothing is left beside it. A symbolic
+    link stays: the file that it leads to is replaced."""
     target = os.path.realpath(os.fsdecode(path))
     before = None
     with contextlib.suppress(FileNotFoundError):

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The safetensors format, read and written: 8 bytes of length (little-endian), so many bytes of JSON, then the tensors.
+"""Reads and writes the safetensors format: 8 bytes of length (little-endian), that many bytes of
+JSON, then the tensors.
 
-Every number of a header is checked before anything is mapped; a refusal names the file, the tensor and the numbers.
-The reader takes and refuses what the library safetensors does (https://github.com/huggingface/safetensors, Format).
-It refuses more: types of less than a byte, and shapes that torch cannot have (more than 64 dimensions, strides beyond
-63 bits).
+Every number of a header is checked before anything is mapped; an error names the file, the tensor
+and the numbers. The reader accepts and refuses what the library safetensors does
+(https://github.com/huggingface/safetensors, Format). It also refuses types of less than a byte, and
+shapes that torch cannot have (more than 64 dimensions, strides beyond 63 bits).
 """
 
 from __future__ import annotations
@@ -35,19 +36,20 @@ class Entry(NamedTuple):
 
 class Header(NamedTuple):
     path: str
-    file: io.FileIO  # open: what is mapped is the file that was checked, whatever has its name by then
-    size: int  # of the file, bytes
+    file: io.FileIO  # kept open, so that the checked file is mapped even if its name changes
+    size: int  # bytes of the file
     metadata: Dict[str, str]
     tensors: Dict[str, Entry]  # in the order of the file's bytes
 
 
 class _Object(Dict[str, Any]):
-    """A JSON object. If a name is there twice, the last value counts; the others are in `hidden`."""
+    """A JSON object. If a name occurs twice, the last value counts and the others are in
+    `hidden`."""
 
     hidden: Sequence[Tuple[str, Any]] = ()
 
     def twice(self, *names: str) -> Optional[str]:
-        """One of the names that is there twice."""
+        """Returns one of the names that occur twice."""
         return next((name for name, _ in self.hidden if name in names), None)
 
 
@@ -71,7 +73,8 @@ def _real(digits: str) -> float:
 
 
 def _number(digits: str) -> Union[int, float]:
-    # No size in bytes has more than 20 digits, and to read millions of them takes minutes. A size is never "-0".
+    # A size in bytes has at most 20 digits, and parsing millions of digits takes minutes. A size is
+    # never "-0".
     return _real(digits) if len(digits) > 20 or digits == "-0" else int(digits)
 
 
@@ -88,7 +91,7 @@ def _json(path: str, text: bytes, what: str) -> _Object:
             parse_float=_real,
             parse_constant=_no_number,
         )
-        if b"\\u" in text:  # half of a surrogate pair is no character
+        if b"\\u" in text:  # half of a surrogate pair is not a character
             json.dumps(value, ensure_ascii=False).encode("utf-8")
     except (ValueError, RecursionError) as e:
         raise FormatError(f"{path}: {what} is not JSON: {e}") from None
@@ -98,7 +101,7 @@ def _json(path: str, text: bytes, what: str) -> _Object:
 
 
 def _depth(value: Any) -> int:
-    """Levels of lists and objects."""
+    """Returns the nesting depth of lists and objects."""
     depth, level = 0, [value]
     while any(isinstance(v, (list, dict)) for v in level):
         level = [w for v in level if isinstance(v, (list, dict)) for w in (v.values() if isinstance(v, dict) else v)]
@@ -111,7 +114,7 @@ def _bad(path: str, name: str, words: str) -> FormatError:
 
 
 def _fields(path: str, name: str, value: Any) -> Tuple[DType, List[int], int, int]:
-    """dtype, shape and data_offsets of an entry, each of its kind."""
+    """Returns dtype, shape and data_offsets of an entry, with their types checked."""
 
     def bad(words: str) -> FormatError:
         return _bad(path, name, words)
@@ -137,7 +140,7 @@ def _entry(path: str, name: str, value: Any, start: int, data: int) -> Entry:
     dtype, shape, begin, end = _fields(path, name, value)
     if len(shape) > MAX_DIMENSIONS:
         raise _bad(path, name, f"its shape has {len(shape)} dimensions, more than {MAX_DIMENSIONS}")
-    strides = product([n or 1 for n in shape], dtype.itemsize, LARGEST)  # must fit where there are no bytes, too
+    strides = product([n or 1 for n in shape], dtype.itemsize, LARGEST)  # must fit even if there are no bytes
     nbytes = 0 if strides is not None and 0 in shape else strides
     if nbytes is None or end - begin != nbytes:
         needs = f"more than {LARGEST}" if nbytes is None else str(nbytes)
@@ -221,7 +224,8 @@ def _read_json(path: str, what: str) -> _Object:
 
 
 def _beside(path: str, named: Any, why: str) -> str:
-    """The path of a file that `path` names, which has to be in its folder: files come from strangers."""
+    """Returns the path of a file named by `path`. It must be in the same folder, because the files
+    may come from strangers."""
     proper = isinstance(named, str) and named != "" and "\0" not in named
     if not proper or os.path.isabs(named) or ".." in named.split("/"):
         raise FormatError(f"{path}: {why} {short(named)}: no file name inside its folder")
@@ -232,7 +236,8 @@ def _beside(path: str, named: Any, why: str) -> str:
 
 
 def read_index(path: str) -> Dict[str, List[str]]:
-    """The files of an index (model.safetensors.index.json), as paths, and the tensors that it says each holds."""
+    """Returns the paths of an index's files (model.safetensors.index.json), with the tensors that
+    each should contain."""
     weights = _read_json(path, "index of safetensors files").get("weight_map")
     if not isinstance(weights, _Object) or not weights:
         raise FormatError(f"{path}: has no weight_map that names tensors and their files")
@@ -249,7 +254,8 @@ def read_index(path: str) -> Dict[str, List[str]]:
 
 
 def headers(path: Any) -> List[Header]:
-    """The checked headers of what load() was given: of an index, all of its files, and every tensor of each."""
+    """Returns the checked headers for load(): for an index, those of all its files with all their
+    tensors."""
     if isinstance(path, (list, tuple)):
         named: Dict[str, List[str]] = {os.fsdecode(p): [] for p in path}
         if not named:
@@ -290,8 +296,9 @@ OTHERS = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 
 
 def _in_folder(folder: str) -> str:
-    """The file or index that transformers' from_pretrained(folder) loads; refused if it cannot be mapped. If
-    transformers finds none, the only safetensors file in the folder."""
+    """Returns the file or index that transformers' from_pretrained(folder) loads; refuses one that
+    cannot be mapped. If transformers finds none, returns the only safetensors file in the
+    folder."""
 
     def there(name: str) -> bool:
         return os.path.isfile(os.path.join(folder, name))
@@ -331,7 +338,8 @@ def _in_folder(folder: str) -> str:
 def make_header(
     tensors: Iterable[Tuple[str, DType, Tuple[int, ...]]], metadata: Dict[str, str], align: int
 ) -> bytes:
-    """The first bytes of a file whose tensors follow in this order; the data begins at a multiple of `align`."""
+    """Returns the first bytes of a file with these tensors in this order; the data begins at a
+    multiple of `align`."""
     entries: Dict[str, Any] = {"__metadata__": metadata} if metadata else {}
     at = 0
     for name, dtype, shape in tensors:
@@ -346,7 +354,8 @@ def make_header(
 
 
 def check_text(name: str, text: Any) -> None:
-    """Raises TypeError for what is no text, ValueError for one that the format cannot hold; `name` is for the words."""
+    """Raises TypeError if it is not text, ValueError if the format cannot hold it. The message uses
+    `name`."""
     if not isinstance(text, str):
         raise TypeError(f"{name} is {short(text)}, a {type(text).__name__}; safetensors files have strings there")
     try:
@@ -356,7 +365,7 @@ def check_text(name: str, text: Any) -> None:
 
 
 def check_metadata(metadata: Any) -> Dict[str, str]:
-    """A copy. TypeError: no dictionary of strings."""
+    """Returns a copy. TypeError: it is not a dictionary of strings."""
     if metadata is None:
         return {}
     if not isinstance(metadata, dict):
@@ -368,7 +377,7 @@ def check_metadata(metadata: Any) -> Dict[str, str]:
 
 
 def check_name(name: Any) -> None:
-    """Raises TypeError or ValueError for a name that no tensor of a file can have."""
+    """Raises TypeError or ValueError for an invalid tensor name."""
     check_text("the name of a tensor", name)
     if name == "__metadata__":
         raise ValueError("a tensor cannot be called '__metadata__': the format keeps the metadata there")
@@ -379,6 +388,6 @@ def check_written(path: str, names: Iterable[Tuple[str, DType, Tuple[int, ...]]]
     header = read_header(path)
     header.file.close()
     says = [(name, entry.dtype, entry.shape) for name, entry in header.tensors.items()]
-    # Of tensors without bytes any order is the file's.
+    # The order of tensors without bytes does not matter.
     if sorted(says) != sorted(names) or header.metadata != metadata:
         raise FormatError(f"{path}: was written, and its header says something else; nothing was replaced")

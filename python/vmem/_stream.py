@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All bytes of a view from or to a binary file object, whatever it takes or gives at a time.
+"""Transfers all bytes of a view from or to a binary file object, in whatever portions it accepts.
 
-A raw file on a descriptor that does not block answers None where it has nothing, a buffered one raises BlockingIOError;
-both are waited for, and Ctrl-C ends the wait.
+Without data, a raw file on a non-blocking descriptor answers None and a buffered one raises
+BlockingIOError. This module waits in both cases; Ctrl-C ends the wait.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ._lib import short
 
 
 def opened(file: Any, mode: str) -> Optional[ContextManager[Any]]:
-    """A file for a path or a descriptor, which stays open; None: it is a file object already."""
+    """Opens a path, or wraps a descriptor, which stays open. Returns None if it is already a file
+    object."""
     if isinstance(file, int) and not isinstance(file, bool):
         return open(file, mode, buffering=0, closefd=False)
     if isinstance(file, (str, bytes, os.PathLike)):
@@ -33,7 +34,7 @@ def _wait(file: Any, event: int) -> None:
         fd = file.fileno()
     except (AttributeError, OSError):
         fd = -1
-    # Of objects that are not of io's kinds None may mean anything; a regular file never blocks.
+    # For objects that are not from io, None may mean anything; a regular file never blocks.
     if fd < 0 or not isinstance(file, io.IOBase) or stat.S_ISREG(os.fstat(fd).st_mode):
         raise BlockingIOError(errno.EAGAIN, f"{short(file)} takes or gives nothing now, and cannot be waited for")
     poll = select.poll()
@@ -48,7 +49,7 @@ def _count(file: Any, n: Any, most: int) -> int:
 
 
 def fill(view: memoryview, file: Any) -> int:
-    """Reads until the view is full. Returns fewer bytes where the file ends, and only there."""
+    """Reads until the view is full. Returns fewer bytes only at the end of the file."""
     at = 0
     while at < len(view):
         try:
@@ -83,7 +84,8 @@ def drain(view: memoryview, file: Any) -> None:
 
 
 def flush(file: Any) -> None:
-    """Writes the bytes that a buffered writer still holds: its descriptor may refuse them when it is closed."""
+    """Writes the bytes that a buffered writer still holds: its descriptor may refuse them at
+    close."""
     while isinstance(file, (io.BufferedWriter, io.BufferedRandom, io.BufferedRWPair)):
         try:
             file.flush()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_python.py FILE..: prints what is wrong with Python sources, a line each: they are Python 3.9, have no unused
-import or name, and lines of at most 120 columns."""
+"""check_python.py FILE..: prints the faults of Python sources, a line each. They must be Python
+3.9, without unused imports or names, with lines of at most 120 columns."""
 
 import ast
 import sys
@@ -9,7 +9,7 @@ COLUMNS = 120
 
 
 def unused(tree, path):
-    """Names that are imported at the top of a module and never used there, unless it hands them on (__all__)."""
+    """Prints names that a module imports and never uses, unless it re-exports them (__all__)."""
     imported = {}
     for node in tree.body:
         if isinstance(node, (ast.Import, ast.ImportFrom)) and getattr(node, "module", "") != "__future__":

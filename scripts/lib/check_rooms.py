@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_rooms.py FILE..: prints which includes of these files of lib/ the table lib/ROOMS does not allow, a line each.
-The files of a room include each other without a circle (a source and its header are one); nor has the table one."""
+"""check_rooms.py FILE..: prints the includes of these files of lib/ that the table lib/ROOMS does
+not allow, a line each. The files of a room must not include each other in a circle (a source and
+its header count as one); nor may the table have a circle."""
 
 import fnmatch
 import os
@@ -9,7 +10,7 @@ import sys
 
 
 def circle(graph):
-    """The first circle that is found, as a list of what is on it; empty: there is none."""
+    """Returns the first circle found, as a list of its members, or an empty list."""
     done, path = set(), []
 
     def visit(node):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """draw_rooms.py [--check]: draws docs/architecture.svg from lib/ROOMS.
 
-A room stands above the rooms that it may include; its box is as wide as what it stands on. An arrow goes to each room
-that is reached in no other way. --check draws nothing, and prints a line when the picture is not what would be drawn.
-A room without words here, or words without a room, are said, too."""
+A room stands above the rooms that it may include, and its box is as wide as those. An arrow goes to
+each room that is reached in no other way. --check draws nothing, and prints a line if the picture
+is outdated. Rooms without words here, and words without a room, are also reported.
+"""
 
 import fnmatch
 import os
@@ -58,7 +59,7 @@ def arrow(x, top, bottom):
 
 
 def draw(rooms):
-    """Rooms with a / are drawn within theirs."""
+    """Draws rooms with a / inside their outer room."""
     below = {room: {one for one in named if "/" not in one} for room, named in rooms.items() if "/" not in room}
     del below["core"]
     reach = {}

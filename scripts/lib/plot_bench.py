@@ -34,7 +34,7 @@ def beside(label, run, row, peer="mmap"):
 
 
 def ways(run, *bars):
-    """Bars of rows that have one way each: (label, row, key), libvmem first."""
+    """Returns bars of rows that have one way each: (label, row, key), libvmem first."""
     return [(label, "peer" if key != "libvmem" else "libvmem", *run, row, key) for label, row, key in bars]
 
 
@@ -95,7 +95,8 @@ def find(file, date, commit, name):
 
 
 def figure(row, key):
-    """A figure of a row, or of one of its peers, with the lowest and the highest where they are known."""
+    """Returns a figure of a row, or of one of its peers, with the lowest and the highest if
+    known."""
     if key in FIGURES:
         spread = (row.get("low"), row.get("high")) if key == "libvmem" else (None, None)
         return row[key], *spread
@@ -112,8 +113,8 @@ def text(x, y, words, size=12, anchor="start", weight="normal", fill="#24292f"):
 
 
 def svg(title, panels, note):
-    """Panels of (heading, [(label, kind, value, low, high) or None]); each has its own scale. The background is opaque
-    and light, so the plot can be read on a dark page too."""
+    """Draws panels of (heading, [(label, kind, value, low, high) or None]), each with its own
+    scale. The background is opaque and light, so that the plot is readable on a dark page."""
     out, y = [text(16, 26, title, 14, weight="bold")], 40
     for heading, bars in panels:
         y += 22
@@ -155,7 +156,8 @@ def plot(name):
 
 
 def shares(path):
-    """Rates of a run as shares of its own limit. Latencies have no share and are left out."""
+    """Returns rates of a run as shares of its own limit. Latencies have no share and are left
+    out."""
     bars = []
     with open(path, encoding="utf-8") as f:
         for row in json.load(f):
@@ -177,7 +179,7 @@ def is_figure(value):
 
 
 def wrong(path):
-    """Each place in which a data file departs from the schema."""
+    """Returns each departure of a data file from the schema."""
     with open(path, encoding="utf-8") as f:
         for at, run in enumerate(json.load(f)):
             lacks, strange = NEEDED - set(run), set(run) - TEXT - {"rows", "note"}

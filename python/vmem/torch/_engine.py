@@ -28,7 +28,7 @@ from ._target import Target
 
 AHEAD = 256 << 20  # bytes prefetched beyond the layer in use: 5 ms of PCIe, 0.1 s of SSD
 SMALL_TABLE = 16 << 20  # bytes: leased whole, without a look at the indices
-MANY_ROWS = 1 << 16  # a lookup of more is for all of the table
+MANY_ROWS = 1 << 16  # a larger lookup leases the whole table
 MAX_PINS = 200  # ranges; libvmem keeps advice for 256 in a region
 
 
@@ -39,14 +39,14 @@ class Scope:
         self.name = name
         self.blocks: Set[int] = set()
         self.spans: List[Tuple[int, int]] = []  # address, bytes
-        self.bytes = 0  # of the blocks
+        self.bytes = 0  # in its blocks
         self.seen = False  # its first call has ended
         self.pinned = False
         self.ranges: Any = None  # the spans as struct vmem_range[]
         self.unaligned: List[Tuple[nn.Parameter, torch.Tensor]] = []
-        self.table: Optional[torch.Tensor] = None  # of an nn.Embedding: a call uses some rows
+        self.table: Optional[torch.Tensor] = None  # of an nn.Embedding, of which a call uses some rows
         self.held: List[_guard.Held] = []  # its own weights, as they were placed
-        self.depth = 0  # calls under way, of a module that calls itself
+        self.depth = 0  # active calls; more than one if the module calls itself
 
     def add(self, blocks: Set[int], engine: "Engine") -> None:
         self.blocks |= blocks
@@ -63,20 +63,21 @@ def struct_of(spans: List[Tuple[int, int]]) -> Any:
 
 
 class Frame:
-    """One call of a scope's module: what it leased."""
+    """One call of a scope's module, with its leases."""
 
     __slots__ = ("scope", "leases", "stream", "counted")
 
     def __init__(self, scope: Scope, stream: int) -> None:
         self.scope = scope
-        # Ranges, what taking them has answered, what releasing them has: empty lists where there was no such call.
+        # Ranges, the answer of the acquire, the answer of the release: empty lists if there was no
+        # such call.
         self.leases: List[Tuple[Any, List[int], List[int]]] = []
         self.stream = stream
         self.counted = False  # in scope.depth
 
 
 class Watch(TorchDispatchMode):
-    """Sees every operation of a first call."""
+    """Observes every operation of a first call."""
 
     def __init__(self, engine: "Engine") -> None:
         super().__init__()
@@ -104,18 +105,18 @@ class Engine:
         self.always = always
         self.removed = False
         self.regions: List[_memory.Handle] = []
-        self.exports: List[_memory.Export] = []  # the leased addresses stay regions
+        self.exports: List[_memory.Export] = []  # keep the leased addresses valid
         self.scopes: List[Scope] = []
         self.largest = 0
         self.ahead = ahead
         self.pinned_bytes = 0
-        # What came after what. Hints only: threads may mix them up.
+        # Successors of scopes. They are only hints: threads may mix them up.
         self.after_two: Dict[Tuple[Optional[Scope], Scope], Scope] = {}
         self.after_one: Dict[Scope, Scope] = {}
         self.trail: Tuple[Optional[Scope], Optional[Scope]] = (None, None)
-        self.asked: Set[Scope] = set()  # prefetched and not used yet
+        self.asked: Set[Scope] = set()  # prefetched but not used yet
         self.order: List[Scope] = []  # by first use
-        self.pins_for = 0  # scopes of the order that the pins were chosen from
+        self.pins_for = 0  # length of `order` when the pins were chosen
         self.local = threading.local()
 
     # ---- what a scope uses
@@ -138,7 +139,7 @@ class Engine:
         for at in sorted(blocks):
             handle = next(h for h in self.regions if h.ptr <= at < h.ptr - -h.size // h.block * h.block)
             end = min(at + self.block, handle.ptr + handle.size)
-            if at >= end:  # of the last block, behind the region's end
+            if at >= end:  # in the last block, after the region's end
                 continue
             if found and sum(found[-1]) == at and found[-1][0] >= handle.ptr:
                 found[-1] = (found[-1][0], end - found[-1][0])
@@ -147,7 +148,8 @@ class Engine:
         return found
 
     def touched(self, t: torch.Tensor) -> None:
-        """In a first call: leases a weight that has no lease yet, and gives it to the innermost module from now on."""
+        """In a first call: leases a weight that has no lease yet, and adds it to the innermost
+        module."""
         if t.device != self.target.device or t.layout != torch.strided or t.numel() == 0:
             return
         blocks = self.blocks(t)
@@ -168,7 +170,7 @@ class Engine:
 
     def lease(self, frame: Frame, ranges: Any) -> None:
         taken: List[int] = []
-        frame.leases.append((ranges, taken, []))  # before: a signal's exception may come in the call
+        frame.leases.append((ranges, taken, []))  # before the call: a signal's exception may come in it
         answer(taken, lib.vmem_acquire_ranges, ranges, len(ranges), self.target.location, frame.stream)
         if taken[0] != 0:
             held = human_bytes(sum(f.scope.bytes for f in self.local.stack if f is not frame))
@@ -176,7 +178,7 @@ class Engine:
             raise failure(taken[0], f"{prefix} (layers around it hold {held}): ")
 
     def enter(self, frame: Frame, arguments: Tuple[Any, ...] = ()) -> None:
-        """Whatever comes of it, leave() is to follow."""
+        """Takes the leases. leave() must follow, even if this fails."""
         self.local.__dict__.setdefault("stack", []).append(frame)
         if frame.scope.spans:
             self.begin(frame, arguments)
@@ -203,8 +205,8 @@ class Engine:
                 p.data = weight.clone()
 
     def rows(self, scope: Scope, arguments: Tuple[Any, ...]) -> Any:
-        """The blocks of a table that a lookup uses: all of a large vocabulary would be moved for one word. Waits until
-        the device has made the indices."""
+        """Returns the blocks of a table that a lookup uses: otherwise one word would move the whole
+        of a large vocabulary. Waits until the device has made the indices."""
         table = scope.table
         assert table is not None
         if len(arguments) != 1 or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_floating_point():
@@ -222,14 +224,15 @@ class Engine:
     def leave(self, frame: Frame) -> None:
         try:
             self.undo(frame)
-        except BaseException:  # a signal's, too: the rest is released all the same
+        except BaseException:  # including a signal's: release the rest anyway
             self.undo(frame)
             raise
         if not self.local.stack and len(self.order) > self.pins_for:
             self.pin()
 
     def undo(self, frame: Frame) -> None:
-        """Undoes the part of its work that enter() did. A second call continues after the step that failed."""
+        """Undoes the part of its work that enter() did. A second call continues after the step that
+        failed."""
         stack = self.local.__dict__.setdefault("stack", [])
         if frame in stack:
             stack.remove(frame)
@@ -260,11 +263,12 @@ class Engine:
             self.after_two[(before, last)] = scope
         self.trail = (last, scope)
         if scope not in self.asked and not scope.pinned and scope.table is None:
-            self.asked.clear()  # another way than thought
+            self.asked.clear()  # the order has changed
         self.asked.discard(scope)
 
     def fetch(self, scope: Scope) -> None:
-        """Prefetches what came next, up to the window. Hints: their failures are the leases' to report."""
+        """Prefetches the successors, up to the window. These are hints: the leases report
+        failures."""
         before, last = self.trail[0], scope
         room = self.window()
         for _ in range(len(self.scopes)):
@@ -276,7 +280,7 @@ class Engine:
                     left = room
                     for ptr, nbytes in following.spans:
                         if left > 0:
-                            lib.vmem_prefetch(ptr, min(nbytes, left), self.target.location, None)  # now
+                            lib.vmem_prefetch(ptr, min(nbytes, left), self.target.location, None)  # at once
                             left -= nbytes
                     if left >= 0:
                         self.asked.add(following)
@@ -284,14 +288,15 @@ class Engine:
             before, last = last, following
 
     def window(self) -> int:
-        """Bytes ahead: they have to fit beside the largest layer. With more than a third of what is not pinned, layers
-        would go before they are used."""
+        """Bytes to prefetch: they must fit beside the largest layer. With more than a third of the
+        unpinned memory, layers would leave before they are used."""
         wanted = min(AHEAD, self.budget // 4) if self.ahead is None else self.ahead
         return min(wanted, max(0, self.budget - self.largest))
 
     def pin(self) -> None:
-        """Keeps so much of the weights on the device that the layer in use, the window, and as much again for layers
-        that the device has not ended yet fit beside it. Advice: where room is short, pinned blocks go as others do."""
+        """Pins part of the weights to the device, so that the layer in use, the window, and as much
+        again for layers that the device has not finished fit beside it. This is advice: under
+        pressure pinned blocks leave like others."""
         last = self.trail[1]
         order = self.order + ([last] if last is not None and last not in self.after_one else [])
         self.pins_for = len(self.order)
@@ -317,8 +322,9 @@ class Engine:
         self.pinned_bytes = 0
 
     def all_cold(self) -> None:
-        """Marks all regions cold. Among cold blocks the least recently used leave first, and blocks that were
-        prefetched and not used yet leave last. Policies for data of unknown use would favour used blocks."""
+        """Marks all regions cold. Among cold blocks the least recently used leave first, and
+        prefetched blocks that are not used yet leave last. Policies for data of unknown use would
+        favour used blocks."""
         self.advise([(h.ptr, h.size) for h in self.regions], Advice.COLD)
 
     def as_before(self) -> None:

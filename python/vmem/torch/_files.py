@@ -25,18 +25,21 @@ from ._tensors import CPU, flat, region_of, shaped, torch_dtype
 
 
 def load(path: Any, *, host_only: bool = False) -> Dict[str, torch.Tensor]:
-    """Maps the tensors of safetensors files: a file, a list of files, an index (.json), or the folder of a model.
+    """Maps the tensors of safetensors files: a file, a list of files, an index (.json), or the
+    folder of a model.
 
-    From a folder it maps the file or index that transformers' from_pretrained() loads, or refuses it. It tries the file
-    that config.json names as transformers_weights, model.safetensors and model.safetensors.index.json, in this order.
-    If transformers loads none, it maps the only safetensors file. From an index it maps every tensor of each file.
+    From a folder it maps the file or index that transformers' from_pretrained() loads, or refuses
+    it. It tries the file that config.json names as transformers_weights, model.safetensors and
+    model.safetensors.index.json, in this order. If transformers loads none, it maps the only
+    safetensors file. From an index it maps every tensor of each file.
 
-    Returns CPU tensors by name over regions of the files. Bytes are read at their first access, and at most host_budget
-    of them are in memory. The files must not change meanwhile; stores into the tensors are the program's error. A
-    region is freed with the last tensor over it. host_only: the tensors are for the CPU alone, in blocks of block_size.
+    Returns CPU tensors by name over regions of the files. Bytes are read at their first access, and
+    at most host_budget of them are in memory. The files must not change while they are mapped, and
+    the program must not store into the tensors. A region is freed with the last tensor over it.
+    host_only: the tensors are only for the CPU, in blocks of block_size.
 
-    vmem.FormatError: a file is truncated, has an unknown dtype, overlapping tensors, or disagrees with the index. The
-    message names file, tensor and numbers. No file stays mapped then.
+    vmem.FormatError: a file is truncated, has an unknown dtype, overlapping tensors, or disagrees
+    with the index. The message names file, tensor and numbers. No file stays mapped then.
     """
     tensors: Dict[str, torch.Tensor] = {}
     for header in _safetensors.headers(path):
@@ -64,7 +67,8 @@ def _map_one(header: _safetensors.Header, host_only: bool, tensors: Dict[str, to
 
 
 def _layers(tensors: Dict[str, _safetensors.Entry]) -> Iterable[int]:
-    """Bytes of what is used together, as names have it: "model.layers.7.mlp.up.weight" is of "model.layers.7"."""
+    """Yields the bytes of tensors that are used together, by name: "model.layers.7.mlp.up.weight"
+    belongs to "model.layers.7"."""
     sizes: Dict[str, int] = {}
     for name, entry in tensors.items():
         parts = name.split(".")
@@ -89,18 +93,20 @@ def save(
     metadata: Optional[Dict[str, str]] = None,
     shared: str = "refuse",
 ) -> None:
-    """Writes a safetensors file that maps well: tensors of a multiple of `align` bytes come first, in the order given,
-    at multiples of `align`, and the small odd ones (biases, norms) after them, where no large one is between.
+    """Writes a safetensors file that maps well: tensors of a multiple of `align` bytes come first,
+    in the given order, at multiples of `align`. Small odd ones (biases, norms) follow, so that no
+    large one is among them.
 
-    The file is written beside `path`, made durable, its header read back, and renamed: until then the old file stays.
-    The new one has its permissions. A symbolic link stays one.
+    The file is written beside `path`, made durable, its header read back, and renamed: until then
+    the old file stays. The new one has its permissions. A symbolic link stays one.
 
-    shared: of tensors that have memory in common the format keeps no word. "refuse": they are refused, as
-    safetensors.torch.save_file does. "once": names that are the same tensor (tied weights) are written under the first
-    of them, and assign() gives the value to all; parts of one memory are refused.
+    shared: the format cannot express that tensors share memory. "refuse": such tensors are refused,
+    as by safetensors.torch.save_file. "once": names of the same tensor (tied weights) are written
+    under the first name, and assign() gives the value to all; other overlaps are refused.
 
-    TypeError: the format cannot hold a tensor (its type; sparse, quantized, nested and meta ones), the metadata is no
-    dictionary of strings, or a name no string. ValueError: the format cannot hold a text. The words name the tensor.
+    TypeError: the format cannot hold a tensor (its type; sparse, quantized, nested and meta ones),
+    the metadata is not a dictionary of strings, or a name is not a string. ValueError: the format
+    cannot hold a text. The message names the tensor.
     """
     align = operator.index(align)
     if align not in (1 << bits for bits in range(3, 25)):
@@ -119,12 +125,13 @@ def save(
         for _, t in chosen:
             if t.numel():
                 dense = t.to("cpu").resolve_conj().resolve_neg().contiguous()
-                # Not view(-1): of one element any stride is contiguous, and view() keeps it.
+                # Not view(-1): a single element is contiguous with any stride, and view() keeps the
+                # stride.
                 _write(file, dense.as_strided((dense.numel(),), (1,)))
 
 
 def _unshared(tensors: Dict[str, torch.Tensor], once: bool) -> List[Tuple[str, torch.Tensor]]:
-    """The tensors to write, in the order given. TypeError: two have memory in common."""
+    """Returns the tensors to write, in the given order. TypeError: two share memory."""
     first: Dict[Tuple[Any, ...], str] = {}
     for name, t in tensors.items():
         if t.numel():
@@ -145,7 +152,8 @@ def _unshared(tensors: Dict[str, torch.Tensor], once: bool) -> List[Tuple[str, t
 
 
 def _write(file: IO[bytes], dense: torch.Tensor) -> None:
-    """Leases bytes in a region a part at a time, because write(2) answers "Bad address" on absent blocks."""
+    """Writes bytes of a region under leases, part by part, because write(2) fails with "Bad
+    address" on absent blocks."""
     data = memoryview(dense.view(torch.uint8).numpy())
     if region_of(dense) is None:
         file.write(data)
@@ -174,11 +182,11 @@ def init_empty_weights() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore
 
 
-skeleton = init_empty_weights  # its name before
+skeleton = init_empty_weights  # its former name
 
 def _slots(model: nn.Module) -> Dict[str, Tuple[nn.Module, str, bool, torch.Tensor]]:
-    """Every name of a parameter or buffer, shared ones under each of their names: its module, attribute, whether it is
-    a parameter, the tensor."""
+    """Returns every name of a parameter or buffer, shared ones under each of their names, with its
+    module, attribute, whether it is a parameter, and the tensor."""
     found = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
         dot = prefix + "." if prefix else ""
@@ -192,11 +200,12 @@ def _slots(model: nn.Module) -> Dict[str, Tuple[nn.Module, str, bool, torch.Tens
 
 
 def assign(model: nn.Module, tensors: Mapping[str, torch.Tensor], *, strict: bool = True) -> nn.Module:
-    """Makes tensors the parameters and buffers of a model, by name, without a copy; returns the model.
+    """Makes tensors the parameters and buffers of a model, by name, without a copy; returns the
+    model.
 
-    Parameters that are one object in the model stay one: a value for any of their names does for all. strict: every
-    parameter gets a value and every tensor a place. A tensor keeps its own dtype. Parameters need no gradient after.
-    EBUSY: the model is offloaded.
+    Parameters that are one object in the model stay one: a value for any of their names is enough.
+    strict: every parameter must get a value and every tensor a place. A tensor keeps its own dtype.
+    Parameters need no gradient afterwards. EBUSY: the model is offloaded.
     """
     check_free(model)
     slots = _slots(model)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a table that is larger than the GPU, gathered by a kernel that pages in what it needs, or loads a row from
-where its block is (docs/gpu-paging.md)."""
+"""Gathers rows of a table larger than the GPU with a kernel. The kernel pages in the blocks that it
+needs, or loads a row from its block's present place (docs/gpu-paging.md)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ extern "C" __global__ void __launch_bounds__(256) vmem_gather_rows(vmem::device_
   if (!got && threadIdx.x % 32 == 0) atomicMax(failed, static_cast<unsigned>(got.answer));
 }
 """
-# vmem::Answer, of include/vmem/detail/paging_protocol.h, as the errors of the library's other calls.
+# The values of vmem::Answer (include/vmem/detail/paging_protocol.h) as errors like those of the
+# library's other calls.
 ANSWERS: Dict[int, Tuple[int, str]] = {
     2: (errno.EIO, "a block of the table could not be read (the library's log says why)"),
     3: (errno.ENOMEM, "there is no memory for a block of the table"),
@@ -44,7 +45,8 @@ ANSWERS: Dict[int, Tuple[int, str]] = {
 
 
 def include_dirs() -> List[str]:
-    """The folders that may have <vmem/device.cuh>: VMEM_INCLUDE, beside this package, and those of packages."""
+    """Returns the folders that may contain <vmem/device.cuh>: VMEM_INCLUDE, the one beside this
+    package, and those of packages."""
     here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     places = [
         os.environ.get("VMEM_INCLUDE", ""),
@@ -105,8 +107,8 @@ def _compile(device: int) -> bytes:
 
 
 class _Kernel:
-    """The kernel, loaded on one device. It is loaded before any range is open: a first launch may wait for kernels that
-    ask."""
+    """The kernel, loaded on one device. It is loaded before any range is open: a first launch may
+    wait for kernels that are requesting bytes."""
 
     _of: Dict[int, "_Kernel"] = {}
 
@@ -116,7 +118,7 @@ class _Kernel:
         self.function = ctypes.c_void_p()
         module = ctypes.c_void_p()
         with torch.cuda.device(device):
-            torch.cuda.current_stream()  # the primary context is current from here on
+            torch.cuda.current_stream()  # makes the primary context current
             torch.empty(1, device="cuda")
             self._must(self.cuda.cuModuleLoadData(ctypes.byref(module), self.code))
             self._must(self.cuda.cuModuleGetFunction(ctypes.byref(self.function), module, b"vmem_gather_rows"))
@@ -150,7 +152,8 @@ class _Kernel:
 
 
 class Table:
-    """A table of rows over a region, open to gather(): a with statement, or end(). Made by open_table()."""
+    """A table of rows over a region that is open to gather(), until end() or the end of a with
+    statement. Made by open_table()."""
 
     def __init__(self, table: "torch.Tensor", device: Any, budget: Union[int, str, None]) -> None:
         if table.device.type != "cpu" or table.dim() < 1 or not table.is_contiguous():
@@ -161,15 +164,16 @@ class Table:
         self._row = table[0].numel() * table.element_size() if len(table) else 0
         self._kernel = _Kernel.of(self.device.index)
         self._stream = torch.cuda.Stream(self.device)
-        self._failed = torch.zeros(1, dtype=torch.int32, device=self.device)  # of all gathers, since check()
-        torch.cuda.current_stream(self.device).synchronize()  # they may be on any stream
+        self._failed = torch.zeros(1, dtype=torch.int32, device=self.device)  # for all gathers since check()
+        torch.cuda.current_stream(self.device).synchronize()  # gathers may be on any stream
         self._range: Optional[KernelRange] = kernel(
             table, READ, self.device.index, self._stream.cuda_stream, budget if budget is not None else None
         )
 
     def gather(self, ids: "torch.Tensor", out: Optional["torch.Tensor"] = None) -> "torch.Tensor":
-        """Rows table[ids], in the order of ids (int64, on the device), on torch's current stream; asynchronous. check()
-        or end() raises the error of rows that could not be read. out: a contiguous tensor of the device for them."""
+        """Returns rows table[ids], in the order of ids (int64, on the device), on torch's current
+        stream; asynchronous. check() or end() raises the error of rows that could not be read. out:
+        a contiguous tensor of the device for the rows."""
         if self._range is None:
             raise ValueError("the table was ended")
         if ids.device != self.device or ids.dtype != torch.int64:
@@ -188,11 +192,11 @@ class Table:
         current = torch.cuda.current_stream(self.device)
         for used in (ids, out, self._failed):
             used.record_stream(current)
-        self._stream.wait_stream(current)  # end() waits for what is on its stream
+        self._stream.wait_stream(current)  # end() waits for the work on its stream
         return out
 
     def check(self) -> None:
-        """Waits for the gathers so far, and raises what the first of those that failed was told."""
+        """Waits for the gathers so far, and raises the error of the first that failed."""
         self._stream.synchronize()
         answer = int(self._failed.item())
         self._failed.zero_()
@@ -216,17 +220,19 @@ class Table:
 
 
 def open_table(table: "torch.Tensor", device: Any = "cuda", budget: Union[int, str, None] = None) -> Table:
-    """Opens a table of rows (its first dimension) to gathers on a device, for as long as a with statement lasts.
+    """Opens a table of rows (its first dimension) to gathers on a device, during a with statement.
 
-    with vmem.torch.open_table(table, budget="8GiB") as rows: y = rows.gather(ids). At most `budget` bytes of it are on
-    the device at once (None: half of device_budget). Rows of other blocks are loaded from host memory, or their
-    blocks are read from the SSD. End it before the CPU stores to the table: what it stores meanwhile is seen by
-    gathers when its block has left the device and come again.
+        with vmem.torch.open_table(table, budget="8GiB") as rows: y = rows.gather(ids)
+
+    At most `budget` bytes of it are on the device at once (None: half of device_budget). Rows of
+    other blocks are loaded from host memory, or their blocks are read from the SSD. End it before
+    the CPU stores to the table: gathers see an earlier store only after its block has left the
+    device and returned.
     """
     return Table(table, device, budget)
 
 
 def gather(table: "torch.Tensor", ids: "torch.Tensor", budget: Union[int, str, None] = None) -> "torch.Tensor":
-    """Rows table[ids] on the device of ids: open_table() for one gather. Waits for it."""
+    """Returns rows table[ids] on the device of ids: open_table() for one gather. Waits for it."""
     with open_table(table, ids.device, budget) as rows:
         return rows.gather(ids)

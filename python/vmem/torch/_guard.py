@@ -23,7 +23,7 @@ _CALLS = {
     "__reduce_ex__": "a copy, also a pickled one, would lack what runs here",
 }
 
-# A module's parameters, the name of one, the parameter, and the address that it has while hooks are on.
+# A module's parameters, the name of one, the parameter, and its address while hooks are on.
 Held = Tuple[Dict[str, Any], str, nn.Parameter, int]
 
 
@@ -53,7 +53,7 @@ def check_held(layer: str, held: List[Held]) -> None:
 
 
 def check_free(model: nn.Module) -> None:
-    """EBUSY: hooks are on."""
+    """Raises EBUSY if hooks are on."""
     for name, module in model.named_modules():
         engine = getattr(module.__dict__.get("forward"), "vmem_engine", None)
         if engine is not None and not engine.removed:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models larger than the device: each layer's weights are leased while it runs, the next ones are on their way.
+"""Models larger than the device: each layer's weights are leased while it runs, and the next ones
+are prefetched.
 
-A module's forward is wrapped: enter() leases what it used before and prefetches what came after it, leave() releases.
+A module's forward is wrapped: enter() leases the weights that it used before and prefetches their
+successors, leave() releases them.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ from ._tensors import region_of, view
 
 
 def wrap(module: nn.Module, scope: Scope, engine: Engine) -> None:
-    """Puts a forward over the module's own. Its closure reaches neither the module nor itself: no cycle, so that a
-    model that is let go of is gone at once."""
-    under = module.__dict__.get("forward")  # another library's
+    """Wraps the module's forward. The closure reaches neither the module nor itself, so there is no
+    cycle and a model without references is freed at once."""
+    under = module.__dict__.get("forward")  # another library's forward
     plain, owner = type(module).forward, weakref.ref(module)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -53,7 +55,7 @@ def wrap(module: nn.Module, scope: Scope, engine: Engine) -> None:
             engine.leave(frame)
             here = owner()
             if scope.seen and not scope.blocks and not engine.always and here is not None:
-                unwrap(here, scope)  # it uses nothing
+                unwrap(here, scope)  # it uses no weights
 
     try:
         forward.__signature__ = inspect.signature(module.forward)  # type: ignore[attr-defined]
@@ -64,7 +66,8 @@ def wrap(module: nn.Module, scope: Scope, engine: Engine) -> None:
 
 
 def unwrap(module: nn.Module, scope: Scope) -> None:
-    """Removes a forward, unless another one was put over it. That one then runs through it, to no effect."""
+    """Removes a forward, unless another one wraps it. That one then runs through it, without
+    effect."""
     forward: Any = module.__dict__.get("forward")
     if getattr(forward, "vmem_scope", None) is not scope:
         return
@@ -81,7 +84,7 @@ class Offload:
         self._engine = engine
         self._plan = plan
         self._hooks: List[Tuple["weakref.ref[nn.Module]", Scope]] = []
-        # Parameters that were given other data: what is theirs again at the end, and the address of what they have now.
+        # Parameters with replaced data: the original data, and the address of the present data.
         self._placed: List[Tuple[nn.Parameter, torch.Tensor, int]] = []
         self._small: List[Tuple[nn.Parameter, torch.Tensor, int]] = []
         self._gradients: List[Tuple[nn.Parameter, bool]] = []
@@ -100,17 +103,17 @@ class Offload:
 
     @property
     def budget(self) -> int:
-        """Bytes at that location that the weights may take."""
+        """Bytes at that location for the weights."""
         return self._engine.budget
 
     @property
     def layers(self) -> List[Tuple[str, int]]:
-        """Names of the modules with offloaded weights, and the bytes of these."""
+        """Names of the modules with offloaded weights, and the bytes of these weights."""
         return list(self._layers)
 
     @property
     def offloaded_bytes(self) -> int:
-        """Bytes of the weights that are paged."""
+        """Bytes of the paged weights."""
         return sum(w.nbytes for w in self._plan.weights)
 
     @property
@@ -121,7 +124,8 @@ class Offload:
 
     @property
     def pinned_bytes(self) -> int:
-        """Bytes of weights that stay on the device from pass to pass, in whole blocks; known after the first."""
+        """Bytes of weights that stay on the device between passes, in whole blocks; known after the
+        first pass."""
         return self._engine.pinned_bytes
 
     def _attach(self, model: nn.Module, align: Optional[int]) -> None:
@@ -152,7 +156,7 @@ class Offload:
             placed = before.to(target.device) if target.on_gpu else _out_of_regions(before)
             self._small.append((p, before, placed.data_ptr()))
             p.data = placed
-        moved: Dict[int, torch.Tensor] = {}  # a buffer of two modules stays one
+        moved: Dict[int, torch.Tensor] = {}  # a buffer shared by two modules stays shared
         for module, name, b in self._plan.buffers:
             self._buffers.append((weakref.ref(module), name, b.device))
             if id(b) not in moved:
@@ -173,8 +177,8 @@ class Offload:
             self._hooks.append((weakref.ref(module), scope))
 
     def remove(self) -> None:
-        """Takes the hooks away; the model is one for the CPU again, its weights still in their regions. Removing twice
-        does nothing. EBUSY: called from within the model's forward."""
+        """Removes the hooks. The model is then a CPU model again, with its weights still in their
+        regions. Removing twice does nothing. EBUSY: called from within the model's forward."""
         engine = self._engine
         if engine.removed:
             return
@@ -189,7 +193,7 @@ class Offload:
                 _guard.take_off(module)
         engine.as_before()
         for p, before, address in self._placed + self._small:
-            if p.data_ptr() == address:  # else somebody has given it other data
+            if p.data_ptr() == address:  # otherwise the program replaced its data
                 p.data = before
         for ref_module, name, device in self._buffers:
             module = ref_module()
@@ -215,7 +219,7 @@ class Offload:
 
 
 def _out_of_regions(t: torch.Tensor) -> torch.Tensor:
-    # The CPU touches it without a lease, while neighbours in its block come and go.
+    # The CPU uses the copy without a lease, while neighbours in its block come and go.
     return t.clone() if region_of(t) is not None else t
 
 
@@ -230,29 +234,32 @@ def offload(
     small: int = 64 << 10,
     watch: str = "first",
 ) -> Offload:
-    """Runs a model whose weights do not fit. Hooks lease each layer's weights on the current stream while it runs, and
-    prefetch those of the next layers. For inference, under torch.no_grad(). Inputs belong on the result's `device`.
+    """Runs a model whose weights do not fit. Hooks lease each layer's weights on the current stream
+    while it runs, and prefetch those of the next layers. For inference, under torch.no_grad().
+    Inputs belong on the result's `device`.
 
-    device_budget   bytes (or "8GiB") that the weights may take there; None: the setting device_budget. ENOMEM names
-                    a layer that does not fit by itself.
-    device          a CUDA device; "sim", libvmem's simulated device, or "host": both compute on the CPU. None: the
-                    first one available.
-    prefetch_bytes  to prefetch beyond the layer in use (default: a quarter of the budget, at most 256 MiB). Its former
-                    name is `ahead`.
-    align           weights whose address is no multiple of this are copied on the device, layer by layer, because
-                    kernels compute such weights by other methods, with other roundings. Default: 256 on a GPU,
-                    1 (none is copied) on the CPU.
+    device_budget   bytes (or "8GiB") for the weights there; None: the setting device_budget. ENOMEM names
+                    a layer that does not fit alone.
+    device          a CUDA device; "sim", libvmem's simulated device, or "host": both compute on the CPU.
+                    None: the first one available.
+    prefetch_bytes  to prefetch beyond the layer in use (default: a quarter of the budget, at most
+                    256 MiB). Its former name is `ahead`.
+    align           weights whose address is not a multiple of this are copied on the device, layer by
+                    layer, because kernels compute such weights by other methods, with other roundings.
+                    Default: 256 on a GPU, 1 (no copies) on the CPU.
     small           weights of fewer bytes, and all buffers, stay on the device, outside the budget.
-    watch           "first": each module's first call is watched for weights of other modules that it uses; "always":
-                    every call, for modules that use others' weights now and then (slow).
+    watch           "first": each module's first call is watched for weights of other modules that it
+                    uses; "always": every call, for modules that sometimes use others' weights (slow).
 
-    On a device, the setting staging_share goes from 50 to at most 85, which leaves at least 256 MiB of host_budget. The
-    rest is then for weights, and stays so. Any other value of the setting is left as it is.
+    On a device, the setting staging_share goes from 50 to at most 85, which leaves at least 256 MiB
+    of host_budget. The rest is then for weights, permanently. Any other value of the setting is
+    left as it is.
 
-    Weights that are in regions (vmem.torch.load) stay in place; others are copied into a region. Meanwhile parameters
-    are tensors on the device that may be touched only inside the model's modules, or under vmem.torch.leased(). half(),
-    to(), load_state_dict() and all other calls that would replace them answer EBUSY. If a call looks up few rows of an
-    nn.Embedding's table, only those rows are leased: the table may exceed the budget.
+    Weights that are in regions (vmem.torch.load) stay in place; others are copied into a region.
+    While hooks are on, parameters are tensors on the device that only the model's modules, or code
+    under vmem.torch.leased(), may touch. half(), to(), load_state_dict() and all other calls that
+    would replace them answer EBUSY. If a call looks up few rows of an nn.Embedding's table, only
+    those rows are leased: the table may exceed the budget.
     """
     if watch not in ("first", "always"):
         raise ValueError(f"watch {watch!r} is not known; give first or always")
@@ -276,7 +283,7 @@ def offload(
         _plan.place(plan)
         handle._attach(model, align)
     except BaseException:
-        if any(w.tensor is None for w in plan.weights):  # not all are placed; those that are stay
+        if any(w.tensor is None for w in plan.weights):  # some are not placed; the others stay
             give_budget(engine)
             engine.removed = True
         else:

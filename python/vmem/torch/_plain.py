@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors whose elements are bytes in memory, told from those that only look so."""
+"""Finds tensors whose elements are really bytes in memory."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from ._tensors import CPU, region_of, view
 
 
 def extent(t: torch.Tensor) -> Tuple[int, int]:
-    """The addresses that a strided tensor with elements uses: the first, and the one behind the last."""
+    """Returns the addresses that a strided tensor with elements uses: the first, and the one after
+    the last."""
     count = 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))
     return t.data_ptr(), t.data_ptr() + count * t.element_size()
 
 
 def _unfit(t: Any) -> str:
-    """Why a tensor has no bytes that could be written as they are; "": it has."""
+    """Returns why a tensor's bytes cannot be written as they are, or "" if they can."""
     if not isinstance(t, torch.Tensor):
         return f"is a {type(t).__name__}, no tensor"
     if isinstance(t, torch.nn.parameter.UninitializedTensorMixin):
@@ -37,10 +38,10 @@ def _unfit(t: Any) -> str:
 
 
 def plain(name: Any, t: Any) -> torch.Tensor:
-    """The same elements as an ordinary tensor; of a region, as the CPU sees them. TypeError or ValueError: no file can
-    have it, or not under this name."""
+    """Returns the elements as an ordinary tensor; for a region, as the CPU sees them. TypeError or
+    ValueError: a file cannot hold it, or not under this name."""
     _safetensors.check_name(name)
-    with torch._C.DisableTorchFunction():  # a subclass's own
+    with torch._C.DisableTorchFunction():  # its own method, for a subclass
         why = _unfit(t)
         if why:
             raise TypeError(f"tensor {short(name)} {why}")

@@ -16,11 +16,11 @@ from .._region import alloc
 from ._target import Target, block_beside
 from ._tensors import CPU, flat, region_of
 
-ALIGN = 256  # bytes: what torch's own allocations have at least, and as much as kernels look at
+ALIGN = 256  # bytes: the minimum alignment of torch's allocations, and the most that kernels check
 
 
 class Weight:
-    """One parameter's memory, shared by all Parameter objects that are the same bytes."""
+    """One parameter's memory, shared by all Parameter objects with the same bytes."""
 
     __slots__ = ("name", "source", "offset", "nbytes", "params", "tensor")
 
@@ -28,9 +28,9 @@ class Weight:
         self.name = name
         self.source: Optional[torch.Tensor] = source
         self.nbytes = source.numel() * source.element_size()
-        self.offset = -1  # in the new region; -1: it is in a region already
+        self.offset = -1  # in the new region; -1: it already has a region
         self.params: List[nn.Parameter] = []
-        self.tensor: Any = None  # where it is now, for the CPU
+        self.tensor: Any = None  # its present CPU tensor
 
 
 class Layer(NamedTuple):
@@ -45,10 +45,10 @@ class Plan:
     def __init__(self) -> None:
         self.layers: List[Layer] = []
         self.weights: List[Weight] = []
-        self.small: List[Tuple[nn.Parameter, torch.Tensor]] = []  # with what they were
+        self.small: List[Tuple[nn.Parameter, torch.Tensor]] = []  # with their original data
         self.buffers: List[Tuple[nn.Module, str, torch.Tensor]] = []
         self.to_place = 0  # bytes of the new region
-        self.region: Any = None  # it, until the weights are there
+        self.region: Any = None  # kept until the weights are there
 
 
 def _plain(name: str, t: torch.Tensor) -> None:
@@ -63,7 +63,7 @@ def _plain(name: str, t: torch.Tensor) -> None:
 
 
 def make(model: nn.Module, target: Target, small: int) -> Plan:
-    """Looks only; refuses what cannot be offloaded."""
+    """Plans without changing anything; refuses a model that cannot be offloaded."""
     plan = Plan()
     weights: Dict[Tuple[Any, ...], Weight] = {}
     kept: Dict[int, bool] = {}
@@ -101,8 +101,8 @@ def make(model: nn.Module, target: Target, small: int) -> Plan:
 
 
 def _lay_out(plan: Plan, target: Target, block: int) -> None:
-    """Places for what is in no region that the target can use: layers of several blocks begin at one, so that they
-    share none; smaller ones are packed."""
+    """Assigns places to weights that are in no region the target can use. A layer of several blocks
+    begins at a block, so that layers share none; smaller layers are packed."""
     at = 0
     for w in plan.weights:
         w.offset = -1
@@ -126,23 +126,25 @@ def _usable(weight: Weight, target: Target) -> bool:
 
 
 def blocks_of(ptr: int, nbytes: int, handle: _memory.Handle, block: int) -> range:
-    """Addresses of the blocks that bytes touch; those of a region whose blocks are larger have several each."""
+    """Returns the addresses of the blocks that the bytes touch, in units of `block`; a larger block
+    of a region counts as several."""
     whole = max(block, handle.block)
     begin = ptr - handle.ptr
     return range(handle.ptr + begin // whole * whole, handle.ptr - -(begin + nbytes) // whole * whole, block)
 
 
 def is_table(module: nn.Module) -> bool:
-    """Whether calls use rows of its only weight, and use them as they are."""
+    """Returns True if calls use rows of its only weight, unchanged."""
     return type(module) is nn.Embedding and module.max_norm is None and module.weight.stride(1) == 1
 
 
 def check_layers(plan: Plan, target: Target, budget: int, block: int) -> None:
-    """Each layer has to fit by itself, what is new of it in blocks of so many bytes."""
+    """Raises ENOMEM if a layer does not fit into the budget alone. New weights count in blocks of
+    `block` bytes."""
     least = target.block()
     for layer in plan.layers:
         if is_table(layer.module):
-            continue  # a call may use a few rows
+            continue  # a call may use only a few rows
         touched: Set[int] = set()
         for w in layer.weights:
             if w.offset >= 0:
@@ -166,8 +168,8 @@ def check_layers(plan: Plan, target: Target, budget: int, block: int) -> None:
 
 
 def make_room(plan: Plan, target: Target, name: str, budget: int) -> None:
-    """Before anything moves: a new region for what is in none, in the largest blocks that waste little of the budget
-    and at which each layer fits by itself."""
+    """Makes a region for weights that are in none, before anything moves. Its blocks are the
+    largest that waste little of the budget and at which each layer fits alone."""
     least = target.block()
     host_only = target.location == HOST
     _lay_out(plan, target, least)
@@ -198,8 +200,8 @@ def make_room(plan: Plan, target: Target, name: str, budget: int) -> None:
 
 
 def place(plan: Plan) -> None:
-    """Copies weights that are in no region into the new one, one by one, and lets go of the old memory. The model stays
-    usable on the CPU whatever fails."""
+    """Copies weights that are in no region into the new one, one by one, and frees the old memory.
+    After any failure the model is still usable on the CPU."""
     region, plan.region = plan.region, None
     for w in plan.weights:
         source = w.source

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The target of an offloaded model (a CUDA device, the simulated one, the host), and how many bytes may be there."""
+"""The target of an offloaded model (a CUDA device, the simulated one, the host), and its budget in
+bytes."""
 
 from __future__ import annotations
 
@@ -23,13 +24,14 @@ MOST_ROUNDING = 3  # percent of what is leased
 
 
 def device_block() -> int:
-    """Bytes: of which blocks of regions with a device tier are multiples."""
+    """Returns the bytes of which blocks of regions with a device tier are multiples."""
     size = _status.get("device_block_size")
     return LEAST_BLOCK if size == "auto" else parse_size(size)
 
 
 def block_within(sizes: Iterable[int], block: int) -> int:
-    """The largest block, at most this, of which rounding adds little to parts of so many bytes, wherever they begin."""
+    """Returns the largest block, at most `block`, whose rounding adds little to parts of these
+    sizes, wherever they begin."""
     parts = list(sizes)
     while block > LEAST_BLOCK and len(parts) * block * 100 > sum(parts) * MOST_ROUNDING:
         block //= 2
@@ -37,15 +39,16 @@ def block_within(sizes: Iterable[int], block: int) -> int:
 
 
 def block_beside(budget: int, block: int) -> int:
-    """The largest block, at most this, of which the ends of a lease in use and of one under way add little to so much
-    memory. Weights that lie side by side share the blocks at their ends, so each lease has two to lose."""
+    """Returns the largest block, at most `block`, for which rounding at the ends of two leases, one
+    in use and one pending, wastes little of the budget. Weights side by side share the blocks at
+    their ends, so each lease wastes up to two."""
     while block > LEAST_BLOCK and 4 * block * 100 > budget * MOST_ROUNDING:
         block //= 2
     return block
 
 
 def tier() -> str:
-    """The device tier that libvmem has: "cuda", "sim" or "none". Starts libvmem."""
+    """Returns the device tier of libvmem: "cuda", "sim" or "none". Starts libvmem."""
     wanted = _status.get("device")
     if wanted in ("sim", "sim-handles", "none"):
         return wanted.partition("-")[0]
@@ -69,11 +72,12 @@ class Target:
         self._several = self.on_gpu and torch.cuda.device_count() > 1
 
     def stream(self) -> int:
-        """The thread's current stream there, as cudaStream_t."""
+        """Returns the thread's current stream there, as cudaStream_t."""
         return int(torch.cuda.current_stream(self.device).cuda_stream) if self.on_gpu else 0
 
     def current(self) -> ContextManager[Any]:
-        """The default stream belongs to the thread's current device: this one, inside."""
+        """Makes this device the thread's current one: the default stream belongs to the current
+        device."""
         if self._several and torch.cuda.current_device() != self.device.index:
             return torch.cuda.device(self.device)
         return contextlib.nullcontext()
@@ -83,7 +87,7 @@ class Target:
             torch.cuda.synchronize(self.device)
 
     def block(self) -> int:
-        """Bytes that a lease is rounded to."""
+        """Returns the unit in bytes to which leases are rounded."""
         size = _status.get("block_size")
         if self.location != HOST or size == "auto":
             return device_block()
@@ -91,14 +95,14 @@ class Target:
 
     def budget_in_force(self) -> int:
         if self.location == HOST:
-            # Leases leave room for faults and for the blocks of others.
+            # Leave memory for faults and for other blocks.
             return _status.stats().host_budget // 2
         return _status.device_stats(self.location).budget
 
 
 def resolve(device: Any) -> Target:
-    """None: the current CUDA device where libvmem and torch have one, else the simulated one, else the host.
-    A number or torch device: that one. "sim", "host" (or "cpu"): those."""
+    """Resolves None to the current CUDA device if libvmem and torch have one, else the simulated
+    one, else the host. A number or torch device: that one. "sim", "host" (or "cpu"): those."""
     if device is None:
         there = tier()
         if there == "cuda" and torch.cuda.is_available():
@@ -123,18 +127,18 @@ def resolve(device: Any) -> Target:
     if tier() != "cuda":
         setting = _status.get("device")
         raise Error(errno.ENODEV, f"device {device!r}: libvmem has no CUDA device (setting device: {setting})")
-    _status.device_stats(index)  # says so when it is not there
+    _status.device_stats(index)  # raises if there is no such device
     return Target(index, torch.device("cuda", index), f"CUDA device {index}")
 
 
-# What live models asked for, by location. device_budget is one setting for all devices: it holds the most that the
-# models of one location ask for together.
+# Budgets requested by live models, by location. device_budget is one setting for all devices: it is
+# set to the largest sum over the models of one location.
 _asked: "weakref.WeakKeyDictionary[Any, tuple]" = weakref.WeakKeyDictionary()
 
 
 def ask_budget(owner: Any, target: Target, budget: Union[int, str, None]) -> int:
-    """The bytes that this model may have at its location. A budget that is given makes device_budget large enough for
-    it and for those of other models."""
+    """Returns the bytes for this model at its location. An explicit budget makes device_budget
+    large enough for it and for those of other models."""
     if budget is None:
         return target.budget_in_force()
     wanted = parse_size(budget)
@@ -152,8 +156,8 @@ def ask_budget(owner: Any, target: Target, budget: Union[int, str, None]) -> int
 
 
 def use_host_memory(target: Target) -> None:
-    """Weights on a device are most of what libvmem has: host memory is theirs, but for what the CPU may need, and
-    unless staging_share has been changed."""
+    """Gives host memory to weights of offloaded models, except for a rest for the CPU, and only if
+    staging_share is unchanged."""
     if target.location == HOST or _status.get("staging_share") != str(STAGING_SHARE):
         return
     rest = -(-CPU_REST * 100 // max(1, _status.stats().host_budget))
@@ -162,15 +166,16 @@ def use_host_memory(target: Target) -> None:
 
 
 def give_budget(owner: Any) -> None:
-    """The model is gone: others keep what they asked for. The last budget stays as it is."""
+    """Withdraws the budget of a model that is gone; others keep theirs. The last budget stays as it
+    is."""
     if _asked.pop(owner, None) is not None:
-        with contextlib.suppress(Error):  # leases of others hold more at this moment; it is no worse than before
+        with contextlib.suppress(Error):  # other leases may hold more at this moment; that is no worse than before
             _set_budget()
 
 
 def _set_budget() -> None:
     sums: dict = {}
-    for owner in [ref() for ref in _asked.keyrefs()]:  # other threads add and take away meanwhile
+    for owner in [ref() for ref in _asked.keyrefs()]:  # other threads may add and remove owners
         location, bytes_ = _asked.get(owner, (HOST, 0)) if owner is not None else (HOST, 0)
         if bytes_:
             sums[location] = sums.get(location, 0) + bytes_

@@ -28,7 +28,7 @@ def torch_dtype(name: str) -> "torch.dtype":
 
 
 def torch_device(device: Device) -> "torch.device":
-    """None: the CPU; a number: that CUDA device."""
+    """Returns the CPU for None, or the CUDA device of this number."""
     if device is None:
         return CPU
     found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
@@ -48,7 +48,7 @@ def flat(handle: _memory.Handle, ptr: int, nbytes: int, device: "torch.device") 
         return torch.frombuffer(_memory.buffer(export, ptr, nbytes), dtype=torch.uint8)
     if handle.host_only:
         raise Error(errno.EINVAL, f"{handle.label} has no device tier (host_only)")
-    # torch takes no managed device type, and managed memory is memory of the device to its kernels.
+    # torch accepts no managed device type, and its kernels use managed memory like device memory.
     capsule = _dlpack.capsule(ptr, (nbytes,), BY_NAME["uint8"], (_dlpack.CUDA, device.index or 0), export)
     return torch.utils.dlpack.from_dlpack(capsule)
 
@@ -60,11 +60,12 @@ def shaped(bytes_: torch.Tensor, dtype: "torch.dtype", shape: Tuple[int, ...]) -
 def tensor(
     what: Union[Region, Array], dtype: Any = None, shape: Optional[Tuple[int, ...]] = None, device: Device = None
 ) -> torch.Tensor:
-    """A tensor over a Region or Array, which it keeps alive. No byte is copied.
+    """Returns a tensor over a Region or Array, which it keeps alive. No byte is copied.
 
-    device None or "cpu": an ordinary tensor; an access waits until the bytes are there. A CUDA device: kernels may
-    use it only under a lease (vmem.acquire, leased()): they meet an illegal address otherwise. Stores into a region
-    that was mapped for reading are the program's error on either side.
+    device None or "cpu": an ordinary tensor; an access waits until the bytes are there. A CUDA
+    device: kernels may use it only under a lease (vmem.acquire, leased()); otherwise they hit an
+    illegal address. The program must not store into a region that was mapped for reading, on either
+    side.
     """
     if isinstance(what, Region):
         what = what.array("uint8" if dtype is None else dtype, shape)
@@ -75,14 +76,15 @@ def tensor(
 
 
 def region_of(t: torch.Tensor) -> Optional[_memory.Handle]:
-    """The region that a tensor's memory is in, or None. Touches no byte."""
+    """Returns the region of a tensor's memory, or None. Touches no byte."""
     if t.layout != torch.strided or t.device.type not in ("cpu", "cuda") or t.numel() == 0:
         return None
     return _memory.find(t.data_ptr())
 
 
 def view(t: torch.Tensor, device: Device) -> torch.Tensor:
-    """The same memory as a tensor on another device: tensor(), for a tensor over a region, strides kept."""
+    """Returns the same memory as a tensor on another device: like tensor(), for a tensor over a
+    region, with strides kept."""
     where = torch_device(device)
     handle = region_of(t)
     if handle is None:
@@ -91,7 +93,7 @@ def view(t: torch.Tensor, device: Device) -> torch.Tensor:
         raise Error(errno.EINVAL, f"the tensor at {t.data_ptr():#x} is in no region of libvmem")
     ptr, nbytes, _, _ = span_of(t, READ)
     made = flat(handle, ptr, nbytes, where).view(t.dtype).as_strided(tuple(t.shape), t.stride())
-    if t.is_conj():  # said of the tensor, and not in its bytes
+    if t.is_conj():  # the flag is in the tensor, not in its bytes
         made = made.conj()
     return torch._neg_view(made) if t.is_neg() else made
 
