@@ -42,7 +42,7 @@
 /* As token_allows(): several groups at a time if each of their blocks has a frame, or one group. */
 #define ALLOWED(n) (token == 0 || token + n <= FRAMES / 2)
 #define ASKED(g, u) ((g) * 8 + (u))
-/* After all requests of a generation: its arrival has been fenced. */
+/* Follows all requests of a generation: its arrival was fenced. */
 #define FENCED(g) ((g) * 8 + 7)
 
 /* The protocol's words. kind and gen are one word, state: read and written in one step. */
@@ -50,14 +50,14 @@ byte kind[BLOCKS];
 byte gen[BLOCKS] = 1;
 byte asked[BLOCKS];
 byte pins[BLOCKS];
-bit takes[BLOCKS];  /* whether somebody has had it since the server last looked */
+bit takes[BLOCKS];  /* whether a group took it since the server last looked */
 byte written[BLOCKS];
 chan ring = [CELLS] of { byte, byte };
 bit asleep, ended;
 byte token, tickets, turn;  /* how many blocks; how many were drawn; the oldest that waits */
 
 /* Private to the server. */
-bit behind[BLOCKS];  /* a fence came behind the copy of its bytes */
+bit behind[BLOCKS];  /* a fence followed the copy of its bytes */
 bit held[BLOCKS], need, used[FRAMES];
 byte left = FRAMES, spurious = SPURIOUS, failures = FAILURES;
 
@@ -86,7 +86,7 @@ inline mark(b) {
   :: else
   fi
 }
-/* The copy of a block came to another address than that of its accesses; any process may make the fence between. */
+/* The copy of a block writes to another address than its accesses; any process may make the fence between. */
 inline fence_arrival(b) {
   if
 #ifndef NO_FENCED_GENERATION

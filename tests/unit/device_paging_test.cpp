@@ -297,7 +297,7 @@ TEST(PagingProtocol, AServerThatGetsNothingDoneIsGivenUp) {
   EXPECT_EQ(group.acquire(0, Intent::read), Answer::no_progress);
   const uint32_t blocks[] = {0, 1};
   EXPECT_EQ(group.acquire_all(blocks, 2, Intent::write), Answer::no_progress);
-  // Nor does it wait for ever for another group that holds the token.
+  // The group must not wait for ever for another one that holds the token.
   words.control().token = 1;
   States states = words.states();
   states.publish(0, Urgency::prefetch);

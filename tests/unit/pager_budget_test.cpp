@@ -225,7 +225,7 @@ TEST_F(PagerBudget, EveryRefusedAccessIsAskedAgainWhenThereIsRoom) {
   for (size_t i = n; i < n + 600; ++i) ASSERT_EQ(get(sparse + i * kStride), 0u) << i;
 }
 
-// So is an access whose SIGBUS the trap does not take back when another refusal replaces it.
+// The trap does not take back the SIGBUS of an access that another refusal replaces: it is retried.
 TEST_F(PagerBudget, ARefusedAccessThatTheTrapDoesNotTakeBackIsNotForgotten) {
   constexpr size_t kBlock = 4096, kStride = 128 * kBlock, kPages = 8192;
   start(config(8 * kMiB));

@@ -1,4 +1,5 @@
-// What the CPU sees of blocks on a device: which accesses are shown a copy, which wait, and what
+// The CPU's view of blocks on a device: which accesses are shown a copy, which wait, and what
+// becomes of copies.
 // becomes of copies.
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -325,7 +325,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
   clear(r);
 }
 
-// So it does if the blocks that could leave before it find no frame.
+// A pinned block leaves, too, if the blocks that could leave before it find no frame.
 TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   Region& r = placed(4);
   BigLock lock(map.mutex());

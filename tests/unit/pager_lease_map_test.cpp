@@ -208,7 +208,7 @@ class LeaseMapModel : public ::testing::TestWithParam<int> {
     if (undone) model.revive_at_once(held.first, held.last, held.stream, asked);
     expect_same();
   }
-  // Whatever was released: the remaining holders may still do what they asked for.
+  // After any release, the remaining holders may still do what they asked for.
   void expect_all_may() {
     for (const Held& h : acquired) {
       for (BlockIndex b = h.first; b <= h.last; ++b) {

@@ -174,7 +174,7 @@ TEST_F(PagerLeases, AnAcquireThatFailsLateHasLeasedNothingAndHoldsNothing) {
   EXPECT_EQ(release(r, 1).code(), -EINVAL);
   evict(r, kMany * kBlock);
   EXPECT_EQ(ssd(r, kMany * kBlock), kMany * kBlock);
-  // Of two ranges, one is not leased: neither is released.
+  // If one of two ranges is not leased, neither is released.
   ASSERT_TRUE(acquire(r, 10).ok());
   const vmem_range some[] = {range(r, 10 * kBlock), range(r + 5 * kBlock, 10 * kBlock)};
   EXPECT_EQ(pager->release(some, nullptr).code(), -EINVAL);

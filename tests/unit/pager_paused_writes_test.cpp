@@ -1,4 +1,4 @@
-// What reclaim threads do while writes are paused.
+// Reclaim threads while writes are paused.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-// Block devices serve as store up to their size, and never when they are somebody's.
+// Block devices serve as store up to their size, and never while they are in other use.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/loop.h>
@@ -29,14 +29,14 @@ constexpr size_t kHeadBytes = size_t{1} << 20;  // before the first block
 class SignatureTest : public testing::Test {
  protected:
   SignatureTest() { EXPECT_EQ(ftruncate(file_.fd(), kDeviceBytes), 0); }
-  // What check_block_device_unused says of a device that carries these bytes there.
+  // Runs check_block_device_unused on a device that carries these bytes at `offset`.
   core::Status check(std::string_view bytes, off_t offset) {
     EXPECT_EQ(ftruncate(file_.fd(), 0), 0);
     EXPECT_EQ(ftruncate(file_.fd(), kDeviceBytes), 0);
     EXPECT_EQ(pwrite(file_.fd(), bytes.data(), bytes.size(), offset), static_cast<ssize_t>(bytes.size()));
     return check_block_device_unused("/dev/thing", file_.fd());
   }
-  // The same, which has to be refused by name and with a way out.
+  // The same; the refusal must name the use and a way out.
   void expect_known(std::string_view bytes, off_t offset, const char* word) {
     const core::Status status = check(bytes, offset);
     EXPECT_EQ(status.code(), -EEXIST) << word;
@@ -137,7 +137,7 @@ class LoopDevice {
       const int number = ioctl(control, LOOP_CTL_GET_FREE);
       path_ = core::strprintf("/dev/loop%d", number);
       fd_ = number < 0 ? -1 : open(path_.c_str(), O_RDWR | O_CLOEXEC);
-      // Another process may have taken the number meanwhile.
+      // Another process may have taken the number in between.
       if (fd_ >= 0 && ioctl(fd_, LOOP_SET_FD, backing_.fd()) != 0) {
         close(fd_);
         fd_ = -1;
@@ -203,7 +203,7 @@ TEST_F(BlockDeviceTest, IsUsedToItsLastPageAndNoFurther) {
     for (const Io& io : batch.ios()) ASSERT_EQ(io.result, 0);
   }
   EXPECT_EQ(memcmp(written.data(), read.data(), written.size()), 0);
-  // Beyond its end: an error to who must have the bytes, zeros to who said so.
+  // Beyond its end: an error for a read that needs the bytes, zeros for one that permits them.
   test::Batch past;
   past.add(Io::Op::read, space->file(all[0]), kDeviceBytes - kPage, read.data(), 2 * kPage);
   past.add(Io::Op::read, space->file(all[0]), kDeviceBytes + kPage, read.data() + 2 * kPage, kPage).short_read_is_zero =
@@ -222,12 +222,13 @@ TEST_F(BlockDeviceTest, WhatAnEarlierStoreLeftIsTakenAgain) {
     ASSERT_TRUE(space->allocate(kPage, 0, all).ok());
     ASSERT_EQ(pwrite(device_.fd(), "somebody's memory", 17, kHeadBytes), 17);
   }
-  ASSERT_EQ(pwrite(device_.fd(), "?", 1, 0), 1);  // no signature of ours any more
+  ASSERT_EQ(pwrite(device_.fd(), "?", 1, 0), 1);  // our signature is damaged
   EXPECT_EQ(make(), nullptr);
   EXPECT_EQ(status_.code(), -EEXIST);
 }
 
-// It was a store, and became a part of an array since, whose mark lies behind ours or at the end.
+// The device was a store, and later became part of an array, whose mark lies behind ours or at the
+// end.
 TEST_F(BlockDeviceTest, ThatBecameAPartOfAnArrayIsRefusedAndUntouched) {
   for (const off_t offset : {off_t{4096}, static_cast<off_t>(kDeviceBytes) - 8192}) {
     ASSERT_NE(make(), nullptr) << status_.text();

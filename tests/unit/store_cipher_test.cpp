@@ -1,4 +1,5 @@
-// Encryption at rest: what reaches the file, what comes back, what fails, and where the key lies.
+// Encryption at rest: what reaches the file, what comes back, what fails, and where the key is
+// stored.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -44,7 +45,7 @@ TEST(StoreCipher, WhatIsEncryptedIsOtherBytesAndComesBack) {
   constexpr size_t kSize = 16 * core::kPage;
   std::vector<char> plain(kSize, 'p'), secret(kSize), back(kSize);
   ASSERT_TRUE(cipher->encrypt(3, 8 * core::kPage, plain.data(), kSize, secret.data()));
-  // No sixteen bytes of it are what they were, nor like another sixteen: the place counts.
+  // No sixteen bytes equal the plain ones, nor another sixteen: the place counts.
   std::set<std::string> units;
   for (size_t at = 0; at < kSize; at += 16) {
     EXPECT_NE(memcmp(secret.data() + at, plain.data(), 16), 0);
@@ -52,7 +53,7 @@ TEST(StoreCipher, WhatIsEncryptedIsOtherBytesAndComesBack) {
   }
   ASSERT_TRUE(cipher->decrypt(3, 8 * core::kPage, secret.data(), kSize, back.data()));
   EXPECT_EQ(back, plain);
-  // A part of it, and in place.
+  // Only a part, and in place.
   memcpy(back.data(), secret.data(), kSize);
   ASSERT_TRUE(
       cipher->decrypt(3, 11 * core::kPage, back.data() + 3 * core::kPage, core::kPage, back.data() + 3 * core::kPage));
@@ -63,7 +64,7 @@ TEST(StoreCipher, WhatIsEncryptedIsOtherBytesAndComesBack) {
   }
 }
 
-// IEEE 1619 says what AES-256-XTS is; two ciphers of one process must not be one.
+// IEEE 1619 defines AES-256-XTS; two ciphers of one process must differ.
 TEST(StoreCipher, EveryCipherHasAKeyOfItsOwn) {
   const auto one = make_cipher(), other = make_cipher();
   NEEDS_LIBCRYPTO(one);
@@ -74,8 +75,8 @@ TEST(StoreCipher, EveryCipherHasAKeyOfItsOwn) {
   EXPECT_NE(a, b);
 }
 
-// A page that is locked, and neither dumped nor inherited; nullptr: there is none. The number of them is put in
-// `count`.
+// Returns a locked page that is neither dumped nor inherited, or nullptr. *count is set to the
+// number of such pages.
 const char* key_page(size_t* count = nullptr) {
   std::ifstream in("/proc/self/smaps");
   size_t at = 0, start = 0, end = 0, found = 0, pages = 0;
@@ -97,7 +98,7 @@ size_t key_pages() {
   return count;
 }
 
-// The sanitizers' mlock does nothing and answers 0.
+// The sanitizers' mlock does nothing and returns 0.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kLocks = false;
 #else
@@ -114,7 +115,7 @@ TEST(StoreCipher, TheKeyIsLockedAndNeitherDumpedNorInherited) {
   EXPECT_EQ(key_pages(), before);
 }
 
-// Wherever else it lay it could be dumped, swapped and inherited. Contexts that were never used count.
+// Elsewhere it could be dumped, swapped and inherited. Contexts that were never used count.
 TEST(StoreCipher, NoPartOfTheKeyLiesAnywhereElse) {
   if (!kLocks) GTEST_SKIP() << "a sanitizer's mlock locks nothing";
   const auto cipher = make_cipher();
@@ -136,7 +137,7 @@ TEST(StoreCipher, WithoutAPageToLockThereIsNoCipher) {
   if (make_cipher() == nullptr) GTEST_SKIP() << "libcrypto is not installed (scripts/setup.sh test)";
   const pid_t child = fork();
   if (child == 0) {
-    // An ordinary user who may lock nothing; root may lock whatever the limit.
+    // An ordinary user who may lock no memory; root may lock whatever the limit.
     const rlimit none{0, 0};
     if (setrlimit(RLIMIT_MEMLOCK, &none) != 0 || (geteuid() == 0 && setuid(61601) != 0)) _exit(2);
     std::unique_ptr<Cipher> cipher;
@@ -208,7 +209,7 @@ TEST_P(StoreCipherEngine, StoresAreEncryptedAndOtherFilesAreNot) {
   }
 }
 
-// A long read goes in parts, which are decrypted when all have come: until then nobody is shown what is on the disk.
+// The parts of a long read are decrypted when all have arrived: no progress is reported before.
 TEST_P(StoreCipherEngine, OfALongReadNothingIsToldThatIsStillEncrypted) {
   if (IsSkipped()) return;
   constexpr size_t kBytes = size_t{9} << 20;
@@ -305,7 +306,7 @@ size_t bytes_left_to_nobody() {
   return bytes;
 }
 
-// What stands in a region is in them in plain text for a moment.
+// The buffers hold contents of regions in plain text for a moment.
 TEST_P(StoreCipherEngine, ItsBuffersAreNeitherDumpedNorInherited) {
   if (IsSkipped()) return;
   const size_t with = bytes_left_to_nobody();

@@ -1,4 +1,5 @@
-// Digests are XXH3-128 whatever the processor; compression loses nothing and damaged images are errors.
+// Digests are XXH3-128 on every processor; compression loses nothing, and damaged images are
+// errors.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -73,7 +74,7 @@ TEST(DigestTest, WhoDoesNotKnowTheSecretCannotTellADigest) {
     EXPECT_FALSE(digest(block.data(), block.size()) == (core::Digest{guess.low64, guess.high64}));
   }
   EXPECT_FALSE(zero_digest(65536) == zero_digest(131072));
-  // Another process draws another one.
+  // Another process draws another seed.
   int fds[2];
   ASSERT_EQ(pipe(fds), 0);
   const pid_t child = fork();
@@ -221,7 +222,7 @@ TEST_P(CodecTest, ThreadsDoNotShareContexts) {
   EXPECT_EQ(wrong.load(), 0);
 }
 
-// Regions are not in core dumps, so what was in one must not be elsewhere.
+// Regions are not in core dumps, so their bytes must not be elsewhere in memory.
 TEST_P(CodecTest, NothingOfABlockStaysInMemoryThatIsDumped) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "a sanitizer's memory is too large to be looked through, and keeps what was freed";
@@ -233,7 +234,7 @@ TEST_P(CodecTest, NothingOfABlockStaysInMemoryThatIsDumped) {
   auto *block = static_cast<char*>(memory), *image = block + kSize, *back = image + kSize;
   std::mt19937_64 random(5);
   for (size_t at = 0; at < kSize; at += 8) {
-    const uint64_t word = at % 512 < 256 ? random() : 0;  // compresses by half: the rest is kept as it is
+    const uint64_t word = at % 512 < 256 ? random() : 0;  // half compresses, the rest is kept literally
     memcpy(block + at, &word, sizeof word);
   }
   size_t stored = 0;

@@ -1,4 +1,5 @@
-// What every body of store::Engine promises. Run on io_uring, threads and the fault-injecting wrapper without rules.
+// The contract of store::Engine. Run on io_uring, threads and the fault-injecting wrapper without
+// rules.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -44,7 +45,7 @@ TEST_P(EngineContract, RandomBatchesReadBackWhatWasWritten) {
   for (int round = 0; round < 6; ++round) {
     for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
       char* base = op == Io::Op::write ? written.data() : read.data();
-      std::vector<std::pair<size_t, size_t>> cuts;  // pages: start, length
+      std::vector<std::pair<size_t, size_t>> cuts;  // start and length in pages
       for (size_t at = 0; at < kBlocks;) {
         const size_t n = std::min<size_t>(kBlocks - at, 1 + random() % (round + 1) * 7);
         cuts.emplace_back(at, n);
@@ -78,7 +79,7 @@ TEST_P(EngineContract, TheMostUrgentGoesFirstAtDepthOne) {
   Buffer buffer(1 << 20);
   Batch batch;
   for (size_t n = 0; n < 2 * core::kUrgencies; ++n) {
-    // Least urgent first, and never neighbours, so that nothing is merged.
+    // Least urgent first, and never adjacent, so that nothing is merged.
     Io& io = batch.add(Io::Op::read, id, n * 2 * core::kPage, buffer.data() + n * 2 * core::kPage, core::kPage);
     io.urgency = static_cast<core::Urgency>(core::kUrgencies - 1 - n / 2);
   }
@@ -137,7 +138,7 @@ TEST_P(EngineContract, NeighboursOfOneBatchAreMergedAndEachIsDone) {
   written.fill(random);
   ASSERT_EQ(pwrite(file.fd(), written.data(), written.size(), 0), static_cast<ssize_t>(written.size()));
   Batch batch;
-  // Buffers in reverse order: neighbours in the file, not in memory.
+  // Buffers in reverse order: adjacent in the file, not in memory.
   for (size_t n = 0; n < kCount; ++n) {
     batch.add(Io::Op::read, id, n * core::kPage, read.data() + (kCount - 1 - n) * core::kPage, core::kPage);
   }
@@ -246,7 +247,8 @@ TEST_P(EngineContract, AFileThatBecomesShorterBetweenTheQueueAndTheKernelStaysAs
   }
 }
 
-// A direct read of a file that ends at a full sector inside a page comes to the same end again and again, never to 0.
+// A direct read of a file that ends at a full sector inside a page stops there each time and never
+// returns 0.
 TEST_P(EngineContract, AFileMayEndAnywhereInAPage) {
   make(4);
   if (IsSkipped()) return;

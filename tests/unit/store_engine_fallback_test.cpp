@@ -1,5 +1,5 @@
-// The engine where io_uring is forbidden, and the hazards of the kernel it was built around. The forbidding tests run
-// in a child of their own: a seccomp filter cannot be taken off.
+// The engine without permission for io_uring, and kernel hazards that shaped its design. The
+// forbidding tests run in their own child: a seccomp filter cannot be removed.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/userfaultfd.h>
@@ -43,7 +43,7 @@ void count_warnings(int, const char* line, void*) {
   fprintf(stderr, "%s\n", line);
 }
 
-// Exit code 0: io works through threads and exactly one line said so; 77: filters are refused.
+// Exit code 0: I/O works through threads, and exactly one line said so; 77: filters are refused.
 [[noreturn]] void run_where_one_fails(unsigned call, unsigned error) {
   if (!forbid(call, error)) _exit(77);
   core::set_log_sink(count_warnings, nullptr);
@@ -112,7 +112,7 @@ TEST_F(EngineFallback, WhereRingsCanBeMadeAndNotEnteredThreadsDoTheWork) {
   for (int round = 0; round < 4; ++round) {
     Batch batch;
     for (size_t n = 0; n < 4; ++n) {
-      // Two neighbours, so that a merged run fails too.
+      // Two adjacent ones, so that a merged run fails, too.
       batch.add(Io::Op::read, id, n / 2 * 3 * kPage + n % 2 * kPage, buffer.data() + n * kPage, kPage)
           .short_read_is_zero = true;
     }
@@ -128,14 +128,15 @@ TEST_F(EngineFallback, WhereRingsCanBeMadeAndNotEnteredThreadsDoTheWork) {
   _exit(0);
 }
 
-// As a user that nobody else is, so that the limit is this process's. False where users are refused.
+// Becomes a user without other processes, so that the limit counts this process only. Returns false
+// if a change of user is refused.
 bool may_make_no_thread() {
   const rlimit none{1, 1};
   return (geteuid() != 0 || setuid(static_cast<uid_t>(1000000000 + getpid())) == 0) &&
          setrlimit(RLIMIT_NPROC, &none) == 0;
 }
 
-// A read into a buffer without memory is a worker's of the ring, if there can be one.
+// A worker of the ring makes a read into a buffer without memory, if a worker can be created.
 [[noreturn]] void run_where_no_thread_can_be_made() {
   constexpr size_t kSize = 2 << 20;
   EngineOptions options;
@@ -155,7 +156,7 @@ bool may_make_no_thread() {
   batch.wait();
   if (batch.ios()[0].result != 0) _exit(4);
   if (memcmp(buffer.data(), expected.data(), kSize) != 0 || engine->stats().retries > 2) _exit(5);
-  // So are a write to where the file has no blocks yet, and a flush always.
+  // A worker also makes a write where the file has no blocks yet, and every flush.
   if (ftruncate(file.fd(), 2 * kSize) != 0) _exit(7);
   for (const Io::Op op : {Io::Op::write, Io::Op::flush}) {
     Batch more;
@@ -181,7 +182,8 @@ TEST_F(EngineFallback, WhereNoThreadCanBeMadeTransfersAreMadeByTheOneThereIs) {
   EXPECT_EXIT(run_where_no_thread_can_be_made(), testing::ExitedWithCode(0), "");
 }
 
-// Who may make threads all the same (root) would wait for ever for a worker of the ring.
+// A process that may create threads in spite of the limit (root) would wait for ever for a worker
+// of the ring.
 bool may_make_threads_beyond_the_limit() {
   rlimit none{};
   if (getrlimit(RLIMIT_NPROC, &none) != 0) return false;
@@ -244,8 +246,9 @@ TEST_F(EngineFallback, OptionsThatContradictAreRefused) {
   EXPECT_EQ(make_engine(options, &engine).code(), -EINVAL);
 }
 
-// A thread submits and then sits in the kernel, in a fault that only somebody who has seen its reads complete resolves:
-// what an application does that prefetches a block and calls read(2) into it.
+// A thread submits reads and then waits in the kernel, in a fault that only a thread that sees the
+// reads complete resolves: an application that prefetches a block and calls read(2) into it does
+// that.
 TEST(EngineHazard, CompletionsDoNotNeedTheSubmittingThread) {
   const int uffd = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC));
   if (uffd < 0) GTEST_SKIP() << "userfaultfd with kernel-mode faults is not permitted: " << strerror(errno);
@@ -304,7 +307,7 @@ TEST(EngineHazard, AThreadMaySubmitAndExit) {
   }
 }
 
-// A pipe cannot be flushed. The kernel says once that bytes were lost, and so does this descriptor.
+// A pipe cannot be flushed. The kernel reports lost bytes once, and so does this descriptor.
 TEST(ThreadEngine, AFlushThatFailsIsToldToEachFileOfTheDescriptor) {
   std::unique_ptr<Engine> engine;
   ASSERT_TRUE(make_thread_engine({}, &engine).ok());

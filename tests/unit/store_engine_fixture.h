@@ -1,4 +1,4 @@
-// A test of every body of store::Engine, by name.
+// A test of every implementation of store::Engine, by name.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// Long transfers, which go in parts, on every body of store::Engine: the same promises as of short ones.
+// Long transfers, which go in parts, on every implementation of store::Engine: the contract is that
+// of short ones.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -97,7 +98,7 @@ struct Watched {
   std::atomic<int>* wrong;
 };
 
-// What a read is told is there, in order, one at a time, and not after its end.
+// Reported bytes have arrived. Reports come in order, one at a time, and not after the end.
 TEST_P(EngineLongTransfers, OfALongReadWhatIsToldHasCome) {
   for (const unsigned depth : {1u, 4u, 16u}) {
     make(depth, 3);
@@ -149,7 +150,7 @@ TEST_P(EngineLongTransfers, OfALongReadWhatIsToldHasCome) {
   }
 }
 
-// Memory that may not be written to is an error of the part it is in.
+// Memory that may not be written is an error of the part that it is in.
 TEST_P(EngineLongTransfers, ALongReadFailsInAnyOfItsPartsWithoutTheOthers) {
   make(4);
   if (IsSkipped()) return;
@@ -192,7 +193,7 @@ TEST_P(EngineLongTransfers, ALongWriteToAFullDiskFailsAsOne) {
 
 std::atomic<int> met{0};
 
-// As many workers begin with it as it has parts, so that these are under way together.
+// As many workers begin as the read has parts, so that these are under way together.
 TEST(ThreadEngine, PartsAreUnderWayAtOnce) {
   std::unique_ptr<Engine> engine;
   ASSERT_TRUE(test::make_named_engine("threads", 6, 1, &engine).ok());
@@ -218,7 +219,8 @@ TEST(ThreadEngine, PartsAreUnderWayAtOnce) {
   EXPECT_TRUE(file.matches(0, buffer.data(), kSize));
 }
 
-// Also of one that is read alone, from when another stands behind it: that one may wait for nothing but a slot.
+// A request that is read alone gives up that restriction when another is queued behind it: the
+// other then waits only for a slot.
 TEST(ThreadEngine, WorkersBeginWithAllPartsOfOneThatIsReadAloneNoMore) {
   std::unique_ptr<Engine> engine;
   ASSERT_TRUE(test::make_named_engine("threads", 16, 1, &engine).ok());

@@ -1,4 +1,4 @@
-// The allocator against a model that keeps one flag a page.
+// The allocator, compared with a model that keeps one flag for each page.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -28,11 +28,11 @@ class Model {
     pages_.append(pages, kFree);
     count_ += pages;
   }
-  void shrink(uint64_t pages) {  // which are free
+  void shrink(uint64_t pages) {  // the last pages, which are free
     pages_.resize(pages_.size() - pages);
     count_ -= pages;
   }
-  // All were the other.
+  // All of these pages had the other value.
   void set(uint64_t first, uint64_t pages, bool free) {
     pages_.replace(first, pages, pages, free ? kFree : kUsed);
     count_ = free ? count_ + pages : count_ - pages;
@@ -41,7 +41,7 @@ class Model {
  private:
   static constexpr char kFree = 'f', kUsed = 'u';
   std::string pages_;
-  uint64_t count_ = 0;  // that are free: to look at all after every step takes long where accesses are checked
+  uint64_t count_ = 0;  // free pages; a count after every step would take long under the sanitizers
 };
 
 TEST(ExtentAllocatorTest, RandomUseAgreesWithTheModel) {

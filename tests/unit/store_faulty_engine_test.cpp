@@ -1,4 +1,4 @@
-// What the fault-injecting engine promises to the tests that lean on it.
+// The contract of the fault-injecting engine.
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -1,4 +1,4 @@
-// What open_mapped accepts, refuses and says.
+// open_mapped: what it accepts and refuses, and its messages.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
@@ -104,7 +104,7 @@ TEST_F(MappedFileTest, DisjointRangesOfOneFileShareADescriptorAndTheLock) {
   ASSERT_TRUE(open_mapped(path, true, true, &third, 0, 2 * kPage).ok()) << "up to where another begins";
   close_mapped(&first);
   ASSERT_TRUE(open_mapped(path, true, true, &first, 3 * kPage, kPage).ok()) << "what was closed is free";
-  // The lock is held for all until the last goes.
+  // The lock is held until the last user closes.
   const int other = open(path.c_str(), O_RDWR | O_CLOEXEC);
   close_mapped(&first);
   close_mapped(&third);
@@ -120,7 +120,8 @@ TEST_F(MappedFileTest, ALockThatItsOwnerIsAboutToLoseIsWaitedFor) {
   const std::string path = make("data", kPage);
   busy_fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
   ASSERT_EQ(flock(busy_fd, LOCK_EX), 0);
-  // The holder goes when the lock has been found taken: what a process leaves behind that ended with I/O in flight.
+  // The holder goes after its lock was found taken, as a process that ended with I/O in flight
+  // does.
   core::step_hook = [](const char* step) {
     if (strcmp(step, "store.busy") == 0 && busy_fd >= 0) close(std::exchange(busy_fd, -1));
   };

@@ -1,4 +1,5 @@
-// Long transfers, which go in parts: on an engine without threads, where the test says what is issued and ends when.
+// An engine without threads, for long transfers, which go in parts: the test decides what is issued
+// and ends when.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,13 +18,13 @@ namespace vmem::store::test {
 
 inline constexpr size_t kMiB = size_t{1} << 20;
 
-// Transfers under way are known by their number, in the order in which they were issued.
+// Transfers under way have numbers, in the order in which they were issued.
 class HandEngine final : public EngineBase {
  public:
   explicit HandEngine(unsigned depth) : EngineBase(depth) {}
   const char* name() const override { return "hand"; }
 
-  // Issues what the depth has room for, at most `most`; how many those are.
+  // Issues transfers while the depth has room, at most `most`; returns how many.
   size_t issue(size_t most = SIZE_MAX) {
     core::MutexLock lock(mutex_);
     size_t count = 0;
@@ -32,8 +33,8 @@ class HandEngine final : public EngineBase {
   }
   size_t issued() const { return issued_.size(); }
   const Io& io(size_t n) const { return issued_.at(n).as_issued; }
-  bool is(size_t n, const Io& io) const { return issued_.at(n).chain == &io; }  // .. and not a part of it
-  void move(size_t n) {                                                         // as the kernel does
+  bool is(size_t n, const Io& io) const { return issued_.at(n).chain == &io; }  // the whole, not a part
+  void move(size_t n) {                                                         // transfers as the kernel does
     Transfer* const t = issued_.at(n).transfer;
     while (!t->advance(perform(t->prepare(nullptr)))) {
     }
@@ -49,7 +50,7 @@ class HandEngine final : public EngineBase {
     ASSERT_TRUE(t->advance(-error));
     end(t);
   }
-  // Calls done() of what is over; how many that are.
+  // Calls done() of finished requests; returns how many.
   size_t deliver_all() {
     size_t count = 0;
     for (;; ++count) {
@@ -64,7 +65,7 @@ class HandEngine final : public EngineBase {
       --outstanding_;
     }
   }
-  // Calls progress() as long as there is anything to say, `most` times at most; how often that is.
+  // Calls progress() while there is progress to report, at most `most` times; returns how often.
   size_t tell(size_t most = SIZE_MAX) {
     for (size_t count = 0;; ++count) {
       Io* io = nullptr;
@@ -89,7 +90,7 @@ class HandEngine final : public EngineBase {
     retire(t);
   }
   struct Issued {
-    Transfer* transfer;  // for others in time
+    Transfer* transfer;  // may be gone later
     const Io* chain;
     Io as_issued;
   };
@@ -115,7 +116,7 @@ struct Long {
     Io* const one = &io;
     engine.submit({&one, 1});
   }
-  // All that has come is the file's, and zeros follow.
+  // Expects the file's bytes, and zeros after them.
   void expect_read(size_t from_file) {
     EXPECT_EQ(io.transferred, from_file);
     EXPECT_TRUE(file.matches(io.offset, buffer.data(), from_file));

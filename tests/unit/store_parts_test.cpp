@@ -232,7 +232,7 @@ TEST(StoreParts, WithinTheFileNoneMakesItLonger) {
   }
 }
 
-// It ended in the second part, and was longer again when the third was read.
+// The file ended in the second part, and was longer again when the third was read.
 TEST(StoreParts, BehindTheEndAreZerosAlsoWhereTheFileGrowsMeanwhile) {
   Long io(4, Io::Op::read, 8 * kMiB, 0, 8 * kMiB);
   io.io.short_read_is_zero = true;

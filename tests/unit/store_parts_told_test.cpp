@@ -1,4 +1,4 @@
-// How far a long read has come, which goes in parts, and who is told.
+// Progress of long reads, which go in parts, and its reports.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -17,7 +17,7 @@ using test::each_order;
 using test::kMiB;
 using test::Long;
 
-// It is told of the bytes that have come, and looks at them.
+// A read that reports progress; checks the bytes that have arrived.
 struct Told : Long {
   Told(unsigned depth, size_t size, uint64_t offset = 0, size_t file_size = 0)
       : Long(depth, Io::Op::read, file_size != 0 ? file_size : offset + size, offset, size) {
@@ -119,7 +119,7 @@ TEST(StorePartsTold, WhatEndsMeanwhileIsToldAfterwards) {
   EXPECT_EQ(read.engine.deliver_all(), 1u);
 }
 
-// Each part fails, before or after the others have ended, or while it is told of them.
+// Each part fails: before or after the others have ended, or during their report.
 TEST(StorePartsTold, NothingIsToldOfAReadThatFailed) {
   for (size_t fails = 0; fails < 4; ++fails) {
     for (const bool first : {false, true}) {
@@ -200,7 +200,7 @@ TEST(StorePartsTold, TheMoreUrgentIsToldFirst) {
   EXPECT_EQ(slow.engine.deliver_all(), 2u);
 }
 
-// All would come at the same time, in the end, were all under way at once.
+// If all parts were under way at once, all would arrive at the same time, at the end.
 TEST(StorePartsTold, OfOneThatIsReadAloneFourAreUnderWay) {
   Told read(16, 24 * kMiB);
   read.io.urgency = core::Urgency::acquire;
@@ -215,7 +215,7 @@ TEST(StorePartsTold, OfOneThatIsReadAloneFourAreUnderWay) {
   for (size_t n = 8; n < 12; ++n) read.engine.move(n);
   EXPECT_EQ(read.engine.deliver_all(), 1u);
   read.expect_read(24 * kMiB);
-  // Nobody is told: as many as there are slots.
+  // Without progress reports: as many as there are slots.
   read.io.progress = nullptr;
   read.again();
   EXPECT_EQ(read.engine.issue(), 12u);
@@ -254,7 +254,7 @@ TEST(StorePartsTold, WhatIsMoreUrgentPassesOneThatIsReadAloneAndWhatIsLessDoesNo
   EXPECT_EQ(read.engine.deliver_all(), 3u);
 }
 
-// Its disk may stand still, and theirs not.
+// The disk of the read may stall while that of the others does not.
 TEST(StorePartsTold, WhatIsLessUrgentHasTheSlotsThatItWouldNotHaveHad) {
   for (const core::Urgency less : {core::Urgency::acquire, core::Urgency::writeback}) {
     Told read(16, 20 * kMiB);  // ten parts
@@ -306,7 +306,7 @@ TEST(StorePartsTold, WhatIsReadAloneInTheBackgroundLeavesItsSlotsToFaults) {
   ASSERT_EQ(read.engine.issue(), 1u);
   EXPECT_TRUE(read.engine.is(4, others[1]));
   read.engine.move(4);
-  // Twenty parts, of which the background may have fourteen under way.
+  // Twenty parts, of which background I/O may have fourteen under way.
   for (size_t n = 0; n < 6; ++n) {
     read.engine.move(n < 4 ? n : n + 1);
     ASSERT_EQ(read.engine.issue(), 1u) << n;

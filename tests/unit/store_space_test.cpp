@@ -1,4 +1,4 @@
-// What store::Space promises: extents that do not overlap, a hard budget, all or nothing, room that goes back.
+// The contract of store::Space: disjoint extents, a hard budget, all or nothing, freed room returns.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -34,7 +34,7 @@ using test::Batch;
 using test::Buffer;
 using test::TempDir;
 
-constexpr off_t kHead = 8 << 20;  // of a file with a name: the signature, then a hole, then blocks
+constexpr off_t kHead = 8 << 20;  // of a named file: signature, then a hole, then blocks
 
 class SpaceTest : public testing::Test {
  protected:
@@ -60,7 +60,7 @@ class SpaceTest : public testing::Test {
     EXPECT_EQ(stat(path.c_str(), &st), 0) << path;
     return st;
   }
-  // Waits for the trimmer, which works in its own time.
+  // Waits for the trimmer, which works asynchronously.
   template <typename Condition>
   static bool eventually(Condition condition) {
     return vmem::test::eventually(condition);
@@ -173,7 +173,7 @@ TEST_F(SpaceTest, ExtentsOfEverySizeNeverOverlapAndFreedOnesAreReused) {
     }
     ASSERT_EQ(space->used(), used);
   }
-  // Freed room was used again: the file is not much longer than what lived at most.
+  // Freed room was used again: the file is not much longer than the most that lived at once.
   const uint64_t before = static_cast<uint64_t>(stat_of(file_path("store")).st_size);
   std::vector<Extent> freed;
   for (int round = 0; round < 50; ++round) {
@@ -216,7 +216,7 @@ TEST_F(SpaceTest, AFileOfItsOwnIsLockedAndLeftAsLongAsItWas) {
 }
 
 std::string contents(const std::string& path) {
-  std::string all(std::filesystem::file_size(path), '\0');  // at once, as there are sanitizers
+  std::string all(std::filesystem::file_size(path), '\0');  // in one read, for the sanitizers
   return std::ifstream(path, std::ios::binary).read(all.data(), static_cast<std::streamsize>(all.size())), all;
 }
 
@@ -243,7 +243,7 @@ TEST_F(SpaceTest, AFileThatIsNotOursAloneIsRefused) {
     EXPECT_NE(status_.text().find("chmod 600"), std::string_view::npos) << status_.text();
     EXPECT_EQ(stat_of(path).st_size, 0);
   }
-  // Whoever named another file by mistake is not told to change that.
+  // A caller that named another file by mistake is not told to change its mode.
   const std::string other = file_path("other");
   std::ofstream(other) << "root:x:0:0:";
   ASSERT_EQ(chmod(other.c_str(), 0644), 0);
@@ -275,7 +275,7 @@ TEST_F(SpaceTest, AFileOfAnotherUserIsRefusedByRootAndByAnybody) {
   EXPECT_EQ(make(path), nullptr) << "its owner could read root's memory there";
   EXPECT_EQ(status_.code(), -EPERM);
   EXPECT_NE(status_.text().find("another user"), std::string_view::npos) << status_.text();
-  // A victim without privileges, and a file that a stranger laid open for it.
+  // A victim without privileges, and a file that a stranger left open for it.
   ASSERT_EQ(chown(path.c_str(), 1000, 1000), 0);
   ASSERT_EQ(chmod(path.c_str(), 0666), 0);
   ASSERT_EQ(chmod(dir_.path().c_str(), 0777), 0);
@@ -289,8 +289,8 @@ TEST_F(SpaceTest, AFileOfAnotherUserIsRefusedByRootAndByAnybody) {
   EXPECT_NE(own, nullptr) << status_.text();
 }
 
-// In a user namespace without a number for the caller, its owner looks like the caller; and who may open the file at
-// first need not be able to a moment later.
+// If the namespace has no number for the caller, a file's owner there looks like the caller. A user
+// who can open the file now may not be able to a moment later.
 TEST_F(SpaceTest, AFileThatMayBeAStrangersIsRefusedInAUserNamespace) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "ThreadSanitizer lets no forked child start threads";
@@ -333,7 +333,7 @@ TEST_F(SpaceTest, AFileThatMayBeAStrangersIsRefusedInAUserNamespace) {
   stranger.join();
   if (unmapped == vmem::test::kNoUserNamespace) GTEST_SKIP() << "user namespaces are not permitted here";
   EXPECT_EQ(unmapped, 0);
-  // Who has a number there has files.
+  // A caller with a number there has files of its own.
   const std::string own = file_path("own");
   std::ofstream{own};
   ASSERT_EQ(chown(own.c_str(), 61521, 61521), 0);
@@ -353,14 +353,14 @@ TEST_F(SpaceTest, WhatAKilledOwnerLeftIsEmptied) {
     left = contents(path);
   }
   ASSERT_EQ(stat_of(path).st_size, 0);
-  std::ofstream(path, std::ios::binary) << left;  // as if it had never ended
+  std::ofstream(path, std::ios::binary) << left;  // as if the owner had never ended
   auto space = make(path);
   ASSERT_TRUE(status_.ok()) << status_.text();
   EXPECT_EQ(stat_of(path).st_size, static_cast<off_t>(kPage));
   EXPECT_EQ(contents(path).find("secret"), std::string::npos);
 }
 
-// Its first milliseconds: the page with which direct I/O is tried, or part of a signature.
+// The first milliseconds: the page that tests direct I/O, or part of a signature.
 TEST_F(SpaceTest, WhatAnOwnerLeftThatWasKilledAtItsBeginningIsEmptied) {
   const std::string path = file_path("store");
   ASSERT_NE(make(path), nullptr);
@@ -380,7 +380,7 @@ TEST_F(SpaceTest, WhatAnOwnerLeftThatWasKilledAtItsBeginningIsEmptied) {
     EXPECT_TRUE(status_.ok()) << left.size() << ": " << status_.text();
     EXPECT_EQ(contents(path).substr(0, 64), signature);
   }
-  // Somebody's all the same.
+  // These may be in other use.
   for (const std::string& somebodys :
        {std::string(kPage + 1, '\0'), signature.substr(0, 4), signature.substr(0, 40) + "and more",
         std::string(kPage - 1, '\0') + "x", signature.substr(0, 40) + std::string(kPage, '\0')}) {
@@ -506,7 +506,7 @@ TEST_F(SpaceTest, APathThatIsFullIsLeftAloneWhileAnotherHasRoom) {
   ASSERT_TRUE(space->allocate(kPage, 0, run).ok());
   more.insert(more.end(), run.begin(), run.end());
   for (const Extent one : more) EXPECT_NE(one.path(), full);
-  // When all are, they are tried nevertheless: somebody may have made room.
+  // When all are full, they are tried nevertheless: another process may have made room.
   space->refuse(two[1]);
   EXPECT_TRUE(space->allocate(kPage, 0, {&two[0], 1}).ok());
 }
@@ -691,7 +691,7 @@ TEST_F(SpaceTest, ThreadsNeverShareAPageWhileFilesGrowShrinkAndGetHoles) {
   core::step_hook = nullptr;
 }
 
-// A file system without O_TMPFILE gives the file a name for a moment.
+// On a file system without O_TMPFILE the file has a name for a moment.
 TEST_F(SpaceTest, AFileThatGotASecondNameWhileItHadOneIsRefused) {
   int fd = -1;
   core::Status status = open_and_unlink(dir_.path(), &fd);

@@ -49,8 +49,9 @@ Buffer::~Buffer() {
 void Buffer::zero() {
   memset(data_, 0, size_);
 }
-// Where every access is checked, as under the sanitizers, the standard generators take most of a test's time. The words
-// are those of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014).
+// Under the sanitizers, which check every access, the standard generators take most of a test's
+// time. The words are those of splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+// number generators", 2014).
 static void fill_with_words(char* data, size_t size, uint64_t seed) {
   for (size_t at = 0; at < size; at += 8) {
     uint64_t word = seed += 0x9e37'79b9'7f4a'7c15;

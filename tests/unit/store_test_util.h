@@ -18,7 +18,7 @@ namespace vmem::store::test {
 
 // "io_uring", "threads" or "faulty" (a wrapper without rules over io_uring or, where that is forbidden, threads).
 core::Status make_named_engine(const std::string& name, unsigned depth, unsigned threads, std::unique_ptr<Engine>* out);
-// The engine below a wrapper.
+// Returns the engine below a wrapper.
 EngineBase* base_of(Engine& engine);
 
 // Page-aligned memory, zero at first.
@@ -40,8 +40,8 @@ class Buffer {
 
 bool all_zero(const char* bytes, size_t size);
 
-// A mapping of this process that may be written and holds the bytes, as /proc/self/smaps shows it; "": none does. Those
-// with the flag (of VmFlags there) are not looked at.
+// Returns a writable mapping of this process that holds the bytes, as /proc/self/smaps shows it, or
+// "". Skips mappings with the flag (of VmFlags there).
 std::string mapping_that_holds(const void* bytes, size_t size, const char* but_flag);
 
 // A temporary directory, removed with everything in it.
@@ -96,7 +96,7 @@ class Batch {
   void submit_in_pieces(Engine& engine, std::mt19937_64& random);
   void wait();
   std::deque<Io>& ios() { return ios_; }
-  // In the order in which they were done.
+  // Returns the requests in the order of their completion.
   std::vector<Io*> order();
 
  private:

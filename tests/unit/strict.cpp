@@ -1,5 +1,5 @@
-// In this program a call to the outside under the pager's lock is the end of it, and the log of a test is delivered at
-// its end: no thread does it.
+// In this program a call to the outside under the pager's lock ends it. No thread delivers a test's
+// log lines: the test's end does.
 #include "common/children.h"
 #include "core/big_lock.h"
 #include "core/log.h"

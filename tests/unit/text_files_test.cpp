@@ -1,4 +1,4 @@
-// Files that examples are given, whoever made them: matrices (.npy) and texts by lines.
+// Input files of the examples, from any source: matrices (.npy) and texts by lines.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -34,7 +34,7 @@ class TextFiles : public ::testing::Test {
   std::string folder_;
 };
 
-// A file of version `version` that says it has a header of `said` bytes (0: as many as it has).
+// Makes a file of version `version` that claims a header of `said` bytes (0: its true length).
 std::string npy_file(const std::string& header, size_t data, char version = 1, uint32_t said = 0) {
   const uint32_t size = said != 0 ? said : static_cast<uint32_t>(header.size());
   std::string out = std::string("\x93NUMPY", 6) + version + '\0';
@@ -97,7 +97,7 @@ TEST_F(TextFiles, LinesAreReadToTheLastAndNoLongerThanTheyMayBe) {
   EXPECT_THROW(endless.next(&line), std::runtime_error);
 }
 
-// Read from the descriptor once, and for a second time from nothing, it would be another graph.
+// A pipe can be read only once: a second read would return nothing, and build another graph.
 TEST_F(TextFiles, InputsAreOrdinaryFilesWithAsManyBytesAsTheySay) {
   const std::string pipe = folder_ + "/pipe";
   ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
@@ -137,7 +137,7 @@ TEST_F(TextFiles, EdgesAreRefusedOfAFileThatChangesWhileItIsRead) {
   EXPECT_THROW(edges::read_plainly(file, change), std::runtime_error);
 }
 
-// What is missing would pass for keys that are not there.
+// The missing lines would pass for keys that do not exist.
 TEST_F(TextFiles, LinesThatCannotBeReadAreNoEnd) {
   std::string line;
   Lines folder(folder_, 9);

@@ -12,7 +12,7 @@ thread_local volatile sig_atomic_t armed = 0;
 
 void on_signal(int number) {
   if (!armed) {
-    signal(number, SIG_DFL);  // not ours: the access repeats and ends the process
+    signal(number, SIG_DFL);  // not ours: the repeated access ends the process
     return;
   }
   armed = 0;

@@ -1,5 +1,5 @@
-// What the trap's tests share: the backends the contract suite runs over, a thread that serves faults, and a way to
-// survive SIGBUS and SIGSEGV. Another backend joins by being added to backends().
+// Shared by the trap's tests: the backends that the contract suite runs over, a thread that serves
+// faults, and a way to survive SIGBUS and SIGSEGV. Add further backends to backends().
 #pragma once
 
 #include <setjmp.h>
@@ -29,7 +29,7 @@ inline std::ostream& operator<<(std::ostream& out, const Backend& backend) {
 
 std::vector<Backend> backends();
 
-// Reads faults on a thread of its own and hands each to `serve`, which runs on that thread. Stops when destroyed.
+// Reads faults on its own thread and calls `serve` for each there. Stops when destroyed.
 class Server {
  public:
   Server(Trap& trap, std::function<void(const Fault&)> serve);
@@ -44,10 +44,11 @@ class Server {
   std::thread thread_;
 };
 
-// The next fault, read on the calling thread. Waits for ever: the test runner has the time limit.
+// Reads the next fault on the calling thread. Has no time-out: the test runner has one.
 Fault next_fault(Trap& trap);
 
-// Loads the word; returns 0 and fills *value, or returns the signal (SIGBUS, SIGSEGV) the access raised. Any thread.
+// Loads the word. Returns 0 and sets *value, or returns the signal (SIGBUS, SIGSEGV) that the
+// access raised. Any thread.
 int load(const volatile uint64_t* word, uint64_t* value);
 
 // Word `index` of a block in generation `generation`: never 0, and different for every pair.
@@ -55,7 +56,7 @@ inline uint64_t pattern(uint64_t generation, uint64_t index) {
   return (generation + 1) << 32 | (index + 1);
 }
 void write_pattern(void* block, size_t size, uint64_t generation);
-// Index of the first word that is not pattern(generation, index), or -1.
+// Returns the index of the first word that is not pattern(generation, index), or -1.
 int64_t first_wrong(const void* block, size_t size, uint64_t generation);
 
 size_t count_mappings();

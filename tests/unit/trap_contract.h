@@ -1,4 +1,4 @@
-// The fixture of the contract suites: one backend, and blocks of every size and transfer it has.
+// The fixture of the contract suites: one backend, with blocks of each of its sizes and transfers.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ using core::Status;
     ASSERT_TRUE(status_.ok()) << status_.text(); \
   } while (0)
 
-// One way to hold a block: its size and how its bytes travel.
+// A kind of block: its size and how its bytes travel.
 struct Kind {
   size_t size;
   Transfer transfer;
@@ -38,7 +38,7 @@ class TrapContract : public ::testing::TestWithParam<Backend> {
     ASSERT_TRUE(s.ok()) << s.text();
   }
 
-  // Every size the design names, by every transfer the backend has.
+  // Every size of the design, by every transfer of the backend.
   std::vector<Kind> kinds() const {
     std::vector<Kind> out;
     for (size_t size : {kPage, size_t{64} << 10, kHugePage, size_t{32} << 20}) {
@@ -49,7 +49,7 @@ class TrapContract : public ::testing::TestWithParam<Backend> {
     return out;
   }
 
-  // A block of `size` bytes in the way every backend has.
+  // A block of `size` bytes, by the transfer that every backend of this kind has.
   Kind plain(size_t size) const { return {size, trap_->caps().install ? Transfer::install : Transfer::copy}; }
 
   struct Block {
@@ -74,7 +74,7 @@ class TrapContract : public ::testing::TestWithParam<Backend> {
     void *words, *frame, *slot;
     OK(trap_->attach(kind.size, kPage, kind.transfer, &words));
     OK(trap_->reserve_frames(kind.size, kind.size >= kHugePage, &frame));
-    // An installed frame stays what it is: the block comes back in it.
+    // An installed frame stays the block's: take() returns the block in it.
     slot = frame;
     if (kind.transfer != Transfer::install) {
       OK(trap_->reserve_frames(kind.size, kind.size >= kHugePage, &slot));

@@ -1,6 +1,6 @@
-// The promises of trap/trap.h about bytes, on every backend. Each test names one. A backend that this machine does not
-// permit is skipped with the reason; a promise that a backend does not make (its caps say so) is tested as the refusal
-// it documents.
+// The contract of trap/trap.h about bytes, on every backend. Each test covers one promise. A
+// backend that this machine does not permit is skipped with the reason. If a backend's caps exclude
+// a promise, its documented refusal is tested.
 #include "trap_contract.h"
 
 #include <sys/syscall.h>
@@ -72,7 +72,7 @@ TEST_P(TrapContract, ManyThreadsOnOneBlockAllSeeTheData) {
       threads[i] = std::thread([&, i] { EXPECT_EQ(load(b.words + i * (b.count() / kThreads), &seen[i]), 0); });
     }
     const size_t reports = trap_->caps().one_report ? 1 : kThreads;
-    for (size_t i = 0; i < reports; ++i) next_fault(*trap_);  // all are parked now, or on their way
+    for (size_t i = 0; i < reports; ++i) next_fault(*trap_);  // all are parked now, or about to park
     write_pattern(b.frame, kind.size, 3);
     OK(b.fill());
     for (size_t i = 0; i < kThreads; ++i) {
@@ -97,13 +97,13 @@ TEST_P(TrapContract, ObserversSeeAllOfABlockOrPark) {
       while (!stop) {
         for (size_t i = 0; i < b.count(); ++i) {
           const uint64_t word = __atomic_load_n(b.words + i, __ATOMIC_RELAXED);
-          // Right word, and never older than what was seen before.
+          // The right word, and never older than one seen before.
           if ((word & 0xffffffff) != i + 1 || word >> 32 < newest) ++wrong;
           newest = std::max(newest, word >> 32);
         }
       }
     };
-    Server server(*trap_, [](const Fault&) {});  // the next fill wakes whoever parked
+    Server server(*trap_, [](const Fault&) {});  // the next fill wakes parked threads
     std::thread first(observe), second(observe);
     for (uint64_t round = 0; round < rounds; ++round) {
       write_pattern(b.frame, kind.size, round);
@@ -148,7 +148,7 @@ TEST_P(TrapContract, TakeUnderWritersLosesNoStore) {
     const int rounds = kind.size >= kHugePage ? 60 : 400;
     for (int round = 0; round < rounds; ++round) {
       OK(b.take());
-      // What a block evicted and read back goes through: its bytes come back from where they were put.
+      // As for a block that was evicted and read back: its bytes return from the slot.
       std::swap(b.frame, b.slot);
       OK(b.fill());
       madvise(b.frame, kind.size, MADV_DONTNEED);
@@ -236,7 +236,7 @@ TEST_P(TrapContract, FramesThatHaveMemoryAreZerosAfterwards) {
   void* frame;
   OK(trap_->reserve_arena(kSize, kHugePage, &frame));
   auto* const bytes = static_cast<std::byte*>(frame);
-  bytes[kPage] = bytes[kSize - 1] = std::byte{1};  // the first has memory, or a part of it; so has the second
+  bytes[kPage] = bytes[kSize - 1] = std::byte{1};  // the first now has memory, or a part of it; so has the second
   OK(trap_->populate_frames(frame, kSize, -1));
   for (size_t i = 0; i < kSize; ++i) ASSERT_EQ(bytes[i], std::byte{0}) << i;
   OK(trap_->release_arena(frame, kSize));
@@ -281,7 +281,7 @@ TEST_P(TrapContract, ProtectHoldsStoresButNotLoads) {
     OK(trap_->unprotect(b.words, b.kind.size));
     writer.join();
     EXPECT_EQ(b.words[9], 100u + static_cast<uint64_t>(round));
-    OK(trap_->protect(b.words, b.kind.size));  // the second round: protected after the fill
+    OK(trap_->protect(b.words, b.kind.size));  // second round: protected after the fill
   }
   // A protected block can be taken, and its frame is not protected.
   OK(b.take());
@@ -322,7 +322,8 @@ TEST_P(TrapContract, DropMakesRangesAbsentAndLeavesTheRest) {
   OK(trap_->release_arena(frame, 2 * kBlocks * kSize));
 }
 
-// What the step hook below does, once each: puts a page in the way of a fill, and stores into what it had put in place.
+// State of the step hook below. Once each, it puts a page in the way of a fill, and stores to a
+// page that the fill had put in place.
 struct Interference {
   Trap* trap;
   uint64_t *obstacle, *stored;
@@ -360,7 +361,8 @@ TEST_P(TrapContract, AFillThatStopsHalfWayIsUndoneAndKeepsStoresMadeMeanwhile) {
     EXPECT_EQ(s.code(), -EEXIST) << s.text();
     EXPECT_TRUE(interference.done);
     EXPECT_EQ(first_wrong(obstacle, kPage, 9), -1);
-    // The frame is complete, with the store; the range is absent, so the same fill works once the obstacle is gone.
+    // The frame is complete, with the store; the range is absent, so the same fill works once the
+    // obstacle is gone.
     uint64_t* frame_words = reinterpret_cast<uint64_t*>(b.frame);
     EXPECT_EQ(frame_words[7], 77u);
     frame_words[7] = pattern(1, 7);
@@ -374,7 +376,7 @@ TEST_P(TrapContract, AFillThatStopsHalfWayIsUndoneAndKeepsStoresMadeMeanwhile) {
   }
 }
 
-// What programs do to a part of their memory gives that part a mapping of its own.
+// Calls of the program on a part of its memory give that part its own mapping.
 TEST_P(TrapContract, ABlockThatLiesInSeveralMappingsTravelsLikeAnyOther) {
   if (trap_->caps().install) GTEST_SKIP() << "blocks of this body travel whole";
   struct Way {
@@ -389,7 +391,7 @@ TEST_P(TrapContract, ABlockThatLiesInSeveralMappingsTravelsLikeAnyOther) {
   for (const Kind kind : kinds()) {
     if (kind.size < 8 * kPage || kind.size > kHugePage) continue;
     for (const Way& way : ways) {
-      // Moving pages came to Linux after write protection: no kernel has the one without the other.
+      // Linux got page moves after write protection: no kernel has the one without the other.
       if (kind.transfer == Transfer::move && !trap_->caps().write_protect) continue;
       SCOPED_TRACE(way.name + std::string(kind.transfer == Transfer::move ? ", moved" : ", copied"));
       Block b;
@@ -415,7 +417,7 @@ TEST_P(TrapContract, ABlockThatLiesInSeveralMappingsTravelsLikeAnyOther) {
   }
 }
 
-// Guard pages and barriers: what the program may not do with a page is no reason for it to stay.
+// Guard pages and barriers: a page without rights for the program must leave, too.
 TEST_P(TrapContract, ABlockIsTakenWhateverTheProgramMayDoWithItsPages) {
   for (const int rights : {PROT_READ, PROT_NONE}) {
     for (const Kind kind : kinds()) {
@@ -437,7 +439,7 @@ TEST_P(TrapContract, ABlockIsTakenWhateverTheProgramMayDoWithItsPages) {
       for (size_t i = 0; i < kPage / sizeof(uint64_t); ++i) hole[i] = pattern(1, 23 * kPage / sizeof(uint64_t) + i);
       EXPECT_EQ(first_wrong(b.slot, kind.size, 1), -1);
       std::swap(b.frame, b.slot);
-      OK(b.fill());  // nothing of it was left in place
+      OK(b.fill());  // the take left nothing in place
       ASSERT_EQ(mprotect(b.words, kind.size, PROT_READ | PROT_WRITE), 0) << strerror(errno);
       EXPECT_EQ(first_wrong(b.words, kind.size, 1), -1);
       OK(b.take());

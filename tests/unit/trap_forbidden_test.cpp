@@ -1,4 +1,4 @@
-// A userfaultfd one of whose calls is forbidden later, by a filter of system calls.
+// A userfaultfd of which a filter of system calls later forbids one call.
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
@@ -31,13 +31,14 @@ void run_child(const std::string& test, systest::Environment environment = {}) {
   EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "");
 }
 
-// Whether pages are protected is told by PAGEMAP_SCAN or, before Linux 6.7, by a word a page.
+// PAGEMAP_SCAN reports protected pages; before Linux 6.7, one word a page does.
 class TrapForbidden : public ::testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Pages, TrapForbidden, ::testing::Values("scanned", "read"),
                          [](const auto& pages) { return std::string(pages.param); });
 
-// Without UFFDIO_WAKE a thread is woken by taking write protection from pages that have none. Pages that somebody puts
-// in place with protection, just then, keep it: nobody would hear of a store.
+// Without UFFDIO_WAKE, the trap wakes threads by removing write protection from pages that have
+// none. Pages that another thread puts in place with protection at that moment must keep it, or a
+// store would not be reported.
 TEST_P(TrapForbidden, PagesPutInPlaceWhileSomebodyIsWokenKeepTheirProtection) {
   std::unique_ptr<Trap> trap;
   if (const Status s = backends().front().make(&trap); !s.ok()) GTEST_SKIP() << s.text();
@@ -76,7 +77,7 @@ TEST(TrapForbiddenChild, DISABLED_Wakes) {
   if (getenv("VMEM_TEST_PAGES") == std::string_view("read")) {
     ASSERT_TRUE(vmem::test::forbid_ioctl(core::kIoctlScan, ENOTTY));
   }
-  // The first that is refused says so; threads are woken in the other way from then on.
+  // The first refused call logs it; from then on the trap wakes threads the other way.
   ASSERT_TRUE(trap->wake(words, kSize).ok());
   Filler f{trap.get(), words, frame, {}, {}};
   filler = &f;
@@ -86,7 +87,7 @@ TEST(TrapForbiddenChild, DISABLED_Wakes) {
       EXPECT_TRUE(filler->trap->fill(filler->words, kSize, filler->frame, Transfer::copy, Protect::yes).ok());
       filler->filled = true;
     });
-    // It may wait for the end of this, and would be done in microseconds otherwise.
+    // The fill may wait for the end of this wake; otherwise it takes microseconds.
     for (int i = 0; i < 200 && !filler->filled; ++i) usleep(1000);
   };
   EXPECT_TRUE(trap->wake(words, kSize).ok());
@@ -101,7 +102,7 @@ TEST(TrapForbiddenChild, DISABLED_Wakes) {
   EXPECT_TRUE(trap->release_frames(frame, kSize).ok());
 }
 
-// A thread that accesses a page where it is kept waiting, and has been reported.
+// A thread whose access of a page waits and has been reported.
 class Parked {
  public:
   Parked(Trap& trap, void* page, bool store)
@@ -113,7 +114,7 @@ class Parked {
         }) {
     EXPECT_EQ(next_fault(trap).address, reinterpret_cast<uintptr_t>(page));
   }
-  // The signal that it got, or 0.
+  // Returns the signal that it got, or 0.
   int result() {
     thread_.join();
     return result_;
@@ -124,7 +125,7 @@ class Parked {
   std::thread thread_;
 };
 
-// With a backend: each of its calls that ends a wait ends it, whatever else it has to do for that.
+// Each call of the trap that ends a wait must end it, whatever else it has to do.
 void end_waits(Trap* trap, std::span<const unsigned long> forbidden) {
   void *words = nullptr, *other = nullptr, *frame = nullptr;
   ASSERT_TRUE(trap->attach(kSize, core::kPage, Transfer::copy, &words).ok());
@@ -138,7 +139,7 @@ void end_waits(Trap* trap, std::span<const unsigned long> forbidden) {
   Parked shut(*trap, page(other, 3), false), failed(*trap, page(words, 15), false), waits(*trap, page(words, 2), false);
   for (const unsigned long request : forbidden)
     if (!vmem::test::forbid_ioctl(request, EPERM)) _exit(77);
-  if (trap->caps().move || (trap->caps().write_protect && forbidden.size() == 1)) {  // nothing else ends none of them
+  if (trap->caps().move || (trap->caps().write_protect && forbidden.size() == 1)) {  // there is another way to wake
     EXPECT_TRUE(trap->wake(page(words, 2), core::kPage).ok());
     EXPECT_TRUE(reported(2)) << "it is made again";
     EXPECT_TRUE(trap->wake(words, 8 * core::kPage).ok());
@@ -160,7 +161,7 @@ void end_waits(Trap* trap, std::span<const unsigned long> forbidden) {
     EXPECT_EQ(first_wrong(words, 12 * core::kPage, 1), -1);
   }
   EXPECT_EQ(first_wrong(words, 8 * core::kPage, 1), -1);
-  Parked last(*trap, page(words, 13), false);  // the trap is where it was
+  Parked last(*trap, page(words, 13), false);  // the trap is still in place
   EXPECT_TRUE(trap->detach(words, kSize).ok());
   EXPECT_EQ(last.result(), SIGBUS);
   for (void* at : {words, other}) EXPECT_TRUE(trap->unmap(at, kSize).ok());
@@ -190,8 +191,8 @@ TEST(TrapForbiddenChild, DISABLED_EndWaits) {
   end_waits(trap.get(), std::span(kBoth, getenv("VMEM_TEST_BOTH") != nullptr ? 2 : 1));
 }
 
-// Nothing wakes but a transfer that is permitted to: the first of all, which is not, has put its pages in place
-// already.
+// Only a transfer that itself wakes can wake threads here. The very first one does not, but has
+// already put its pages in place.
 TEST_P(TrapWithout, AllThatWakesTheFirstTransferOfAllWakesItsThreads) {
   for (const char* how : {"fill", "zero", "move"})
     run_child("DISABLED_FirstTransferWakes", {{"VMEM_TEST_BODY", GetParam().name}, {"VMEM_TEST_HOW", how}});
@@ -220,7 +221,7 @@ TEST(TrapForbiddenChild, DISABLED_FirstTransferWakes) {
     if (!vmem::test::forbid_ioctl(request, EPERM)) _exit(77);
   stored_at = static_cast<uint64_t*>(words);
   core::step_hook = [](const char* step) {
-    if (std::string_view(step) == "trap.fill.filled") ++*stored_at;  // as a thread that met it in place
+    if (std::string_view(step) == "trap.fill.filled") ++*stored_at;  // as a thread that met the page in place
   };
   const Status s = how == "zero" ? trap->fill_zero(words, size) : trap->fill(words, size, frame, transfer, Protect::no);
   core::step_hook = nullptr;

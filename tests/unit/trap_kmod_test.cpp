@@ -1,5 +1,5 @@
-// What the module's trap does with refusals half way: over a module that is made up here, whose blocks and frames are
-// pages of one file. That the module itself answers so is tested in tests/kmod.
+// The module's trap when calls are refused half way. The module is simulated here: its blocks and
+// frames are pages of one file. tests/kmod tests that the real module acts alike.
 #include <gtest/gtest.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -69,20 +69,20 @@ class Module {
     }
   }
 
-  // Of the region: which blocks have which frame; protected ones.
+  // The region's present blocks: the frame of each, and whether it is protected.
   struct Present {
     uint64_t frame;
     bool is_protected;
   };
   std::map<uint64_t, Present> present;
-  std::byte* region = nullptr;  // where block `begin` stands
+  std::byte* region = nullptr;  // address of block `begin`
   uint64_t begin = 0;
   size_t unit = 0;
-  uint64_t refuses = UINT64_MAX;  // to install this block
-  uint64_t pinned = UINT64_MAX;   // this one is not removed ..
-  int pins = 0;                   // .. so many times
+  uint64_t refuses = UINT64_MAX;  // installing this block fails
+  uint64_t pinned = UINT64_MAX;   // removing this block fails
+  int pins = 0;                   // this many times
   int populated = 0;
-  uint32_t without_memory = UINT32_MAX, largest = 0;  // operations of a batch: with more it fails; there were
+  uint32_t without_memory = UINT32_MAX, largest = 0;  // larger batches fail; the largest batch so far
 
  private:
   static constexpr off_t kSize = 5 * kLargest;
@@ -123,7 +123,7 @@ std::atomic<Module*> the_module{nullptr};
 }  // namespace
 }  // namespace vmem::trap::testing
 
-// Every ioctl of this process: all but those of the module go to the kernel.
+// Replaces ioctl: passes all calls but those of the module to the kernel.
 extern "C" int ioctl(int fd, unsigned long request, ...) noexcept {
   va_list list;
   va_start(list, request);
@@ -168,7 +168,7 @@ class KmodTrapUndo : public ::testing::Test {
     const Range range{reinterpret_cast<uintptr_t>(words_), kBlock};
     return trap_->drop({&range, 1});
   }
-  // What a thread stores that was not parked, before the fill is undone.
+  // Stores, as a thread that was not parked, before the fill is undone.
   static void store_before_the_undo(uint64_t* at) {
     static uint64_t* where;
     where = at;
@@ -198,7 +198,7 @@ TEST_F(KmodTrapUndo, AFillThatStopsHalfWayKeepsStoresMadeMeanwhile) {
   EXPECT_EQ(first_wrong(words_, kBlock, 1), -1);
 }
 
-// Until he lets go: else the range would not be absent.
+// The undo waits until the pin ends: else the range would not be absent.
 TEST_F(KmodTrapUndo, AFillThatStopsHalfWayWaitsForWhoPinsWhatWasInPlace) {
   module_.refuses = 2 * kPage;
   module_.pinned = kPage;
@@ -228,7 +228,7 @@ TEST_F(KmodTrapUndo, ADropThatMeetsAPinnedPageLeavesAllInPlace) {
   }
 }
 
-// .. and one of which something cannot come back goes when the pin ends.
+// A drop that cannot be undone completes when the pin ends.
 TEST_F(KmodTrapUndo, ADropThatCannotBeUndoneWaitsForThePin) {
   ASSERT_TRUE(fill().ok());
   module_.refuses = kPage;
@@ -240,7 +240,7 @@ TEST_F(KmodTrapUndo, ADropThatCannotBeUndoneWaitsForThePin) {
   EXPECT_EQ(module_.populated, 0);
 }
 
-// .. that is larger than the module's largest: it is two of them.
+// A block of two of the module's largest blocks.
 class KmodTrapLargeBlock : public KmodTrapUndo {
  protected:
   static constexpr size_t kLargeBlock = 2 * kLargest;
@@ -267,7 +267,7 @@ class KmodTrapLargeBlock : public KmodTrapUndo {
     KmodTrapUndo::TearDown();
   }
   core::Status fill_large() { return trap_->fill(at_, kLargeBlock, frame_, Transfer::install, Protect::no); }
-  static constexpr uint64_t kSecond = kHugePage + kLargest;  // the module's name of its second half
+  static constexpr uint64_t kSecond = kHugePage + kLargest;  // the module's id of its second half
   void* at_ = nullptr;
   void* frame_ = nullptr;
 };
@@ -300,7 +300,7 @@ TEST_F(KmodTrapLargeBlock, StaysWhereHalfOfItIsPinned) {
   EXPECT_TRUE(trap_->drop({&range, 1}).ok());
 }
 
-// Eight operations the module takes on its stack; of more it keeps a copy.
+// The module takes eight operations on its stack; for more it allocates a copy.
 TEST_F(KmodTrapUndo, AModuleWithoutMemoryIsGivenSmallBatches) {
   constexpr size_t kMany = 33;
   void* at = nullptr;
@@ -322,7 +322,7 @@ TEST_F(KmodTrapUndo, AModuleWithoutMemoryIsGivenSmallBatches) {
     EXPECT_TRUE(module_.present.empty());
     EXPECT_EQ(module_.populated, 0);
   }
-  // With memory for none at all it says so, and nothing has changed.
+  // Without memory for any batch it reports an error, and nothing has changed.
   module_.without_memory = 0;
   EXPECT_EQ(trap_->fill(at, kMany * kPage, image.data(), Transfer::copy, Protect::no).code(), -ENOMEM);
   EXPECT_TRUE(module_.present.empty());

@@ -1,4 +1,4 @@
-// What happens where userfaultfd is not allowed, and that each fallback can be forced.
+// Without permission for userfaultfd, and with each fallback forced.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <linux/audit.h>
@@ -27,7 +27,8 @@
 namespace vmem::trap {
 namespace {
 
-// In a child whose userfaultfd(2) answers `error`: the code of make_userfault_trap() and its words.
+// Runs make_userfault_trap() in a child whose userfaultfd(2) fails with `error`; returns its
+// status.
 core::Status make_under_seccomp(int error) {
   int ends[2];
   if (pipe(ends) != 0) return core::system_error(errno, "pipe");
@@ -128,7 +129,7 @@ TEST(TrapRangeMap, RemembersWhatIsAttachedThroughCuts) {
   ASSERT_TRUE(map.first_owned(&left));
   EXPECT_EQ(left.address, 0x10000u);
   EXPECT_EQ(left.size, 0x2000u);
-  map.set(0x11000, 0x4000, Transfer::copy, false);  // over parts of two
+  map.set(0x11000, 0x4000, Transfer::copy, false);  // over parts of two ranges
   ASSERT_TRUE(map.find(0x14fff, &e));
   EXPECT_EQ(e.transfer, Transfer::copy);
   ASSERT_TRUE(map.find(0x15000, &e));
@@ -137,8 +138,8 @@ TEST(TrapRangeMap, RemembersWhatIsAttachedThroughCuts) {
   map.set(0x18000, 0x1000, Transfer::copy, false);
   map.set(0x1a000, 0x1000, Transfer::copy, false);
   ASSERT_TRUE(map.find(0x19000, &e));
-  EXPECT_EQ(e.size, 0x1000u);  // apart from its neighbours
-  map.erase(0x17000, 0x1800);  // the ends of two
+  EXPECT_EQ(e.size, 0x1000u);  // separate from its neighbours
+  map.erase(0x17000, 0x1800);  // the ends of two ranges
   EXPECT_TRUE(map.find(0x16fff, &e));
   EXPECT_FALSE(map.find(0x17000, &e));
   EXPECT_FALSE(map.find(0x187ff, &e));
@@ -210,8 +211,8 @@ TEST(TrapTransfer, HugeFramesStayWholeWhateverLayWhereTheyGo) {
   close(probed.pagemap);
 }
 
-// Pages that the kernel has swapped out keep their write protection when they move. Where there is no swap the step
-// hook does to the frame what the kernel would.
+// Pages that the kernel has swapped out keep their write protection when they move. Without swap,
+// the step hook does to the frame what the kernel would.
 struct Protector {
   Trap* trap;
   void* frame;
@@ -243,7 +244,7 @@ TEST(TrapTransfer, AFrameTakesNoWriteProtectionAlong) {
     ASSERT_TRUE(trap->fill(region, kSize, frame, Transfer::move, Protect::no).ok());
     ASSERT_TRUE(trap->protect(region, kSize).ok());
     ASSERT_EQ(is_protected(region), 1);
-    if (by_swap) madvise(region, kSize, MADV_PAGEOUT);  // where there is no swap it does nothing
+    if (by_swap) madvise(region, kSize, MADV_PAGEOUT);  // without swap this does nothing
     protector = {trap.get(), frame, kSize};
     if (!by_swap) {
       core::step_hook = [](const char* step) {
@@ -263,8 +264,8 @@ TEST(TrapTransfer, AFrameTakesNoWriteProtectionAlong) {
   close(probed.pagemap);
 }
 
-// Linux 6.18 can move pages and then claim that they are in its own way; only the page map tells that from a real
-// obstacle.
+// Linux 6.18 can move pages and then report that they are in its own way; only the page map tells
+// that from a real obstacle.
 TEST(TrapTransfer, PagesThatTheKernelMovedWithoutCountingAreRecognized) {
   const int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
   if (pagemap < 0) GTEST_SKIP() << "no /proc/self/pagemap";

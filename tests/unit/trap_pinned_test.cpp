@@ -1,5 +1,5 @@
-// Pages that somebody pins must not be moved from under him: data in flight would go to the wrong place. Pins are made
-// with io_uring's registered buffers.
+// Pinned pages must not move: data in flight would go to the wrong place. The tests pin with
+// io_uring's registered buffers.
 #include <gtest/gtest.h>
 #include <liburing.h>
 #include <sys/mman.h>
@@ -17,7 +17,7 @@ using core::Status;
 
 class Pin {
  public:
-  // 0 or a negative errno.
+  // Returns 0 or a negative errno.
   int hold(void* at, size_t size) {
     if (int error = io_uring_queue_init(2, &ring_, 0); error != 0) return error;
     open_ = true;
@@ -69,7 +69,7 @@ class TrapPinned : public ::testing::TestWithParam<Backend> {
     ASSERT_TRUE(trap_->reserve_frames(size, size >= kHugePage, &slot_).ok());
     write_pattern(frame_, size, 1);
   }
-  // Gives the reason when this machine cannot pin.
+  // Returns the reason if this machine cannot pin.
   std::string pin(std::byte* at, size_t size) {
     const int error = pin_.hold(at, size);
     return error == 0 ? "" : core::strprintf("io_uring cannot register a buffer here: errno %d", -error);
@@ -128,7 +128,7 @@ TEST_P(TrapPinned, AThreadThatParksDuringARefusedTakeIsLetGo) {
       if (__atomic_load_n(static_cast<uint64_t*>(region_), __ATOMIC_RELAXED) != pattern(1, 0)) ++wrong;
     }
   });
-  // Nobody serves faults: only take() itself can let the thread go.
+  // No thread serves faults: only take() itself can let the thread go.
   for (int i = 0; i < 20; ++i) EXPECT_EQ(trap_->take(region_, size_, slot_, transfer_).code(), -EBUSY);
   stop = true;
   toucher.join();

@@ -1,4 +1,4 @@
-// The promises of trap/trap.h about ranges and waiting, on every backend.
+// The contract of trap/trap.h about ranges and waits, on every backend.
 #include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -22,7 +22,7 @@ namespace {
 
 class TrapRanges : public TrapContract {
  protected:
-  // The block is absent: an access waits, and meets what is put in place.
+  // The block is absent: an access waits, and meets the bytes that are put in place.
   void expect_trapped(Block& b) {
     uint64_t value = 0;
     std::thread waiting([&] { EXPECT_EQ(load(b.words + 1, &value), 0); });
@@ -63,8 +63,8 @@ TEST_P(TrapRanges, AFailedBlockRaisesSigbusUntilItIsUnfailed) {
   }
 }
 
-// The kernel refuses what it is asked for in the middle, here because another file has come to lie there, for which it
-// has no userfaultfd.
+// The kernel refuses a call in the middle of the range: another file is mapped there, which
+// userfaultfd does not support.
 TEST_P(TrapRanges, ATrapThatCannotBeMadeAnewLeavesSigbusAndCanBeTriedAgain) {
   static std::atomic<uint64_t*> words{nullptr};
   static std::atomic<size_t> size{0};
@@ -80,7 +80,7 @@ TEST_P(TrapRanges, ATrapThatCannotBeMadeAnewLeavesSigbusAndCanBeTriedAgain) {
     const uint64_t in_file = 7;
     ASSERT_EQ(pwrite(file, &in_file, sizeof in_file, 0), ssize_t{sizeof in_file});
     uint64_t value = 0;
-    // Either way in: what failed, and what shows a file.
+    // From both states: failed, and showing a file.
     for (const bool shown : {false, true}) {
       SCOPED_TRACE(shown ? "unmap_file" : "unfail");
       const Status there = shown ? trap_->map_file(b.words, kind.size, file, 0, true) : trap_->fail(b.words, kind.size);
@@ -115,14 +115,15 @@ TEST_P(TrapRanges, ATrapThatCannotBeMadeAnewLeavesSigbusAndCanBeTriedAgain) {
   }
 }
 
-// Of a block that is being mapped one page goes: a hole in which nothing that a sanitizer maps for itself has room. In
-// one of a block's size its memory came to lie, the trap stood over it again, and the sanitizer waited for a page of
-// its own.
+// Unmaps one page of a block that is being mapped. The hole is too small for the sanitizer's own
+// mappings: in a hole of the block's size it put its memory there, the trap came to stand over it,
+// and the sanitizer waited for its own page.
 void make_hole(const uint64_t* words) {
   munmap(const_cast<uint64_t*>(words) + core::kPage / 8, core::kPage);
 }
 
-// As above, but of a range that was never failed: what it has then is SIGBUS, and that is taken back like any other.
+// As above, for a range that was never failed: it then gives SIGBUS, which is taken back like any
+// other.
 TEST_P(TrapRanges, WhatCouldNeitherShowAFileNorBeTrappedAgainIsUnfailed) {
   static std::atomic<uint64_t*> words{nullptr};
   static std::atomic<size_t> size{0};
@@ -186,12 +187,12 @@ TEST_P(TrapRanges, DetachEndsParkedThreadsAndLaterTouchesWithSigbus) {
     std::array<std::thread, 3> threads;
     uint64_t ignored[3];
     for (size_t i = 0; i < 3; ++i) threads[i] = std::thread([&, i] { signals[i] = load(b.words + i, &ignored[i]); });
-    next_fault(*trap_);  // one was read; the others may be queued still, or on their way
+    next_fault(*trap_);  // the others may still be queued, or about to be
     OK(trap_->detach(b.words, kind.size));
     for (std::thread& t : threads) t.join();
     for (int s : signals) EXPECT_EQ(s, SIGBUS);
     EXPECT_EQ(load(b.words, ignored), SIGBUS);
-    // Messages of a range that is gone, and waking it, harm nobody.
+    // Messages of a range that is gone, and a wake of it, do no harm.
     OK(trap_->wake(b.words, kind.size));
     OK(trap_->unmap(b.words, kind.size));
     OK(trap_->wake(b.words, kind.size));
@@ -240,7 +241,7 @@ TEST_P(TrapRanges, AttachAtNeverShowsAnAccessibleEmptyPage) {
       if (kind.transfer != Transfer::copy) {
         OK(trap_->take(hole, kind.size, b.frame, kind.transfer));
       }
-      // The managed range gets the address back, shut; whoever parked in the trap meets it there.
+      // The managed range gets the address back, shut; threads parked in the trap meet it there.
       ASSERT_NE(
           syscall(SYS_mmap, hole, kind.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0),
           -1);
@@ -266,7 +267,8 @@ TEST_P(TrapRanges, NeighboursAttachedOneByOneShareAMapping) {
   munmap(space, kBlocks * kSize);
 }
 
-// As when a block goes to a device and comes back: something else is mapped over the middle of a range, then the trap.
+// As when a block goes to a device and returns: another mapping replaces the middle of a range,
+// then the trap returns.
 TEST_P(TrapRanges, AHoleAttachedAgainIsAbsentAndItsNeighboursKeepTheirBytes) {
   constexpr size_t kSize = kHugePage;
   void* space = nullptr;
@@ -282,7 +284,7 @@ TEST_P(TrapRanges, AHoleAttachedAgainIsAbsentAndItsNeighboursKeepTheirBytes) {
   }
   for (int round = 0; round < 3; ++round) {
     const Range middle{reinterpret_cast<uintptr_t>(base + kSize), kSize};
-    // Once with the block still in place, as when its bytes are of no interest.
+    // Once with the block still in place, as when its bytes no longer matter.
     if (round != 1) OK(trap_->drop({&middle, 1}));
     ASSERT_NE(mmap(base + kSize, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0),
               MAP_FAILED);
@@ -316,7 +318,7 @@ TEST_P(TrapRanges, SystemCallsIntoAbsentBlocksAreServedOrRefusedAsTheCapsSay) {
     EXPECT_TRUE(s.ok() || s.code() == -EEXIST) << s.text();
   });
   const uint64_t word = 4711;
-  // Out of an absent page, into an absent page.
+  // From an absent page, and to an absent page.
   const ssize_t wrote = write(ends[1], b.words + 512, 8);
   const int write_error = errno;
   if (trap_->caps().system_calls) {
@@ -364,7 +366,7 @@ TEST_P(TrapRanges, AForkedChildHasNeitherRangesNorFrames) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_TRUE(WIFEXITED(status));
     EXPECT_EQ(WEXITSTATUS(status), 0);
-    // And the parent's block can still travel: no page became shared.
+    // The parent's block can still travel: no page became shared.
     EXPECT_EQ(first_wrong(b.words, kind.size, 1), -1);
     OK(b.take());
     b.release();
@@ -389,7 +391,7 @@ TEST_P(TrapRanges, AttachingAndDetachingLeavesNoMapping) {
   EXPECT_LE(count_mappings(), before + 8);  // the test's own heap may grow
 }
 
-// A large one is detached in pieces, which shows nowhere.
+// A large range is detached in pieces; that must not be visible.
 TEST_P(TrapRanges, EveryPageOfALargeRangeThatIsDetachedGivesSigbus) {
   constexpr size_t kLarge = (size_t{64} << 20) * 2 + kHugePage;
   void* region;
@@ -404,7 +406,7 @@ TEST_P(TrapRanges, EveryPageOfALargeRangeThatIsDetachedGivesSigbus) {
   OK(trap_->unmap(region, kLarge));
 }
 
-// A process that has as many mappings as it may can still take a large range down.
+// A process with the maximum number of mappings can still free a large range.
 TEST_P(TrapRanges, ALargeRangeIsDetachedWhereNoMappingCanBeDivided) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer needs mappings of its own";
@@ -463,7 +465,8 @@ TEST_P(TrapRanges, CallsThatMayBlockEndTheProcessUnderThePagersLock) {
   EXPECT_DEATH(also([&] { trap_->fill(nullptr, 0, nullptr, Transfer::copy, Protect::no).ignore(); }), "Trap::fill is");
   EXPECT_DEATH(also([&] { trap_->take(nullptr, 0, nullptr, Transfer::copy).ignore(); }), "Trap::take is called");
   EXPECT_DEATH(also([&] { trap_->drop({}).ignore(); }), "Trap::drop is called");
-  // What a decision about one block needs at once waits for nobody.
+  // Calls that a decision about one block needs at once never wait, so they are allowed under the
+  // lock.
   Block b;
   make_block(plain(kHugePage), &b);
   core::BigLock lock(mutex);
@@ -536,7 +539,7 @@ TEST_P(TrapRanges, MalformedCallsAreRefused) {
     EXPECT_EQ((trap_.get()->*call)(at, 100).code(), -EINVAL);
   }
   EXPECT_EQ(trap_->reserve_frames(100, false, &out).code(), -EINVAL);
-  // A present block: neither filled again nor failed, and nothing changes.
+  // A present block can be neither filled again nor failed; nothing changes.
   write_pattern(b.frame, b.kind.size, 1);
   OK(b.fill());
   const uint64_t in_frame = transfer == Transfer::install ? 1 : 2;  // an installed frame is the block
@@ -547,7 +550,7 @@ TEST_P(TrapRanges, MalformedCallsAreRefused) {
   if (trap_->caps().poison) {
     EXPECT_EQ(trap_->fail(b.words, b.kind.size).code(), -EEXIST);
   }
-  // Memory that is no trap.
+  // Memory that no trap owns.
   void* other = nullptr;
   OK(trap_->reserve_frames(kPage, false, &other));
   write_pattern(other, kPage, 3);
@@ -557,7 +560,7 @@ TEST_P(TrapRanges, MalformedCallsAreRefused) {
   b.release();
 }
 
-// Address space for the mapping of what has just been made is refused until no_more_space_ends().
+// A step hook: refuses address space for the next mapping, until no_more_space_ends().
 void no_more_space(const char* step) {
   if (step != std::string_view("trap.created")) return;
   rlimit limit{};
@@ -574,7 +577,7 @@ void no_more_space_ends() {
 
 TEST_P(TrapRanges, WhatCannotBeAttachedLeavesNothingInTheModule) {
   if (!trap_->caps().install) GTEST_SKIP() << "for the module alone";
-  const auto records = [] {  // each range is one
+  const auto records = [] {  // one for each range
     uint64_t value = 0;
     std::ifstream("/sys/class/misc/vmem/records") >> value;
     return value;
