@@ -38,9 +38,8 @@ FaultyEngine::FaultyEngine(std::unique_ptr<EngineBase> inner, uint64_t seed) : i
 FaultyEngine::~FaultyEngine() {
   {
     core::MutexLock lock(mutex_);
-    stopping_ = true;  // from here on submit() applies no rules
-    while (releasing_ != 0)
-      mutex_.wait(changed_);  // the requests that release() submits may be the last ones we wait for
+    stopping_ = true;                               // from here on submit() applies no rules
+    while (releasing_ != 0) mutex_.wait(changed_);  // its requests may be the last ones we wait for
   }
   changed_.notify_all();
   if (thread_.joinable()) thread_.join();

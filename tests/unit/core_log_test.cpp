@@ -194,8 +194,7 @@ TEST_F(CoreLogQueue, LinesOfEveryLengthStayWhole) {
   std::vector<std::string> want;
   std::string text;
   for (int round = 0; round < 4; ++round) {
-    log(Level::error, "%s",
-        std::string(1000, 'r').c_str());  // never empty: writing continues from the current position
+    log(Level::error, "%s", std::string(1000, 'r').c_str());  // never empty: writing does not restart
     want.emplace_back(1000, 'r');
     for (size_t length = 0; length < 1023; ++length) {
       text.assign(length, static_cast<char>('a' + length % 26));

@@ -219,9 +219,8 @@ TEST_P(DeviceContract, NeighboursAreMappedByOneCallWhicheverDevicesSeeThem) {
   if (d_->count() < 2) GTEST_SKIP() << "needs two devices";
   if (d_->info(0).links[1] == Link::none) GTEST_SKIP() << "devices 0 and 1 cannot reach each other";
   constexpr size_t kUnits = 7;
-  constexpr size_t kOnOther = 4;  // from there on they are on device 1
-  const std::vector<size_t> seen_by_both = {1, 2,
-                                            5};  // seen by the other device: 1, 2 of the first four, 5 of the rest
+  constexpr size_t kOnOther = 4;                       // from there on they are on device 1
+  const std::vector<size_t> seen_by_both = {1, 2, 5};  // on device 0: 1 and 2
   uint64_t* base = reserve(kUnits);
   for (const size_t u : seen_by_both)
     VMEM_OK(d_->advise(range(base, u, 1).front(), Advice::accessed_by, u < kOnOther ? 1 : 0, true));

@@ -37,7 +37,7 @@ echo '3 passed, 3 failed, 0 skipped'
 exit 1
 P
 printf 'echo "FAIL words"; echo "       README.md: blanks"; echo "ok   sizes"; echo "1 passed, 1 failed, 0 skipped"; sleep 0.5; exit 1\n' >"$work/check"
-ci() {  # PARTS: what the lanes with these parts print
+ci() { # PARTS: what the lanes with these parts print
   mkdir -p "$work/logs"; rm -rf "$work"/logs/*
   W=$work bash -c "set -uo pipefail; logs=\$W/logs; . scripts/lib/results.sh; . scripts/lib/lanes.sh; begin_lane fast test; $1; end_lane; summary" 2>&1
 }

@@ -179,8 +179,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
     ++staging.of(r).regions;
     return r;
   }
-  // Puts an unpopulated block on a device in use, as after a promotion; afterwards makes it
-  // unpopulated again.
+  // Puts an unpopulated block on a device in use, as after a promotion; remove() undoes that.
   void place(Region& r, core::BlockIndex b, int d) VMEM_LOCKED {
     const auto pool = static_cast<uint8_t>(kDevicePools + d);
     ASSERT_TRUE(map.reserve_block());

@@ -63,7 +63,7 @@ class FakeTrap final : public trap::Trap {
   void refuse_fail(size_t times), refuse_unfail(size_t times);
   // The next unfail() is refused with half of the range absent again.
   void tear_unfail();
-  // Limits the memory of all frames together.
+  // Limits the memory of all frames together; frame_bytes() is what they have now.
   void limit_frames(uint64_t bytes) {
     const std::lock_guard lock(mutex_);
     frame_limit_ = bytes;
