@@ -79,8 +79,10 @@ check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header,
 	@$(if $(filter-out $(TEXT_CHECKS),$(or $(ONLY),all)),$(MAKE) all build-tests)
 	@BUILD=$(BUILD) scripts/check.sh $(ONLY)
 
-docs: $(BUILD)/tools/docgen  ## write the generated pages (docs/settings.md, docs/man/*.3, *.7)
+docs: $(BUILD)/tools/docgen  ## write the generated pages (docs/man/*.3, *.7) and the table of docs/settings.md
+	@sed '/^<!-- Generated/,$$d' docs/settings.md >$(BUILD)/settings.md
 	$(BUILD)/tools/docgen docs
+	@sed -n '/^<!-- Generated/,$$p' docs/settings.md >>$(BUILD)/settings.md && mv $(BUILD)/settings.md docs/settings.md
 
 kmod:  ## the kernel module against KDIR= (default: the running kernel's headers)
 	$(MAKE) -C kmod KDIR="$(KDIR)" modules

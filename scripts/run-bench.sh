@@ -2,7 +2,7 @@
 # run-bench.sh [ARGS..]: runs every benchmark that is built with ARGS. Figures go to
 # $BUILD/bench/NAME.json, with a plot beside each.
 #
-# Measures on the disk under TMPDIR. The machine should be quiet; docs/benchmarking.md says what
+# Measures on the disk under TMPDIR. The machine should be quiet; tests/bench/README.md says what
 # each program compares.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1

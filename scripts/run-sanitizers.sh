@@ -2,7 +2,7 @@
 # run-sanitizers.sh [asan|tsan]..: builds unit, system and stress under the sanitizers and runs
 # them; the last line counts.
 #
-# asan: AddressSanitizer and UndefinedBehaviorSanitizer. tsan: ThreadSanitizer. docs/testing.md says
+# asan: AddressSanitizer and UndefinedBehaviorSanitizer. tsan: ThreadSanitizer. tests/README.md says
 # what each needs. TSAN_SUITES: the suites for ThreadSanitizer (default: all three).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -45,7 +45,7 @@ while [ $# -gt 0 ]; do
   # The tests leave a core idle half of the time: start the next build on it.
   ahead=''
   [ $# = 0 ] || { build "$1" nice -n 10 & ahead=$!; }
-  # TSan: a report makes the exit status 66. docs/testing.md describes its interception of memory
+  # TSan: a report makes the exit status 66. tests/README.md describes its interception of memory
   # calls. By default it sleeps a second at the end of each process with threads: most of the time
   # of tests that end hundreds of processes.
   # shellcheck disable=SC2046  # suites are words

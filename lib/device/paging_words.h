@@ -1,6 +1,6 @@
 // The words of the paging protocol for one range that is open to kernels, in memory that kernels of
 // its device and the server reach. The backend decides how the server accesses them.
-// docs/gpu-paging.md has the requirements.
+// lib/kernel_paging/README.md has the requirements.
 #pragma once
 
 #include <cstdint>

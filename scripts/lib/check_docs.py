@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """check_docs.py FILE..: prints what is wrong with the documents, a line each: lines of text have at most 100 columns,
 each table has its head, links lead somewhere, files and tests that are named exist. docs/architecture.md lists
-exactly the folders of lib/, and its walks name functions that are in the files they name; the names in docs/glossary.md
+exactly the folders of lib/, and its walks name functions that are in the files they name; the names in lib/README.md
 are in the code. Each room of lib/ROOMS has a README.md, or is in that of the folder above; a README.md says, as
 lib/ROOMS does, which rooms may include its own. Files and classes that these and docs/architecture.md name are in the
-sources, in the file of their row where there is one. The table of states in docs/internals.md has the changes that the
+sources, in the file of their row where there is one. The table of states in lib/pager/block has the changes that the
 code allows."""
 
 import fnmatch
@@ -16,9 +16,9 @@ import sys
 
 COLUMNS = 100
 ARCHITECTURE = "docs/architecture.md"
-GLOSSARY = "docs/glossary.md"
-INTERNALS = "docs/internals.md"
-# Named in `..`: a path of this repository, patterns with * included.
+GLOSSARY = "lib/README.md"
+STATES = "lib/pager/block/README.md"
+# Paths of this repository in `..`, including patterns with *.
 PATH = re.compile(r"`((?:lib|include|tests|tools|scripts|examples|docs|kmod|python|packages)/[\w./*-]+)`")
 
 
@@ -81,7 +81,7 @@ def check(path, known):
         if kind != "code":
             check_links(path, number, line)
             for name in PATH.findall(line):
-                if not glob.glob(name.rstrip("/")) and not glob.glob(name + ".c*"):  # a program, by its source
+                if not glob.glob(name.rstrip("/")) and not glob.glob(name + ".c*"):  # a program, found by its source
                     print(f"{path}:{number}: names {name}, which is not there")
             for test in TEST.findall(line):
                 if test not in known:
@@ -105,7 +105,7 @@ def check_architecture():
     for path, functions in re.findall(r"^\| `(lib/[\w/]+\.cpp)` \| ([^|]*) \|", text, re.M):
         walks += 1
         if not os.path.exists(path):
-            continue  # said already
+            continue  # already reported
         with open(path, encoding="utf-8") as f:
             code = f.read()
         for name in re.findall(r"`(\w+)`", functions):
@@ -128,7 +128,7 @@ def check_glossary():
                 print(f"{GLOSSARY}: the glossary says that the code has {name}, which it has not")
 
 
-# `Class`, `Class::member`, `space::Class`; a constant (kName) or a macro is none.
+# `Class`, `Class::member`, `space::Class`; but no constant (kName) and no macro.
 CLASS = re.compile(r"`((?:\w+::)*)([A-Z]+[a-z]\w*)((?:::~?\w+)*)`")
 FILE = re.compile(r"`([\w./]+\.(?:h|cpp|map))`")
 
@@ -217,22 +217,22 @@ def check_included_by(path):
 
 
 def check_states():
-    """docs/internals.md lists the changes that lib/pager/block/block_table.cpp allows, no more and no fewer."""
+    """The page of lib/pager/block lists the changes that its block_table.cpp allows, no more and no fewer."""
     with open("lib/pager/block/block_table.cpp", encoding="utf-8") as f:
         code = re.sub(r"//.*", "", re.search(r"kLegal\[\] = \{(.*?)\};", f.read(), re.S).group(1))
     rows = re.findall(r"/\*\s*(\w+)\s*\*/([^/]*)", code)
     legal = {(name, to) for name, bits in rows for to in re.findall(r"State::(\w+)", bits)}
     states = {name for name, _ in rows}
-    with open(INTERNALS, encoding="utf-8") as f:
+    with open(STATES, encoding="utf-8") as f:
         table = re.search(r"^\| from \| to \|.*?\n(.*?)\n\n", f.read(), re.M | re.S)
     told = set()
     for row in table.group(1).splitlines()[1:] if table else []:
         cells = [set(re.findall(r"\w+", cell)) & states for cell in row.split("|")[1:3]]
         told |= {(name, to) for name in cells[0] for to in cells[1]}
     for pair in sorted(legal - told):
-        print(f"{INTERNALS}: its table of states lacks {pair[0]} -> {pair[1]}")
+        print(f"{STATES}: its table of states lacks {pair[0]} -> {pair[1]}")
     for pair in sorted(told - legal):
-        print(f"{INTERNALS}: its table of states has {pair[0]} -> {pair[1]}, which is illegal")
+        print(f"{STATES}: its table of states has {pair[0]} -> {pair[1]}, which is illegal")
 
 
 everything = tests()
@@ -243,9 +243,9 @@ for argument in sys.argv[1:]:
         check_readmes(set(sys.argv[1:]))
     if argument == GLOSSARY:
         check_glossary()
-    if argument == INTERNALS:
+    if argument == STATES:
         check_states()
-    if argument.startswith("lib/"):
+    if argument.startswith("lib/") and argument != GLOSSARY:
         check_included_by(argument)
     if argument == ARCHITECTURE or argument.startswith("lib/"):
         check_names(argument)

@@ -3,7 +3,7 @@
 
 Without arguments it draws the plots of docs/benchmarks.md from docs/benchmarks/*.json. --check draws nothing: it
 prints a line for each plot that differs from its data, and for each departure of a data file from the schema of
-docs/benchmarking.md. With a file it draws the figures that a benchmark wrote with --json as shares of their limit."""
+docs/benchmarks.md. With a file it draws the figures that a benchmark wrote with --json as shares of their limit."""
 
 import glob
 import json

@@ -75,35 +75,35 @@ memory_snippet() {
   } | sed 's/"16GiB"/"1GiB"/; s/(1 << 16, 1 << 16)/(1 << 12, 1 << 12)/' >snippet.py
   in_venv snippet.py
 }
-# docs/choosing.md: regions with attributes, as on the page, preceded by the declarations that the
+# docs/settings.md: regions with attributes, as on the page, preceded by the declarations that the
 # page leaves to the reader.
 choosing_cpp() {
   mkdir -p "$work/choosing" && cd "$work/choosing" && head -c 65536 /dev/urandom >input.bin || return
   { printf '#include <vmem/vmem.hpp>\nint main() {\n  vmem::set("device", "none");\n  const size_t bytes = 16 << 20, size = 65536;\n'
-    cat "$(block docs/choosing.md/1.cpp)"; printf '  table.view<char>()[1] = 2;\n  return table.view<char>()[1] == 2 && input.size() == size ? 0 : 1;\n}\n'; } >choosing.cpp
+    cat "$(block docs/settings.md/1.cpp)"; printf '  table.view<char>()[1] = 2;\n  return table.view<char>()[1] == 2 && input.size() == size ? 0 : 1;\n}\n'; } >choosing.cpp
   # shellcheck disable=SC2046  # flags are words
   g++ -std=c++20 -Wall -Wextra -Werror choosing.cpp -o cpp $(pkg-config --cflags --libs vmem) && ./cpp
 }
 choosing_c() {
   mkdir -p "$work/choosing" && cd "$work/choosing" || return
-  { printf '#include <vmem/vmem.h>\nint main(void) {\n  void *table = 0;\n  const size_t bytes = 16 << 20;\n'; sed 's/^/  /' "$(block docs/choosing.md/2.c)"
+  { printf '#include <vmem/vmem.h>\nint main(void) {\n  void *table = 0;\n  const size_t bytes = 16 << 20;\n'; sed 's/^/  /' "$(block docs/settings.md/2.c)"
     printf '  return table == 0 || *(char *)table != 0 || vmem_free(table) != 0;\n}\n'; } >choosing.c
   # shellcheck disable=SC2046
   cc -std=c99 -Wall -Werror choosing.c -o c $(pkg-config --cflags --libs vmem) && VMEM_DEVICE=none ./c
 }
-choosing_python() { { echo 'import vmem'; cat "$(block docs/choosing.md/3.text)"; echo 'assert table.query().zero_bytes == 16 << 30'; } >"$work/choosing.py" && in_venv "$work/choosing.py"; }
+choosing_python() { { echo 'import vmem'; cat "$(block docs/settings.md/3.text)"; echo 'assert table.query().zero_bytes == 16 << 30'; } >"$work/choosing.py" && in_venv "$work/choosing.py"; }
 # A step here or another test runs each block of each page, unless there is nothing to run. A new
 # block needs a step, or a reason.
 every_block() {
   # run by scripts/bare.sh; tests/python/wheel.sh; tests/package
   local known=" README.md/1 README.md/2 docs/python.md/1 docs/install.md/1 "
   # run here
-  known+="README.md/4 README.md/5 README.md/6 docs/install.md/2 docs/install.md/3 docs/python.md/2 docs/choosing.md/1 docs/choosing.md/2 docs/choosing.md/3 "
+  known+="README.md/4 README.md/5 README.md/6 docs/install.md/2 docs/install.md/3 docs/python.md/2 docs/settings.md/1 docs/settings.md/2 docs/settings.md/3 "
   # need a model: the step on names; tests/python/test_torch_*.py
   known+="README.md/3 docs/python.md/3 docs/python.md/4 docs/python.md/5 "
   # no commands; a sketch, whose complete text is in tests/gpu
-  known+="docs/vmemctl.md/1 docs/gpu-paging.md/1 docs/gpu-paging.md/2 docs/gpu-paging.md/3 "
-  known+="docs/benchmarking.md/1 docs/benchmarking.md/2 docs/benchmarking.md/3 docs/benchmarking.md/4 docs/benchmarking.md/5 docs/benchmarking.md/6 docs/benchmarking.md/7 docs/benchmarking.md/8 docs/benchmarking.md/9 docs/benchmarking.md/10 docs/benchmarking.md/11 docs/benchmarking.md/12 docs/testing.md/1 docs/device-tier.md/1 "  # long runs, guests, a GPU
+  known+="docs/vmemctl.md/1 docs/gpu-paging.md/1 docs/gpu-paging.md/2 "
+  known+="docs/device-tier.md/1 "  # a GPU
   local each wrong=0 name
   while read -r each; do
     name=${each%.*}
@@ -143,9 +143,9 @@ step "docs/install.md: programs by pkg-config" packages_by_pkg_config
 step "docs/install.md: a program by CMake" packages_by_cmake
 step "a wheel, installed by pip in a virtual environment" wheel
 step "docs/python.md: memory, as it stands but smaller" memory_snippet
-step "docs/choosing.md: attributes in C++" choosing_cpp
-step "docs/choosing.md: attributes in C" choosing_c
-step "docs/choosing.md: attributes in Python" choosing_python
+step "docs/settings.md: attributes in C++" choosing_cpp
+step "docs/settings.md: attributes in C" choosing_c
+step "docs/settings.md: attributes in Python" choosing_python
 step "every block of every page is run, or known to be none to run" every_block
 step "README.md, docs/python.md: every name that they use exists" names
 

@@ -107,7 +107,7 @@ def test_pages_that_come_with_a_wheel_link_to_nothing_that_does_not(tmp_path):
     with zipfile.ZipFile(make(tmp_path, library)) as wheel:
         names = set(wheel.namelist())
         pages = [n for n in names if n.startswith("vmem/docs/") and n.endswith(".md")]
-        assert {"vmem/docs/python.md", "vmem/docs/settings.md", "vmem/docs/choosing.md"} <= set(pages)
+        assert {"vmem/docs/python.md", "vmem/docs/settings.md", "vmem/docs/device-tier.md"} <= set(pages)
         assert all(f"vmem/docs/{link}" in names for page in pages for link in links(wheel.read(page).decode()))
         assert "vmem.h" in links(wheel.read("vmem/docs/python.md").decode())
         assert not links(wheel.read(next(n for n in names if n.endswith("METADATA"))).decode())

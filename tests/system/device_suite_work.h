@@ -109,7 +109,7 @@ TEST_P(DeviceTier, ASlowDiskDelaysAnAcquireAndNobodyElse) {
 }
 
 // Touches without a lease while blocks are on the device, leave it and come back to the host. (While a block enters, a
-// touch without a lease is the program's error: docs/internals.md.)
+// touch without a lease is the program's error: lib/device/README.md.)
 TEST_P(DeviceTier, CpuReadersAndWritersBesideBlocksThatLeaveLoseNothing) {
   start();
   vmem::region r(24 * kMiB, 0);

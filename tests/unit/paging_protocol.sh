@@ -1,8 +1,9 @@
 #!/bin/bash
-# Checks the protocol of kernels that ask (docs/gpu-paging.md) with model checkers: its model in all
-# interleavings (spin), its source in the executions that the C++ memory model allows (relacy), and
-# the source as device code. Each order, check and rule is removed once, and the checker must then
-# find an error. Tools: scripts/setup.sh model. VMEM_LONG=1: larger settings, some minutes.
+# Checks the protocol of kernels that ask (lib/kernel_paging/README.md) with model checkers: its
+# model in all interleavings (spin), its source in the executions that the C++ memory model allows
+# (relacy), and the source as device code. Each order, check and rule is removed once, and the
+# checker must then find an error. Tools: scripts/setup.sh model. VMEM_LONG=1: larger settings, some
+# minutes.
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 [ -z "${VMEM_SANITIZER:-}" ] || { echo "skipped: it runs nothing of the library, and so the same without a sanitizer"; exit 77; }

@@ -2,7 +2,8 @@
 // run: the words in memory that both sides access, their writers, and the answers. Not an interface
 // for programs, which use <vmem/device.cuh>.
 // - The two sides are paging_group.h (a warp or a thread block that asks) and, in the library,
-//   lib/device/paging_server.h. docs/gpu-paging.md has the states, and why nothing deadlocks.
+//   lib/device/paging_server.h. lib/kernel_paging/README.md has the states, and why nothing
+//   deadlocks.
 // - C++17, for the host and for devices, without the C++ library.
 //
 // Every word has one kind of writer. So a host that can only store to a device's memory, and copy

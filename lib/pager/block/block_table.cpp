@@ -17,7 +17,7 @@ constexpr uint16_t bit(State s) {
   return static_cast<uint16_t>(1u << static_cast<unsigned>(s));
 }
 
-// One row for each `from` state. docs/internals.md names the functions that make each change.
+// One row for each `from` state. The room's README.md names the calls that make each change.
 constexpr uint16_t kLegal[] = {
     /* unpopulated  */ bit(State::reading) | bit(State::promoting) | bit(State::poisoned),
     /* stored     */ bit(State::reading) | bit(State::unpopulated) | bit(State::promoting) | bit(State::poisoned),
