@@ -151,9 +151,9 @@ void Pager::memory_freed(DeferredWork& after) {
   pressure_.watch_idle();
   while (!waits_.queue().empty()) {
     const MemoryWaiter s = waits_.queue().front();
-    Block& block = s.region->table[s.block];
+    const Block& block = s.region->table[s.block];
     if (block.state == State::unpopulated && !tables_.may_grow(*s.region, s.block)) {  // no memory for its table
-      block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
+      s.region->table.answer_faults(s.block);
       if (s.urgency == Urgency::fault) failed_.refuse_growth(*s.region, s.block);
       map_.notify();  // an acquire that waits returns the reason
     } else if (block.state == State::unpopulated || block.state == State::stored) {

@@ -3,7 +3,9 @@
 
 #include <map>
 #include <set>
+#include <vector>
 
+#include "edit_block.h"
 #include "pager/block/block_table.h"
 
 namespace {
@@ -105,8 +107,8 @@ TEST(CoreBlockTable, EveryLegalTransitionIsTakenAndCounted) {
     for (size_t to = 0; to < kStates; ++to) {
       if (!legal(state(from), state(to))) continue;
       State now = State::unpopulated;
-      for (State next : way_to(state(from))) table.change(block, now, next), now = next;
-      table.change(block, state(from), state(to));
+      for (State next : way_to(state(from))) change(table, block, now, next), now = next;
+      change(table, block, state(from), state(to));
       EXPECT_EQ(table[block].state, state(to));
       ++counts[state(to)];
       ++block;
@@ -116,12 +118,63 @@ TEST(CoreBlockTable, EveryLegalTransitionIsTakenAndCounted) {
   EXPECT_EQ(table.check(), "");
 }
 
+// Each named change, the states that it starts from, and the state that it leads to.
+TEST(CoreBlockTable, NamedChangesLeadWhereTheirNamesSay) {
+  using enum State;
+  using Change = void (BlockTable::*)(vmem::core::BlockIndex);
+  struct Named {
+    Change change;
+    std::set<State> from;
+    State to;  // unpopulated: stored, if the block has an extent
+  };
+  const std::set<State> absent = {unpopulated, stored}, taken = {isolating, writing_back};
+  const std::vector<Named> all = {
+      {&BlockTable::begin_read, {unpopulated, stored, poisoned}, reading},
+      {&BlockTable::end_read, {reading}, staged},
+      {&BlockTable::abandon_read, {reading}, unpopulated},
+      {&BlockTable::begin_install, {reading, staged, isolating, writing_back}, mapping},
+      {&BlockTable::end_install, {mapping}, resident},
+      {&BlockTable::abandon_install, {mapping}, staged},
+      {&BlockTable::begin_isolate, {staged, resident}, isolating},
+      {&BlockTable::begin_write, {isolating}, writing_back},
+      {&BlockTable::keep_staged, taken, staged},
+      {&BlockTable::keep_in_place, taken, resident},
+      {&BlockTable::let_go, taken, unpopulated},
+      {&BlockTable::end_promote, {promoting}, on_device},
+      {&BlockTable::abandon_promote, {promoting}, unpopulated},
+      {&BlockTable::abandon_promote_staged, {promoting}, staged},
+      {&BlockTable::begin_demote, {on_device}, demoting},
+      {&BlockTable::abandon_demote, {demoting}, on_device},
+      {&BlockTable::end_demote, {demoting}, unpopulated},
+      {&BlockTable::end_demote_staged, {demoting}, staged},
+      {&BlockTable::end_demote_in_place, {demoting}, resident},
+      {&BlockTable::poison, {unpopulated, stored, reading, mapping, isolating, promoting, demoting}, poisoned},
+      {&BlockTable::revive, {poisoned}, unpopulated},
+  };
+  BlockTable table;
+  ASSERT_TRUE(table.create(1000).ok());
+  vmem::core::BlockIndex block = 0;
+  for (const Named& named : all) {
+    for (const State from : named.from) {
+      for (const bool has_extent : {false, true}) {
+        State now = unpopulated;
+        for (State next : way_to(from)) change(table, block, now, next), now = next;
+        if (has_extent) table.set_extent(block, Extent::make(0, 0, kPage, 0));
+        (table.*named.change)(block);
+        EXPECT_EQ(table[block].state, named.to == unpopulated && has_extent ? stored : named.to) << state_name(from);
+        ++block;
+      }
+    }
+  }
+  EXPECT_EQ(table.check(), "");
+}
+
 TEST(CoreBlockTable, CheckNoticesAStateThatWasWrittenBesideChange) {
   BlockTable table;
   ASSERT_TRUE(table.create(8).ok());
-  table.change(3, State::unpopulated, State::reading);
+  change(table, 3, State::unpopulated, State::reading);
   EXPECT_EQ(table.check(), "");
-  table[3].state = State::resident;
+  edit(table, 3).state = State::resident;
   EXPECT_NE(table.check(), "");
 }
 
@@ -129,15 +182,16 @@ TEST(CoreBlockTableDeathTest, AnIllegalTransitionEndsTheProcessWithWords) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   BlockTable table;
   ASSERT_TRUE(table.create(8).ok());
-  EXPECT_DEATH(table.change(5, State::unpopulated, State::resident), "block 5: unpopulated -> resident");
+  EXPECT_DEATH(change(table, 5, State::unpopulated, State::resident),
+               "block 5: it is unpopulated, and cannot become resident");
 }
 
 TEST(CoreBlockTableDeathTest, ALegalTransitionFromTheWrongStateEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   BlockTable table;
   ASSERT_TRUE(table.create(8).ok());
-  EXPECT_DEATH(table.change(2, State::stored, State::reading),
-               "block 2: stored -> reading asked for, but it is unpopulated");
+  EXPECT_DEATH(change(table, 2, State::stored, State::reading),
+               "block 2: it is unpopulated, and cannot become reading here");
 }
 
 TEST(CoreBlockTable, NextTouchedSkipsChunksAndMissesNothing) {
@@ -147,7 +201,7 @@ TEST(CoreBlockTable, NextTouchedSkipsChunksAndMissesNothing) {
   EXPECT_EQ(table.next_populated(0), kBlocks);
   EXPECT_EQ(table.next_populated(kBlocks), kBlocks);
   const std::set<uint64_t> changed = {0, 2047, 2048, 50000, kBlocks - 1};
-  for (uint64_t b : changed) table.change(b, State::unpopulated, State::reading);
+  for (uint64_t b : changed) change(table, b, State::unpopulated, State::reading);
   std::set<uint64_t> found;
   uint64_t visited = 0;
   for (uint64_t b = table.next_populated(0); b < kBlocks; b = table.next_populated(b + 1)) {
@@ -164,7 +218,7 @@ TEST(CoreBlockTable, AHugeTableCostsAddressSpaceOnly) {
   ASSERT_TRUE(table.create(blocks).ok());
   const size_t none = table.footprint();
   EXPECT_LE(none, blocks * 32 / 32768);
-  table.change(blocks - 1, State::unpopulated, State::reading);
+  change(table, blocks - 1, State::unpopulated, State::reading);
   EXPECT_LE(table.footprint() - none, 4097u);
   // Found in steps, each of them short.
   uint64_t b = 0, steps = 0;
@@ -181,10 +235,10 @@ TEST(CoreBlockTable, PagesWhoseBlocksAreUntouchedAgainAreGivenBack) {
   ASSERT_TRUE(table.create(blocks).ok());
   const size_t none = table.footprint();
   for (uint64_t b = 0; b < blocks; b += 1000) {
-    table.change(b, State::unpopulated, State::reading);
-    table[b].digest = {1, 2};
-    table[b].flags |= vmem::core::kDigest;
-    table.change(b, State::reading, State::unpopulated);
+    change(table, b, State::unpopulated, State::reading);
+    edit(table, b).digest = {1, 2};
+    edit(table, b).flags |= vmem::core::kDigest;
+    change(table, b, State::reading, State::unpopulated);
     ASSERT_LE(table.footprint() - none, 18u * 4097) << b;
   }
   EXPECT_EQ(table.check(), "");
@@ -195,13 +249,13 @@ TEST(CoreBlockTable, APageIsKeptWhileABlockInItHasMoreToSay) {
   BlockTable table;
   ASSERT_TRUE(table.create(uint64_t{1} << 20).ok());
   const auto touch = [&](uint64_t b) {
-    table.change(b, State::unpopulated, State::reading);
-    table.change(b, State::reading, State::unpopulated);
+    change(table, b, State::unpopulated, State::reading);
+    change(table, b, State::reading, State::unpopulated);
   };
   touch(7);
-  table[9].flags |= vmem::core::kWaitsForMemory;  // a thread waits for it
-  table.change(300, State::unpopulated, State::reading);
-  table.change(300, State::reading, State::stored);
+  edit(table, 9).flags |= vmem::core::kWaitsForMemory;  // a thread waits for it
+  change(table, 300, State::unpopulated, State::reading);
+  change(table, 300, State::reading, State::stored);
   touch(301);
   for (uint64_t b = 1000; b < 500000; b += 1000) touch(b);
   EXPECT_EQ(table[9].flags, vmem::core::kWaitsForMemory);

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <vector>
 
+#include "edit_block.h"
 #include "pager/calls/advise.h"
 #include "pager_device_parts.h"
 
@@ -205,7 +206,7 @@ TEST_F(PagerAdvise, WhatIsDroppedOnADeviceIsNotCopied) {
   {
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    r.table[0].flags |= core::kDirty;
+    edit(r.table, 0).flags |= core::kDirty;
   }
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_DONT_NEED).ok());
   EXPECT_EQ(devices.copied, 0u);

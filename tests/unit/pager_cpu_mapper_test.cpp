@@ -6,6 +6,7 @@
 
 #include <cerrno>
 
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -285,7 +286,7 @@ TEST_F(PagerCpuMapper, WithoutMemoryForACopyTheAccessWaits) {
     EXPECT_TRUE(cpu_mappings.waits());
     budget.credit(rest);
     cpu_mappings.forget(r);
-    r.table[0].flags = 0;
+    edit(r.table, 0).flags = 0;
   }
   end_lease(r, VMEM_READ);
   take_away(r);

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "core/os_allocator.h"
+#include "edit_block.h"
 #include "pager/account/cpu_mappings.h"
 #include "pager_fakes.h"
 
@@ -57,9 +58,9 @@ class PagerCpuMappings : public ::testing::Test {
   void TearDown() override { EXPECT_EQ(copies->check(), ""); }
 
   Frame& on_device(BlockIndex b) {
-    region.table[b].aux = frame_table.take(region, b, nullptr, vmem::pager::kDevicePools);
-    region.table.change(b, State::unpopulated, State::promoting);
-    region.table.change(b, State::promoting, State::on_device);
+    edit(region.table, b).aux = frame_table.take(region, b, nullptr, vmem::pager::kDevicePools);
+    change(region.table, b, State::unpopulated, State::promoting);
+    change(region.table, b, State::promoting, State::on_device);
     return frame_table[region.table[b].aux];
   }
   Frame& shown(BlockIndex b, uint64_t since = kNow) {
@@ -134,14 +135,14 @@ TEST_F(PagerCpuMappings, ItIsMovedWhenNothingIsInTheWay) {
 TEST_F(PagerCpuMappings, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
   on_device(3);
   load(3);
-  region.table.change(3, State::on_device, State::demoting);
+  change(region.table, 3, State::on_device, State::demoting);
   EXPECT_EQ(next(), Next::wait);
   region.dying = true;
   EXPECT_EQ(next(), Next::erase);
-  region.table.change(3, State::demoting, State::on_device);
+  change(region.table, 3, State::demoting, State::on_device);
   EXPECT_EQ(next(), Next::erase);
   region.dying = false;
-  region.table[3].flags = 0;
+  edit(region.table, 3).flags = 0;
   EXPECT_EQ(next(), Next::erase) << "nobody waits any more";
   EXPECT_EQ(copies->erase(copies->begin()), copies->end());
 }
@@ -149,7 +150,7 @@ TEST_F(PagerCpuMappings, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
 TEST_F(PagerCpuMappings, ALoadOfWhatIsShownIsAnswered) {
   shown(3);
   copies->ask(region, 3, kNow);
-  region.table[3].flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= vmem::core::kFaultPending;
   facts.leased = true;
   EXPECT_EQ(next(), Next::again);
   EXPECT_FALSE(waits(3));
@@ -170,7 +171,7 @@ TEST_F(PagerCpuMappings, WhatNobodyLeasesIsShownToALoadAndMovedForAStore) {
 TEST_F(PagerCpuMappings, WhatCouldNotBeShownIsMoved) {
   on_device(3);
   copies->ask(region, 3, kNow, {5, 6});
-  region.table[3].flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= vmem::core::kFaultPending;
   facts.shows = true;
   EXPECT_EQ(next(), Next::wait);
   facts.now_ns += CpuMappings::kTryAgain;
@@ -180,23 +181,23 @@ TEST_F(PagerCpuMappings, WhatCouldNotBeShownIsMoved) {
 TEST_F(PagerCpuMappings, OfWhatNobodyLeasesAndIsShownALoadIsAnsweredAndAStoreMovesIt) {
   shown(3);
   copies->ask(region, 3, kNow);
-  region.table[3].flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= vmem::core::kFaultPending;
   EXPECT_EQ(next(), Next::move) << "it may not be shown any more";
   facts.shows = true;
   EXPECT_EQ(next(), Next::again);
   EXPECT_FALSE(waits(3));
-  region.table[3].flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= vmem::core::kFaultPending;
   facts.lost = true;
   EXPECT_EQ(next(), Next::move) << "it is the block";
   facts.lost = false;
-  region.table[3].flags |= vmem::core::kStorePending;
+  edit(region.table, 3).flags |= vmem::core::kStorePending;
   EXPECT_EQ(next(), Next::move);
 }
 
 TEST_F(PagerCpuMappings, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
   Frame& frame = shown(3);
   store(3);
-  region.table[3].flags |= vmem::core::kFaultPending | vmem::core::kStorePending;
+  edit(region.table, 3).flags |= vmem::core::kFaultPending | vmem::core::kStorePending;
   copies->ask(region, 3, kNow);
   facts.leased = true;
   ASSERT_EQ(next(), Next::change);
@@ -375,7 +376,7 @@ TEST_F(PagerCpuMappings, WhatWasExpectedNeedsNoMemoryToBeShown) {
 TEST_F(PagerCpuMappings, WhatComesToRestAnswersWhoMetTheTrapMeanwhile) {
   on_device(3);
   EXPECT_FALSE(copies->answer(region, 3, kNow)) << "nobody did";
-  region.table[3].flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= vmem::core::kFaultPending;
   EXPECT_TRUE(copies->answer(region, 3, kNow));
   EXPECT_EQ(trap.calls("wake"), 0u);
   shown(4);

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -31,7 +32,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     supply_frames(r);
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    if (dirty) r.table[0].flags |= core::kDirty;
+    if (dirty) edit(r.table, 0).flags |= core::kDirty;
     return r;
   }
   Status leave(Region& r, Leave how) {
@@ -62,7 +63,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
   void drop_held(Region& r) {
     BigLock lock(map.mutex());
     ASSERT_EQ(r.table[0].state, State::staged);
-    r.table[0].flags = 0;
+    edit(r.table, 0).flags = 0;
     ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[0].aux);
     vmem::pager::DeferredWork after;
@@ -133,8 +134,8 @@ TEST_F(PagerDemoter, AWriteThatFailsLeavesTheBlockDirtyOnItsDevice) {
   EXPECT_EQ(used_frames(r), 0u);
   BigLock lock(map.mutex());
   writes.take_error().ignore();
-  failed.clear_unknown(r.table[0]);
-  r.table[0].flags = 0;
+  failed.clear_unknown(r, 0);
+  edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
 
@@ -164,10 +165,10 @@ TEST_F(PagerDemoter, WithoutAFrameForItsBytesABlockIsNotBegunWith) {
   Region& r = device_region(1);
   BigLock lock(map.mutex());
   place(r, 0, 0);
-  r.table[0].flags |= core::kDirty;
+  edit(r.table, 0).flags |= core::kDirty;
   EXPECT_EQ(demoter.begin(r, 0, Leave::evict), nullptr);
   EXPECT_EQ(r.table[0].state, State::on_device);
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
 
@@ -197,11 +198,11 @@ TEST_F(PagerRangeDemoter, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) 
   Region& r = device_region(1);
   BigLock lock(map.mutex());
   place(r, 0, 0);
-  r.table[0].flags |= core::kDirty;
+  edit(r.table, 0).flags |= core::kDirty;
   RangeScan scan;
   EXPECT_EQ(range_demoter.run(lock, r, 0, 0, Leave::host, &scan).code(), -ENOMEM);
   EXPECT_EQ(r.table[0].state, State::on_device);
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
 

@@ -6,6 +6,7 @@
 #include <future>
 
 #include "common/patience.h"
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -213,7 +214,7 @@ TEST_F(PagerDeviceAcquire, WhatFailedIsReadAgainAlsoWhereNoMemoryWasThereForTheR
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(page_in.start_fill(r, 0, core::Urgency::fault, after));
-    r.table[0].flags |= core::kFaultPending;
+    edit(r.table, 0).flags |= core::kFaultPending;
   }
   page_in.run(after);
   engine.until_idle();

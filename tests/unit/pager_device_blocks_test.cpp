@@ -2,6 +2,7 @@
 // to rest.
 #include <gtest/gtest.h>
 
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -39,7 +40,7 @@ TEST_F(PagerDeviceBlocks, WhatMayHaveChangedIsDirtyAndHasNoCopyUntilNobodyHasSto
   blocks.not_changed({&r, 0, 0}, 0);
   EXPECT_TRUE(dirty(r)) << "one of two leases knows nothing of the other";
   EXPECT_EQ(map.frame_table()[r.table[0].aux].copy, core::kNoFrame);
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
 
@@ -47,11 +48,11 @@ TEST_F(PagerDeviceBlocks, WhatWasDirtyBeforeStaysSoThoughNobodyHasStored) {
   Region& r = device_region(1);
   BigLock lock(map.mutex());
   place(r, 0, 0);
-  r.table[0].flags |= core::kDirty;
+  edit(r.table, 0).flags |= core::kDirty;
   blocks.may_change(r, 0);
   blocks.not_changed({&r, 0, 0}, 0);
   EXPECT_TRUE(dirty(r));
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
 
@@ -76,13 +77,13 @@ TEST_F(PagerDeviceBlocks, WhoMetABlockOnItsWayIsServedWhenItHasComeToRest) {
   BigLock lock(map.mutex());
   place(r, 0, 0);
   blocks.claim(r, 0);
-  r.table[0].flags |= core::kFaultPending;
+  edit(r.table, 0).flags |= core::kFaultPending;
   const uint64_t called = gpus.work().count();
   blocks.unclaim(r, 0);
   EXPECT_TRUE(cpu_mappings.waits());
   EXPECT_GT(gpus.work().count(), called);
   cpu_mappings.forget(r);
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
 

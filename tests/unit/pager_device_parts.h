@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "edit_block.h"
 #include "pager/account/device_set.h"
 #include "pager/calls/device_acquire.h"
 #include "pager/calls/range_demoter.h"
@@ -184,18 +185,18 @@ class DeviceParts : protected WithDevices, public PagerParts {
     const auto pool = static_cast<uint8_t>(kDevicePools + d);
     ASSERT_TRUE(map.reserve_block());
     map.new_entry(r, b, nullptr, pool);
-    r.table.change(b, core::State::unpopulated, core::State::promoting);
-    r.table[b].device = static_cast<uint8_t>(d);
+    change(r.table, b, core::State::unpopulated, core::State::promoting);
+    edit(r.table, b).device = static_cast<uint8_t>(d);
     tables.charge(r);
     gpus[static_cast<size_t>(d)].budget.charge(r.block_size);
-    r.table.change(b, core::State::promoting, core::State::on_device);
+    change(r.table, b, core::State::promoting, core::State::on_device);
     map.admit(r, b, map.nonresident_age().shadow());
   }
   void remove(Region& r, core::BlockIndex b) VMEM_LOCKED {
     gpus[r.table[b].device].budget.credit(r.block_size);
-    r.table.change(b, core::State::on_device, core::State::demoting);
+    change(r.table, b, core::State::on_device, core::State::demoting);
     map.free_entry(b, r);
-    r.table.change(b, core::State::demoting, core::State::unpopulated);
+    change(r.table, b, core::State::demoting, core::State::unpopulated);
     tables.charge(r);
   }
   // Sets a budget that is large enough for staging frames, and makes some for the region.
@@ -300,9 +301,9 @@ class PromotionParts : public DeviceParts {
   // Removes a block that is on a device.
   void take_away(Region& r, core::BlockIndex b) {
     core::BigLock lock(map.mutex());
-    r.table[b].flags = 0;
+    edit(r.table, b).flags = 0;
     if (r.table[b].extent) space.release(r.table[b].extent);
-    r.table[b].extent = {};
+    edit(r.table, b).extent = {};
     remove(r, b);
   }
   uint64_t charged(size_t d = 0) {

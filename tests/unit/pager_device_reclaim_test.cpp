@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -36,7 +37,7 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
     BigLock lock(map.mutex());
     for (BlockIndex b = 0; b < count; ++b) {
       place(r, b, 0);
-      r.table[b].flags |= core::kDirty;
+      edit(r.table, b).flags |= core::kDirty;
     }
     return r;
   }
@@ -53,7 +54,7 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
   void clear(Region& r) VMEM_LOCKED {
     vmem::pager::DeferredWork after;
     for (BlockIndex b = 0; b < r.blocks; ++b) {
-      r.table[b].flags = 0;
+      edit(r.table, b).flags = 0;
       if (r.table[b].state == State::on_device) {
         remove(r, b);
       } else if (r.table[b].state == State::staged) {
@@ -286,7 +287,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
       map.withdraw(r.table[b].aux);
       isolated.drop_held(r, b, after);
       place(r, b, 0);
-      r.table[b].flags |= core::kDirty;
+      edit(r.table, b).flags |= core::kDirty;
     }
   }
   devices.reached = false;
@@ -332,7 +333,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   map.spilled().set_share(0);
   r.advised.push_back({0, 0, vmem::policy::Temperature::normal, true});
   map.follow_advice(r, 0);
-  r.table[0].flags = core::kDigest;  // zeros: needs no frame
+  edit(r.table, 0).flags = core::kDigest;  // zeros: needs no frame
   std::vector<std::byte*> taken;
   while (std::byte* const frame = staging.of(r).frames.get(0)) taken.push_back(frame);
   gpus[0].budget.want(2 * kUnit);

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -104,7 +105,7 @@ TEST_F(PagerDeviceSet, ItsCheckFindsABlockThatIsChargedNowhere) {
   BigLock lock(map.mutex());
   map.regions().emplace(uintptr_t{kHugePage}, std::move(made));
   EXPECT_EQ(gpus.check(), "");
-  r.table.change(2, State::unpopulated, State::promoting);
+  change(r.table, 2, State::unpopulated, State::promoting);
   EXPECT_NE(gpus.check(), "");
   gpus[0].budget.charge(kHugePage);
   EXPECT_EQ(gpus.check(), "");

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -32,7 +33,7 @@ class PagerDeviceWriteback : public vmem::pager::test::DeviceParts {
     supply_frames(r);
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    r.table[0].flags |= core::kDirty;
+    edit(r.table, 0).flags |= core::kDirty;
     return r;
   }
   // Writes block 0 from a frame full of `byte`; `copied` says why its copy failed.
@@ -62,9 +63,9 @@ class PagerDeviceWriteback : public vmem::pager::test::DeviceParts {
   }
   void end(Region& r) {
     BigLock lock(map.mutex());
-    r.table[0].flags = 0;
+    edit(r.table, 0).flags = 0;
     if (r.table[0].extent) space.release(r.table[0].extent);
-    r.table[0].extent = {};
+    edit(r.table, 0).extent = {};
     remove(r, 0);
   }
 };
@@ -76,7 +77,7 @@ TEST_F(PagerDeviceWriteback, WhatTheStoreHasIsNotWrittenAgain) {
   EXPECT_EQ(flags(r, 0, core::kDirty), 0);
   {
     BigLock lock(map.mutex());
-    r.table[0].flags |= core::kDirty;
+    edit(r.table, 0).flags |= core::kDirty;
   }
   ASSERT_TRUE(write(r, 7).ok());
   EXPECT_EQ(engine.count(Io::Op::write), 1u) << "the digest is the same";
@@ -120,7 +121,7 @@ TEST_F(PagerDeviceWriteback, TheFrameOfAHostCopyStaysTheCopys) {
   Region& r = placed();
   {
     BigLock lock(map.mutex());
-    r.table[0].flags &= static_cast<uint16_t>(~core::kDirty);
+    edit(r.table, 0).flags &= static_cast<uint16_t>(~core::kDirty);
     std::byte* frame = supply.frame(r, 0);
     memset(frame, 9, r.block_size);
     ASSERT_TRUE(supply.keep_copy(r, 0, frame));

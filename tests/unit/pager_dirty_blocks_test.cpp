@@ -1,6 +1,7 @@
 // DirtyBlocks: oldest first, each once, counted; and the faults that wait until there are fewer.
 #include <gtest/gtest.h>
 
+#include "edit_block.h"
 #include "pager/block/dirty_blocks.h"
 
 namespace {
@@ -31,9 +32,9 @@ class PagerDirtyBlocks : public ::testing::Test {
   void TearDown() override { EXPECT_EQ(dirty.check(), ""); }
   FrameId block(size_t b) {
     const FrameId id = frame_table.take(region, b, nullptr, vmem::pager::kHostPool);
-    region.table[b].aux = id;
-    region.table.change(b, State::unpopulated, State::reading);
-    region.table.change(b, State::reading, State::staged);
+    edit(region.table, b).aux = id;
+    change(region.table, b, State::unpopulated, State::reading);
+    change(region.table, b, State::reading, State::staged);
     return id;
   }
   Config config;

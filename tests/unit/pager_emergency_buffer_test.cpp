@@ -3,6 +3,7 @@
 #include <array>
 #include <cerrno>
 
+#include "edit_block.h"
 #include "pager/host/emergency_buffer.h"
 #include "pager_parts.h"
 
@@ -100,7 +101,7 @@ TEST_F(SpareCopies, ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers) {
   engine.fail(Io::Op::write, 0);
   {
     BigLock lock(map.mutex());
-    r.table[2].flags |= vmem::core::kFaultPending;
+    edit(r.table, 2).flags |= vmem::core::kFaultPending;
   }
   engine.let_go();
   engine.until_count(Io::Op::write, 4);

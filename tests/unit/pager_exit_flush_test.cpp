@@ -8,6 +8,7 @@
 #include <mutex>
 #include <thread>
 
+#include "edit_block.h"
 #include "pager/calls/exit_flush.h"
 #include "pager/tier/retry.h"
 #include "pager_device_parts.h"
@@ -63,14 +64,14 @@ class PagerExitFlush : public vmem::pager::test::DeviceParts {
     EXPECT_TRUE(gpus.use(0).ok());
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    r.table[0].flags |= core::kDirty;
+    edit(r.table, 0).flags |= core::kDirty;
     EXPECT_TRUE(grants.grant({&r, 0, 0}, VMEM_WRITE, 0, nullptr).ok());
     return r;
   }
   void end_lease(Region& r) {
     BigLock lock(map.mutex());
     grants.take_back({&r, 0, 0}, VMEM_WRITE, 0, nullptr);
-    r.table[0].flags = 0;
+    edit(r.table, 0).flags = 0;
     remove(r, 0);
   }
   void TearDown() override {

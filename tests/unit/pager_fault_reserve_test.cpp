@@ -2,6 +2,7 @@
 // that cannot be evicted.
 #include <gtest/gtest.h>
 
+#include "edit_block.h"
 #include "memory/frame_pool.h"
 #include "pager/account/fault_reserve.h"
 #include "pager_fakes.h"
@@ -101,9 +102,9 @@ TEST_F(PagerFaultReserve, WhatIsStaleAtADeviceIsPinned) {
   region.block_size = kPage;
   ASSERT_TRUE(region.table.create(4).ok());
   frame_table.grow();
-  region.table[1].aux = frame_table.take(region, 1, nullptr, vmem::pager::kDevicePools);
-  region.table.change(1, State::unpopulated, State::promoting);
-  region.table.change(1, State::promoting, State::on_device);
+  edit(region.table, 1).aux = frame_table.take(region, 1, nullptr, vmem::pager::kDevicePools);
+  change(region.table, 1, State::unpopulated, State::promoting);
+  change(region.table, 1, State::promoting, State::on_device);
   ASSERT_TRUE(cpu_mappings.expect());
   cpu_mappings.show(region, 1, 0);
   EXPECT_EQ(reserve.pinned(), 0u);

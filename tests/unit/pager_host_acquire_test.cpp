@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "edit_block.h"
 #include "pager/calls/host_acquire.h"
 #include "pager_device_parts.h"
 
@@ -144,7 +145,7 @@ TEST_F(PagerHostAcquire, ABlockOnADeviceComesBack) {
     BigLock lock(map.mutex());
     ASSERT_TRUE(frames.want_bounce(kUnit, 2 * kUnit, 2 * kUnit).ok());
     place(r, 0, 0);
-    r.table[0].flags |= core::kDirty;
+    edit(r.table, 0).flags |= core::kDirty;
   }
   ASSERT_TRUE(acquire(r, 0, 0, VMEM_READ).ok());
   EXPECT_EQ(state(r, 0), State::resident);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/sim/sim_device.h"
+#include "edit_block.h"
 #include "memory/host_budget.h"
 #include "pager/block/host_copies.h"
 
@@ -67,9 +68,9 @@ class PagerHostCopies : public ::testing::Test {
   // Puts the block on a device.
   FrameId on_device(BlockIndex b) {
     const FrameId id = frame_table.take(region, b, nullptr, kDevicePools);
-    region.table[b].aux = id;
-    region.table.change(b, State::unpopulated, State::promoting);
-    region.table.change(b, State::promoting, State::on_device);
+    edit(region.table, b).aux = id;
+    change(region.table, b, State::unpopulated, State::promoting);
+    change(region.table, b, State::promoting, State::on_device);
     return id;
   }
   // Puts the block on a device, with the same bytes in its staging frame.
@@ -184,9 +185,9 @@ TEST_F(PagerHostCopies, ACopyBecomesTheBlockWhenThatLeavesItsDevice) {
   copies->drop(id);
   EXPECT_EQ(staging->free(), kFrames - 1) << "it is no copy of what was on the device";
   frame_table.give(id);
-  region.table[3].aux = now;
-  region.table.change(3, State::on_device, State::demoting);
-  region.table.change(3, State::demoting, State::staged);
+  edit(region.table, 3).aux = now;
+  change(region.table, 3, State::on_device, State::demoting);
+  change(region.table, 3, State::demoting, State::staged);
   EXPECT_EQ(copies->check(), "");
 }
 
@@ -204,11 +205,11 @@ TEST_F(PagerHostCopies, TheCheckSeesACopyThatIsNotTheBlocks) {
   std::byte* const frame = std::exchange(frame_table[copy].bytes, &elsewhere);
   EXPECT_EQ(copies->check(), wrong);
   frame_table[copy].bytes = frame;
-  region.table.change(3, State::on_device, State::demoting);
-  region.table.change(3, State::demoting, State::stored);
+  change(region.table, 3, State::on_device, State::demoting);
+  change(region.table, 3, State::demoting, State::stored);
   EXPECT_EQ(copies->check(), wrong);
-  region.table.change(3, State::stored, State::promoting);
-  region.table.change(3, State::promoting, State::on_device);
+  change(region.table, 3, State::stored, State::promoting);
+  change(region.table, 3, State::promoting, State::on_device);
   EXPECT_EQ(copies->check(), "");
   frame_table[id].copy = vmem::core::kNoFrame;
   EXPECT_EQ(copies->check(), "1 host copies are known, blocks have 0, and there are 1");

@@ -2,6 +2,7 @@
 // lost.
 #include <cerrno>
 
+#include "edit_block.h"
 #include "pager/host/drop_pages.h"
 #include "pager_parts.h"
 
@@ -36,7 +37,7 @@ class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
   }
   void want(Region& r) {
     BigLock lock(map.mutex());
-    r.table[0].flags |= core::kFaultPending;
+    edit(r.table, 0).flags |= core::kFaultPending;
   }
 };
 
@@ -47,7 +48,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   DeferredWork after;
   BigLock lock(map.mutex());
   EXPECT_EQ(writes.leaving(), kBlock);
-  isolated.let_go(m, State::isolating, after);
+  isolated.let_go(m, after);
   EXPECT_EQ(r.table[0].state, State::unpopulated) << "the store has nothing of it";
   EXPECT_EQ(budget.charged(Use::blocks), 0u);
   EXPECT_EQ(writes.leaving(), 0u);
@@ -63,7 +64,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
   DeferredWork after;
   {
     BigLock lock(map.mutex());
-    isolated.let_go(m, State::isolating, after);
+    isolated.let_go(m, after);
     EXPECT_EQ(r.table[0].state, State::reading);
   }
   page_in.run(after);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "edit_block.h"
 #include "pager/host/memory_wait_queue.h"
 
 namespace {
@@ -137,7 +138,7 @@ TEST_F(PagerMemoryWaitQueue, ARegionThatGoesTakesItsBlocksAlong) {
 
 TEST_F(PagerMemoryWaitQueue, TheCheckSeesAMarkThatIsMissing) {
   EXPECT_TRUE(fault(1));
-  one.table[1].flags = 0;
+  edit(one.table, 1).flags = 0;
   EXPECT_EQ(queue.check(), "a block waits for memory, and is not marked");
   EXPECT_TRUE(fault(1)) << "so that it waits twice";
   EXPECT_EQ(queue.check(), "a block waits for memory twice");

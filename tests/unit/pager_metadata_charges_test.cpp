@@ -4,6 +4,7 @@
 
 #include <memory>
 
+#include "edit_block.h"
 #include "memory/frame_pool.h"
 #include "pager/account/metadata_charges.h"
 #include "pager_fakes.h"
@@ -74,7 +75,7 @@ class PagerMetadataCharges : public ::testing::Test {
 };
 
 TEST_F(PagerMetadataCharges, WhatEveryProcessCanSpareIsNotCharged) {
-  region.table.change(0, State::unpopulated, State::reading);
+  change(region.table, 0, State::unpopulated, State::reading);
   tables.charge(region);
   EXPECT_EQ(tables.bytes(), empty + kPage + 1);
   EXPECT_EQ(charged(), 0u);
@@ -100,9 +101,9 @@ TEST_F(PagerMetadataCharges, WhatWasGrantedIsChargedFromTheStartAndAlwaysThere) 
   fill();
   EXPECT_EQ(tables.growth(region, 0), 0u) << "it is charged already";
   EXPECT_TRUE(tables.may_grow(region, 0));
-  region.table.change(0, State::unpopulated, State::reading);
+  change(region.table, 0, State::unpopulated, State::reading);
   EXPECT_TRUE(tables.may_grow(region, kChunk));
-  region.table.change(kChunk, State::unpopulated, State::reading);
+  change(region.table, kChunk, State::unpopulated, State::reading);
   EXPECT_FALSE(tables.may_grow(region, 2 * kChunk));
   EXPECT_TRUE(tables.may_grow(region, 1)) << "its page is there";
   EXPECT_EQ(tables.growth(region, 1), 0u);
@@ -152,7 +153,7 @@ TEST_F(PagerMetadataCharges, AnAccessThatWasRefusedIsMadeAgainWhenAnotherBlockHa
   fill();
   ASSERT_TRUE(tables.reserve());
   EXPECT_TRUE(tables.refuse(region, 7).ok());
-  region.table.change(8, State::unpopulated, State::reading);
+  change(region.table, 8, State::unpopulated, State::reading);
   EXPECT_TRUE(tables.may_grow(region, 7));
   EXPECT_EQ(tables.refused(), 0u);
   EXPECT_EQ(trap.calls("unfail"), 1u);
@@ -163,15 +164,15 @@ TEST_F(PagerMetadataCharges, ABlockThatCameMeanwhileKeepsItsPages) {
   fill();
   ASSERT_TRUE(tables.reserve());
   EXPECT_TRUE(tables.refuse(region, 7).ok());
-  region.table.change(8, State::unpopulated, State::reading);
+  change(region.table, 8, State::unpopulated, State::reading);
   trap.refuse_unfail(1);
   EXPECT_TRUE(tables.may_grow(region, 7));
-  region.table.change(7, State::unpopulated, State::reading);
+  change(region.table, 7, State::unpopulated, State::reading);
   reserve.release(leased);
   EXPECT_TRUE(tables.may_grow(region, kChunk));
   EXPECT_EQ(tables.refused(), 1u) << "it may not come";
-  region.table.change(7, State::reading, State::mapping);
-  region.table.change(7, State::mapping, State::resident);
+  change(region.table, 7, State::reading, State::mapping);
+  change(region.table, 7, State::mapping, State::resident);
   EXPECT_TRUE(tables.may_grow(region, kChunk));
   EXPECT_EQ(tables.refused(), 0u);
   EXPECT_EQ(trap.calls("unfail"), 0u);
@@ -180,9 +181,9 @@ TEST_F(PagerMetadataCharges, ABlockThatCameMeanwhileKeepsItsPages) {
 TEST_F(PagerMetadataCharges, ABlockThatCameMeanwhileKeepsItsPagesWhereTooManyAreRefused) {
   fill();
   for (BlockIndex b = 0; b < MetadataCharges::kMostRefused; ++b) EXPECT_TRUE(tables.refuse(region, b * kChunk).ok());
-  region.table.change(0, State::unpopulated, State::reading);
-  region.table.change(0, State::reading, State::mapping);
-  region.table.change(0, State::mapping, State::resident);
+  change(region.table, 0, State::unpopulated, State::reading);
+  change(region.table, 0, State::reading, State::mapping);
+  change(region.table, 0, State::mapping, State::resident);
   EXPECT_TRUE(tables.refuse(region, MetadataCharges::kMostRefused * kChunk).ok());
   EXPECT_EQ(trap.calls("unfail"), 0u);
   EXPECT_EQ(tables.refused(), MetadataCharges::kMostRefused);

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/clock.h"
+#include "edit_block.h"
 #include "pager/host/writeback.h"
 #include "pager_fakes.h"
 
@@ -62,7 +63,7 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
   void put(Region& r, core::BlockIndex b, uint64_t value) {
     {
       core::BigLock lock(map.mutex());
-      r.table[b].flags &= static_cast<uint16_t>(~core::kProtected);
+      edit(r.table, b).flags &= static_cast<uint16_t>(~core::kProtected);
     }
     ASSERT_TRUE(trap.unprotect(r.address(b), r.block_size).ok());
     ASSERT_TRUE(trap.store(r.address(b), value));

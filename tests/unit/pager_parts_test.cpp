@@ -5,6 +5,7 @@
 #include <cerrno>
 
 #include "core/clock.h"
+#include "edit_block.h"
 
 namespace {
 
@@ -61,13 +62,13 @@ TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
   ASSERT_TRUE(map.reserve_block());
   EXPECT_GE(queues, 1u) << "those above have room for as many moves";
   map.new_entry(r, 0, nullptr);
-  r.table.change(0, State::unpopulated, State::reading);
+  change(r.table, 0, State::unpopulated, State::reading);
   Transition* m = map.new_transition(r, 0);
   EXPECT_EQ(r.in_flight, 1u);
   Completion completion{1, {}};
   m->completion = &completion;
   m->status = error(EIO, "as the test wants it");
-  r.table.change(0, State::reading, State::unpopulated);
+  change(r.table, 0, State::reading, State::unpopulated);
   map.free_entry(0, r);
   map.free_transition(m);
   EXPECT_EQ(r.in_flight, 0u);
@@ -108,8 +109,8 @@ TEST_F(PagerFailedBlocks, ABlockIsUnknownFromAFailedWriteUntilItIsWritten) {
   EXPECT_EQ(failed.unknown_blocks(), 1u);
   EXPECT_EQ(failed.check(), "");
   EXPECT_EQ(r.table[1].flags & (core::kDigest | core::kProtected), 0) << "no digest proves anything now";
-  failed.clear_unknown(r.table[1]);
-  failed.clear_unknown(r.table[1]);
+  failed.clear_unknown(r, 1);
+  failed.clear_unknown(r, 1);
   EXPECT_EQ(failed.unknown_blocks(), 0u);
 }
 
@@ -118,11 +119,11 @@ TEST_F(PagerFailedBlocks, ItsCheckFindsAnUnknownBlockThatIsNotCounted) {
   BigLock lock(map.mutex());
   ASSERT_TRUE(map.reserve_block());
   map.new_entry(r, 0, nullptr);
-  r.table.change(0, State::unpopulated, State::reading);
-  r.table[0].flags |= core::kUnknown;
+  change(r.table, 0, State::unpopulated, State::reading);
+  edit(r.table, 0).flags |= core::kUnknown;
   EXPECT_NE(failed.check(), "");
-  r.table[0].flags = 0;
-  r.table.change(0, State::reading, State::unpopulated);
+  edit(r.table, 0).flags = 0;
+  change(r.table, 0, State::reading, State::unpopulated);
   map.free_entry(0, r);
 }
 
@@ -132,9 +133,9 @@ TEST_F(PagerFailedBlocks, ALostBlockGetsSigbusAndIsToldOnceUnlessAsked) {
     BigLock lock(map.mutex());
     ASSERT_TRUE(map.reserve_block());
     map.new_entry(r, 1, nullptr);
-    r.table.change(1, State::unpopulated, State::reading);
+    change(r.table, 1, State::unpopulated, State::reading);
     map.free_entry(1, r);
-    failed.mark_lost(r, 1, State::reading, error(EIO, "torn"));
+    failed.mark_lost(r, 1, error(EIO, "torn"));
     EXPECT_EQ(failed.tell_lost(r, 0, 0, false).code(), 0);
     EXPECT_EQ(failed.tell_lost(r, 0, 1, false).code(), -EIO);
     EXPECT_EQ(failed.tell_lost(r, 0, 1, false).code(), 0) << "it has been told";
@@ -173,9 +174,9 @@ TEST_F(PagerFailedBlocks, ItsCheckFindsADroppedBlockThatWaitsForNothing) {
   EXPECT_NE(failed.check(), "") << "nobody will make it good again";
   ASSERT_TRUE(failed.revive(r, 1).ok());
   EXPECT_EQ(failed.check(), "");
-  r.table[0].flags |= core::kDropped;
+  edit(r.table, 0).flags |= core::kDropped;
   EXPECT_NE(failed.check(), "") << "it is in memory";
-  r.table[0].flags &= static_cast<uint16_t>(~core::kDropped);
+  edit(r.table, 0).flags &= static_cast<uint16_t>(~core::kDropped);
 }
 
 TEST_F(PagerFailedBlocks, AccessesThatTheTrapRefusedAreMadeAgainAfterAPause) {
@@ -201,14 +202,14 @@ TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnd
     BigLock lock(map.mutex());
     ASSERT_TRUE(map.reserve_block());
     map.new_entry(r, 1, nullptr);
-    r.table.change(1, State::unpopulated, State::reading);
+    change(r.table, 1, State::unpopulated, State::reading);
     Transition* m = map.new_transition(r, 1);
     ASSERT_TRUE(waits.starve_fault(r, 0));
     EXPECT_TRUE(waits.queue().marked(r.table[0]));
     const uint64_t begun = now_ns();
     // Looks as reclaim threads do: often, and for longer than the time-out.
     for (uint64_t ms = 0; ms < 1000; ms += 50) EXPECT_FALSE(waits.check_starved(lock, begun + ms * 1000000));
-    r.table.change(1, State::reading, State::unpopulated);
+    change(r.table, 1, State::reading, State::unpopulated);
     map.free_entry(1, r);
     map.free_transition(m);
     bool given_up = false;
@@ -306,7 +307,7 @@ TEST_F(PagerPageIn, ABlockThatCameToRestIsBroughtForWhoAskedMeanwhile) {
     BigLock lock(map.mutex());
     page_in.settle(r, 0, after);
     EXPECT_TRUE(after.empty()) << "nobody asked";
-    r.table[1].flags |= core::kFaultPending;
+    edit(r.table, 1).flags |= core::kFaultPending;
     page_in.settle(r, 1, after);
     EXPECT_EQ(r.table[1].state, State::reading);
   }

@@ -8,6 +8,7 @@
 
 #include "common/patience.h"
 #include "core/clock.h"
+#include "edit_block.h"
 #include "pager/host/reclaim.h"
 #include "pager_parts.h"
 
@@ -52,7 +53,7 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
     {
       BigLock lock(map.mutex());
       waits.queue().forget(r);
-      r.table[b].flags &= static_cast<uint16_t>(~core::kWaitsForMemory);
+      edit(r.table, b).flags &= static_cast<uint16_t>(~core::kWaitsForMemory);
       if (!page_in.start_fill(r, b, core::Urgency::fault, after)) {
         EXPECT_TRUE(waits.starve(r, b, core::Urgency::fault));
         return false;

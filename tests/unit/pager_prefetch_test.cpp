@@ -3,6 +3,7 @@
 
 #include <cerrno>
 
+#include "edit_block.h"
 #include "pager/calls/prefetch.h"
 #include "pager_device_parts.h"
 
@@ -47,7 +48,7 @@ class PagerPrefetch : public vmem::pager::test::PromotionParts {
   void dirty_on_device(Region& r, BlockIndex b) {
     BigLock lock(map.mutex());
     place(r, b, 0);
-    r.table[b].flags |= core::kDirty;
+    edit(r.table, b).flags |= core::kDirty;
   }
   // Fills the device so that no request begins.
   void fill_device() {
@@ -188,7 +189,7 @@ TEST_F(PagerPrefetch, WhatIsAskedAwayFromADeviceLeavesItUnlessItIsLeased) {
   }
   take_away(r, 1);
   BigLock lock(map.mutex());
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   ASSERT_TRUE(map.reserve_transition());
   map.withdraw(r.table[0].aux);
   vmem::pager::DeferredWork after;

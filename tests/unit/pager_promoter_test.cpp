@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -132,7 +133,7 @@ TEST_F(PagerPromoter, WhatTheCpuIsShownOfAnotherDevicesBlockStaysWhateverAHintWa
   for (const BlockIndex b : {0, 1}) {
     map.frame_table()[r.table[b].aux].cpu_mapped = map.frame_table()[r.table[b].aux].asked = false;
     budget.credit(kUnit);
-    r.table[b].flags = 0;
+    edit(r.table, b).flags = 0;
     remove(r, b);
   }
 }

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "edit_block.h"
 #include "pager/calls/range_flush.h"
 #include "pager_device_parts.h"
 
@@ -126,7 +127,7 @@ TEST_F(PagerRangeFlush, WhatADeviceHasChangedIsWrittenAndStaysThereUnlessOnlyThe
   {
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    r.table[0].flags |= core::kDirty;
+    edit(r.table, 0).flags |= core::kDirty;
   }
   RangeScan scan;
   scan.all = scan.host = true;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "common/patience.h"
+#include "edit_block.h"
 #include "pager/host/fault_handler.h"
 #include "pager/host/readahead.h"
 #include "pager/host/reclaim.h"
@@ -88,8 +89,8 @@ TEST_F(PagerStoreReader, BytesWithAnotherDigestAreRefusedUnlessNobodyWantsThemVe
   Region& r = region(1);
   Transition m;
   read_into(r, 0, &m);
-  r.table[0].extent = core::Extent::make(0, 0, kBlock, 0);
-  r.table[0].digest = store::digest(m.image, kBlock);
+  edit(r.table, 0).extent = core::Extent::make(0, 0, kBlock, 0);
+  edit(r.table, 0).digest = store::digest(m.image, kBlock);
   reader.verify_read(&m);
   EXPECT_TRUE(m.status.ok());
   image[7] ^= 1;
@@ -103,7 +104,7 @@ TEST_F(PagerStoreReader, BytesWithAnotherDigestAreRefusedUnlessNobodyWantsThemVe
   r.checksum = 1;
   reader.verify_read(&m);
   EXPECT_EQ(m.status.code(), -EIO) << "the region says otherwise";
-  r.table[0].extent = {};
+  edit(r.table, 0).extent = {};
 }
 
 // Reads part by part: the image has each byte only after its part arrived.
@@ -114,8 +115,8 @@ class PagerStoreReaderInParts : public PagerStoreReader {
     Region& r = region(1, backing);
     if (backing == Backing::anonymous) {
       for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i * 7 + i / kStep);
-      r.table[0].extent = core::Extent::make(0, 0, kBlock, 0);
-      r.table[0].digest = store::digest(bytes.data(), kBlock);
+      edit(r.table, 0).extent = core::Extent::make(0, 0, kBlock, 0);
+      edit(r.table, 0).digest = store::digest(bytes.data(), kBlock);
     }
     return r;
   }
@@ -144,7 +145,7 @@ TEST_F(PagerStoreReaderInParts, TheDigestIsThatOfTheWholeBlock) {
   reader.verify_read(&m);
   EXPECT_TRUE(m.status.ok()) << m.status.text();
   EXPECT_EQ(m.digester, nullptr);
-  r.table[0].extent = {};
+  edit(r.table, 0).extent = {};
 }
 
 TEST_F(PagerStoreReaderInParts, AFlippedBitInAnyPartIsFound) {
@@ -162,7 +163,7 @@ TEST_F(PagerStoreReaderInParts, AFlippedBitInAnyPartIsFound) {
   read(r, &m);
   reader.verify_read(&m);
   EXPECT_TRUE(m.status.ok()) << "of what was read before nothing is left";
-  r.table[0].extent = {};
+  edit(r.table, 0).extent = {};
 }
 
 TEST_F(PagerStoreReaderInParts, ReadsThatFailGiveBackWhatTheyTookAndBlocksWithoutAreDigestedAtTheEnd) {
@@ -187,7 +188,7 @@ TEST_F(PagerStoreReaderInParts, ReadsThatFailGiveBackWhatTheyTookAndBlocksWithou
     reader.verify_read(&m);
     EXPECT_TRUE(m.status.ok()) << m.status.text();
   }
-  r.table[0].extent = {};
+  edit(r.table, 0).extent = {};
 }
 
 TEST_F(PagerStoreReaderInParts, AFileThatIsWrittenHasItsDigestTakenSo) {
@@ -218,7 +219,7 @@ TEST_F(PagerStoreReaderInParts, NobodyIsToldWhereNoDigestOfTheImageIsWanted) {
   coded.coded = bytes.data();
   begin(r, &coded);
   EXPECT_EQ(coded.io.progress, nullptr) << "what comes is not the image";
-  r.table[0].extent = {};
+  edit(r.table, 0).extent = {};
 }
 
 TEST_F(PagerStoreReader, AFileThatBecameShorterIsSaidAndAReadThatFailedToo) {
@@ -431,7 +432,7 @@ TEST_F(PagerFaultHandler, AFaultThatThereIsNoMemoryForIsMarkedAndWaits) {
   EXPECT_TRUE(waits.queue().marked(r.table[0]));
   EXPECT_EQ(r.table[0].state, State::unpopulated);
   waits.queue().forget(r);
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   budget.credit(all);
 }
 

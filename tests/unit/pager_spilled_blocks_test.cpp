@@ -2,6 +2,7 @@
 // for room.
 #include <gtest/gtest.h>
 
+#include "edit_block.h"
 #include "pager/block/spilled_blocks.h"
 
 namespace {
@@ -31,10 +32,10 @@ class PagerSpilledBlocks : public ::testing::Test {
   // A block on device d.
   FrameId block(size_t b, size_t d) {
     const FrameId id = frame_table.take(region, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
-    region.table[b].aux = id;
-    region.table[b].device = static_cast<uint8_t>(d);
-    region.table.change(b, State::unpopulated, State::promoting);
-    region.table.change(b, State::promoting, State::on_device);
+    edit(region.table, b).aux = id;
+    edit(region.table, b).device = static_cast<uint8_t>(d);
+    change(region.table, b, State::unpopulated, State::promoting);
+    change(region.table, b, State::promoting, State::on_device);
     return id;
   }
   Region region{8, 4};
@@ -114,9 +115,9 @@ TEST_F(PagerSpilledBlocks, AGuestThatIsElsewhereOrKnownToAPolicyIsNoticed) {
   frame_table[id].admitted = true;
   EXPECT_NE(guests.check(), "");
   frame_table[id].admitted = false;
-  region.table[0].device = 0;
+  edit(region.table, 0).device = 0;
   EXPECT_NE(guests.check(), "");
-  region.table[0].device = 1;
+  edit(region.table, 0).device = 1;
   EXPECT_EQ(guests.check(), "");
   frame_table[id].spilled_to = 0;
   EXPECT_NE(guests.check(), "");

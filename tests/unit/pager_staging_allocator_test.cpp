@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "core/clock.h"
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -89,7 +90,7 @@ TEST_F(PagerStagingAllocator, AHostCopyKeepsItsFrameWhileTheLastAreMade) {
   EXPECT_FALSE(map.copies().has(r.table[0].aux));
   pool.put(frame);
   for (std::byte* const each : taken) pool.put(each);
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
 
@@ -107,7 +108,7 @@ TEST_F(PagerStagingAllocator, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
     vmem::policy::Victim victim;
     return map.policy(copy).victims(1, {&victim, 1}) == 1 && victim.id == copy;
   };
-  r.table[0].flags |= core::kDirty;
+  edit(r.table, 0).flags |= core::kDirty;
   gpus[0].lost = true;
   ASSERT_TRUE(choose());
   EXPECT_FALSE(supply.evict_copy(copy)) << "its device is lost";
@@ -117,7 +118,7 @@ TEST_F(PagerStagingAllocator, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
   EXPECT_TRUE(supply.evict_copy(copy));
   EXPECT_FALSE(map.copies().has(r.table[0].aux));
   EXPECT_EQ(staging.of(r).frames.free(), staging.of(r).frames.total());
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
 

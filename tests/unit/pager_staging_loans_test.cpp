@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "edit_block.h"
 #include "pager_device_parts.h"
 
 namespace {
@@ -39,7 +40,7 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts, private Reclaim
   void drop(Region& r, BlockIndex b) {
     BigLock lock(map.mutex());
     ASSERT_EQ(r.table[b].state, State::staged);
-    r.table[b].flags = 0;
+    edit(r.table, b).flags = 0;
     ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[b].aux);
     vmem::pager::DeferredWork after;
@@ -130,12 +131,12 @@ TEST_F(PagerStagingLoans, WhoWaitsForALoanIsSeen) {
   EXPECT_EQ(wanted(range, {0, 1, 2}), 0u);
   {
     BigLock lock(map.mutex());
-    r.table[0].flags |= core::kFaultPending;
+    edit(r.table, 0).flags |= core::kFaultPending;
     ASSERT_TRUE(promotion_requests.push_back({&r, 2, 2, 0, core::Urgency::acquire, nullptr}));
   }
   EXPECT_EQ(wanted(range, {0, 1, 2}), 2u) << "a fault, and a promotion request";
   BigLock lock(map.mutex());
-  r.table[0].flags = 0;
+  edit(r.table, 0).flags = 0;
   promotion_requests.pop_front();
   staging_loans.take_back(lock, r);
   EXPECT_EQ(staging.of(r).lent, 0u);

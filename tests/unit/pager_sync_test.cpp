@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <thread>
 
+#include "edit_block.h"
 #include "pager/calls/sync.h"
 #include "pager_device_parts.h"
 
@@ -101,7 +102,7 @@ TEST_F(PagerSync, WhatIsLostInTheRangeIsToldEachTime) {
     map.withdraw(r.table[1].aux);
     vmem::pager::DeferredWork after;
     ASSERT_TRUE(isolated.drop_contents(lock, r, 1, after).ok());
-    failed.mark_lost(r, 1, r.table[1].state, core::error(EIO, "gone"));
+    failed.mark_lost(r, 1, core::error(EIO, "gone"));
   }
   EXPECT_EQ(sync_of(r).code(), -EIO);
   EXPECT_EQ(sync_of(r).code(), -EIO);
@@ -183,7 +184,7 @@ TEST_F(PagerSync, EvictingToTheHostTakesBlocksFromTheirDevices) {
   {
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    r.table[0].flags |= core::kDirty;
+    edit(r.table, 0).flags |= core::kDirty;
   }
   ASSERT_TRUE(sync.evict(r.base, r.size, VMEM_HOST).ok());
   EXPECT_EQ(state(r, 0), State::staged);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "device/managed/fault_gate.h"
+#include "edit_block.h"
 #include "pager/host/truncated_files.h"
 #include "pager_managed_parts.h"
 
@@ -28,9 +29,9 @@ class PagerTruncatedFiles : public vmem::pager::test::ManagedParts {
     Region& r = device_region(2);
     BigLock lock(map.mutex());
     r.backing = vmem::pager::Backing::file_private;
-    r.table.change(0, State::unpopulated, State::poisoned);
+    change(r.table, 0, State::unpopulated, State::poisoned);
     tables.charge(r);
-    r.table[0].flags |= static_cast<uint16_t>(core::kShowsFile | core::kFaultPending | more);
+    edit(r.table, 0).flags |= static_cast<uint16_t>(core::kShowsFile | core::kFaultPending | more);
     return r;
   }
   Status revive(TruncatedFiles& of, Region& r) {
@@ -46,7 +47,7 @@ TEST_F(PagerTruncatedFiles, WhereAccessesParkItIsAnOrdinaryBlockAgain) {
   Region& r = shown(core::kLost | core::kTold);
   {
     BigLock lock(map.mutex());
-    r.table[0].flags &= static_cast<uint16_t>(~core::kFaultPending);
+    edit(r.table, 0).flags &= static_cast<uint16_t>(~core::kFaultPending);
   }
   ASSERT_TRUE(revive(files, r).ok());
   EXPECT_EQ(counting.unmapped, 1u);

@@ -4,6 +4,7 @@
 
 #include "common/patience.h"
 #include "core/os_allocator.h"
+#include "edit_block.h"
 #include "pager_parts.h"
 #include "pager_steps.h"
 
@@ -183,7 +184,7 @@ class PagerUnreadParts : public PagerParts {
     {
       core::BigLock lock(map.mutex());
       ASSERT_TRUE(page_in.start_fill(r, b, core::Urgency::fault, after));
-      r.table[b].flags |= core::kFaultPending;
+      edit(r.table, b).flags |= core::kFaultPending;
     }
     page_in.run(after);
     engine.until_idle();
@@ -207,7 +208,7 @@ TEST_F(PagerUnreadParts, WhereThereIsNoMemoryToKnowOneMoreTheOldestIsReadAgainSo
   core::memory_hook.store([] { return true; });
   {
     core::BigLock lock(map.mutex());
-    r.table.change(2, State::stored, State::poisoned);
+    change(r.table, 2, State::stored, State::poisoned);
     failed.mark_unread(r, 2);
     failed.fail_accesses(r, 2);
   }
@@ -224,9 +225,9 @@ TEST_F(PagerUnreadParts, WhereThereIsNoMemoryToKnowOneMoreTheOldestIsReadAgainSo
   EXPECT_TRUE(failed.ask_again(lock, failed.next_ns()));
   EXPECT_EQ(r.table[2].state, State::stored);
   EXPECT_EQ(failed.next_ns(), UINT64_MAX);
-  r.table[2].flags &= static_cast<uint16_t>(~core::kUnread);
+  edit(r.table, 2).flags &= static_cast<uint16_t>(~core::kUnread);
   EXPECT_NE(failed.check(), "") << "one is counted and is none";
-  r.table[2].flags |= core::kUnread;
+  edit(r.table, 2).flags |= core::kUnread;
 }
 
 }  // namespace

@@ -10,12 +10,6 @@
 
 namespace vmem::pager {
 
-namespace {
-
-constexpr uint16_t kNobodyWaits = static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
-
-}  // namespace
-
 CpuFault* CpuMappings::find(const Region& r, BlockIndex b) {
   const auto it = std::find_if(accesses_.begin(), accesses_.end(),
                                [&](const CpuFault& a) { return a.region == &r && a.block == b; });
@@ -24,7 +18,7 @@ CpuFault* CpuMappings::find(const Region& r, BlockIndex b) {
 
 // Wakes the waiting threads, which make their accesses again.
 void CpuMappings::answered(Region& r, BlockIndex b) {
-  r.table[b].flags &= kNobodyWaits;
+  r.table.answer_faults(b);
   trap_.wake(r.address(b), r.block_size).ignore();
 }
 
@@ -48,7 +42,7 @@ CpuMappings::iterator CpuMappings::begun(iterator which) {
 }
 
 bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now_ns) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   Frame& frame = frame_table_[block.aux];
   if (frame.device_stale && fault.kind == trap::FaultKind::write_protect) {
     trap_.unprotect(r.address(b), r.block_size).ignore();
@@ -68,9 +62,9 @@ bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
     return false;
   }
   if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
-  block.flags |= core::kFaultPending;
+  r.table.mark(b, core::kFaultPending);
   const bool load = fault.kind == trap::FaultKind::read, first = !frame.asked;
-  if (!load) block.flags |= core::kStorePending;
+  if (!load) r.table.mark(b, core::kStorePending);
   const bool fresh = ask(r, b, now_ns);
   CpuFault* const access = find(r, b);
   if (access == nullptr) return fresh;
@@ -84,9 +78,9 @@ bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
 }
 
 bool CpuMappings::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if (frame_table_[block.aux].device_stale) {  // accesses that met its protection while it was copied go on
-    block.flags &= kNobodyWaits;
+    r.table.answer_faults(b);
     trap_.unprotect(r.address(b), r.block_size).ignore();
     return ask(r, b, now_ns, failed);  // queued until the block has left
   }
@@ -112,7 +106,7 @@ bool CpuMappings::over(const CpuFault& access) const {
 CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
   Region& r = *access.region;
   const BlockIndex b = access.block;
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   const uint64_t now = around.now_ns;
   if (!r.dying && (block.state == State::promoting || block.state == State::demoting)) return Next::wait;
   if (r.dying || block.state != State::on_device || !frame_table_[block.aux].asked) return Next::erase;
@@ -184,7 +178,7 @@ void CpuMappings::refuse(CpuFault& access, Next why, uint64_t now_ns) {
 
 void CpuMappings::fail(CpuFault& access, bool stores) {
   Region& r = *access.region;
-  Block& block = r.table[access.block];
+  const Block& block = r.table[access.block];
   Frame& frame = frame_table_[block.aux];
   if (frame.refused || !unrefuse(r, access.block)) return;
   access.gives_up = false;
@@ -201,7 +195,7 @@ void CpuMappings::fail(CpuFault& access, bool stores) {
     if (!unrefuse(r, access.block)) return;
   }
   frame.refused = trap_.fail(r.address(access.block), r.block_size).ok();
-  if (frame.refused) block.flags &= kNobodyWaits;
+  if (frame.refused) r.table.answer_faults(access.block);
 }
 
 bool CpuMappings::unrefuse(Region& r, BlockIndex b) {
@@ -240,7 +234,7 @@ void CpuMappings::change(Region& r, BlockIndex b) {
   ++r.device_stale;
   device_stale_bytes_ += r.block_size;
   trap_.unprotect(r.address(b), r.block_size).ignore();
-  r.table[b].flags &= kNobodyWaits;
+  r.table.answer_faults(b);
 }
 
 void CpuMappings::forget(Region& r, BlockIndex b) {

@@ -110,7 +110,7 @@ void BlockMap::give_entry(FrameId id) {
 
 FrameId BlockMap::new_entry(Region& r, BlockIndex b, std::byte* bytes, uint8_t pool) {
   const FrameId id = frame_table_.take(r, b, bytes, pool);
-  r.table[b].aux = id;
+  r.table.set_aux(b, id);
   return id;
 }
 
@@ -130,16 +130,16 @@ void BlockMap::resize_policies(size_t frames) {
 
 // The shadow of the eviction replaces the frame number.
 void BlockMap::free_entry(BlockIndex b, Region& r) {
-  core::Block& block = r.table[b];
+  const core::Block& block = r.table[b];
   const FrameId id = block.aux;
   copies_.drop(id);
   give_entry(id);
   nonresident_age_.left(r.block_size);
-  block.aux = nonresident_age_.shadow();
+  r.table.set_aux(b, nonresident_age_.shadow());
 }
 
 void BlockMap::admit(Region& r, BlockIndex b, uint32_t shadow) {
-  core::Block& block = r.table[b];
+  const core::Block& block = r.table[b];
   Frame& frame = frame_table_[block.aux];
   if (frame.admitted) return;
   policy::Admission a;

@@ -17,6 +17,9 @@ constexpr uint16_t bit(State s) {
   return static_cast<uint16_t>(1u << static_cast<unsigned>(s));
 }
 
+constexpr uint16_t kAbsent = bit(State::unpopulated) | bit(State::stored);
+constexpr uint16_t kTaken = bit(State::isolating) | bit(State::writing_back);
+
 // One row for each `from` state. The room's README.md names the calls that make each change.
 constexpr uint16_t kLegal[] = {
     /* unpopulated  */ bit(State::reading) | bit(State::promoting) | bit(State::poisoned),
@@ -93,11 +96,84 @@ Status BlockTable::create(uint64_t blocks) {
   return {};
 }
 
-void BlockTable::change(BlockIndex i, State from, State to) {
+void BlockTable::begin_read(BlockIndex i) {
+  change(i, kAbsent | bit(State::poisoned), State::reading);
+}
+void BlockTable::end_read(BlockIndex i) {
+  change(i, bit(State::reading), State::staged);
+}
+void BlockTable::abandon_read(BlockIndex i) {
+  change(i, bit(State::reading), absent(i));
+}
+void BlockTable::begin_install(BlockIndex i) {
+  change(i, bit(State::reading) | bit(State::staged) | kTaken, State::mapping);
+}
+void BlockTable::end_install(BlockIndex i) {
+  change(i, bit(State::mapping), State::resident);
+}
+void BlockTable::abandon_install(BlockIndex i) {
+  change(i, bit(State::mapping), State::staged);
+}
+void BlockTable::begin_isolate(BlockIndex i) {
+  change(i, bit(State::staged) | bit(State::resident), State::isolating);
+}
+void BlockTable::begin_write(BlockIndex i) {
+  change(i, bit(State::isolating), State::writing_back);
+}
+void BlockTable::keep_staged(BlockIndex i) {
+  change(i, kTaken, State::staged);
+}
+void BlockTable::keep_in_place(BlockIndex i) {
+  change(i, kTaken, State::resident);
+}
+void BlockTable::let_go(BlockIndex i) {
+  change(i, kTaken, absent(i));
+}
+void BlockTable::begin_promote(BlockIndex i, int device) {
+  change(i, kAbsent | bit(State::staged) | bit(State::isolating), State::promoting);
+  set_device(i, device);
+}
+void BlockTable::end_promote(BlockIndex i) {
+  change(i, bit(State::promoting), State::on_device);
+}
+void BlockTable::abandon_promote(BlockIndex i) {
+  change(i, bit(State::promoting), absent(i));
+}
+void BlockTable::abandon_promote_staged(BlockIndex i) {
+  change(i, bit(State::promoting), State::staged);
+}
+void BlockTable::begin_demote(BlockIndex i) {
+  change(i, bit(State::on_device), State::demoting);
+}
+void BlockTable::abandon_demote(BlockIndex i) {
+  change(i, bit(State::demoting), State::on_device);
+}
+void BlockTable::end_demote(BlockIndex i) {
+  change(i, bit(State::demoting), absent(i));
+}
+void BlockTable::end_demote_staged(BlockIndex i) {
+  change(i, bit(State::demoting), State::staged);
+}
+void BlockTable::end_demote_in_place(BlockIndex i) {
+  change(i, bit(State::demoting), State::resident);
+}
+void BlockTable::poison(BlockIndex i) {
+  change(i, 0xffff, State::poisoned);
+}
+void BlockTable::revive(BlockIndex i) {
+  change(i, bit(State::poisoned), absent(i));
+}
+void BlockTable::forget_contents(BlockIndex i) {
+  change(i, bit(State::stored), State::unpopulated);
+}
+
+// `from_any` is a set of states, one bit each.
+void BlockTable::change(BlockIndex i, uint16_t from_any, State to) {
   Block& block = table_[i];
-  if (block.state != from || !legal(from, to)) {
-    fatal("block %llu: %s -> %s asked for, but it is %s", static_cast<unsigned long long>(i), state_name(from),
-          state_name(to), state_name(block.state));
+  const State from = block.state;
+  if ((from_any & bit(from)) == 0 || !legal(from, to)) {
+    fatal("block %llu: it is %s, and cannot become %s here", static_cast<unsigned long long>(i), state_name(from),
+          state_name(to));
   }
   block.state = to;
   if (from != State::unpopulated) --counts_[static_cast<size_t>(from)];

@@ -1,6 +1,7 @@
-// The table of a region's blocks, and the legal changes of their states. Only the pager writes it;
-// every call is made under its lock. A table for 16 TiB costs only address space at first: its
-// entries start as zero pages.
+// The table of a region's blocks. BlockTable is the only writer of states, flags, digests and
+// extents: other classes read entries and ask for changes by name. Every call is made under the
+// pager's lock. A table for 16 TiB costs only address space at first: its entries start as zero
+// pages.
 #pragma once
 
 #include <array>
@@ -68,8 +69,6 @@ enum Flag : uint16_t {
   kUnread = 1 << 15,  // its last read failed: a call that asks for its bytes to be safe reports it
 };
 
-inline constexpr uint16_t kForgetReadAhead = static_cast<uint16_t>(~(kReadAhead | kReadaheadMarker | kPrefetched));
-
 struct Block {
   Digest digest;
   Extent extent;     // where the store has it; empty if it has not
@@ -89,16 +88,54 @@ class BlockTable {
   Status create(uint64_t blocks);
 
   uint64_t size() const { return blocks_; }
-  Block& operator[](BlockIndex i) { return table_[i]; }
   const Block& operator[](BlockIndex i) const { return table_[i]; }
-  // The only way to change a state. Calls fatal() if the state is not `from` or the change is
-  // illegal.
-  void change(BlockIndex i, State from, State to);
+
+  // Changes of state. Only the thread that owns the block's transition makes them. A call in a state
+  // that is not listed ends the process by fatal(). Absent means: stored if the block has an extent,
+  // else unpopulated.
+  void begin_read(BlockIndex i);                 // absent, poisoned -> reading
+  void end_read(BlockIndex i);                   // reading -> staged
+  void abandon_read(BlockIndex i);               // reading -> absent
+  void begin_install(BlockIndex i);              // reading, staged, isolating, writing back -> mapping
+  void end_install(BlockIndex i);                // mapping -> resident
+  void abandon_install(BlockIndex i);            // mapping -> staged
+  void begin_isolate(BlockIndex i);              // staged, resident -> isolating
+  void begin_write(BlockIndex i);                // isolating -> writing back
+  void keep_staged(BlockIndex i);                // isolating, writing back -> staged
+  void keep_in_place(BlockIndex i);              // isolating, writing back -> resident
+  void let_go(BlockIndex i);                     // isolating, writing back -> absent
+  void begin_promote(BlockIndex i, int device);  // absent, staged, isolating -> promoting
+  void end_promote(BlockIndex i);                // promoting -> on device
+  void abandon_promote(BlockIndex i);            // promoting -> absent
+  void abandon_promote_staged(BlockIndex i);     // promoting -> staged
+  void begin_demote(BlockIndex i);               // on device -> demoting
+  void abandon_demote(BlockIndex i);             // demoting -> on device
+  void end_demote(BlockIndex i);                 // demoting -> absent
+  void end_demote_staged(BlockIndex i);          // demoting -> staged
+  void end_demote_in_place(BlockIndex i);        // demoting -> resident
+  void poison(BlockIndex i);                     // absent, reading, mapping, isolating, promoting, demoting -> poisoned
+  void revive(BlockIndex i);                     // poisoned -> absent
+  void forget_contents(BlockIndex i);            // stored -> unpopulated
+
+  // Flags of Flag, set and cleared.
+  void mark(BlockIndex i, uint16_t flags) { table_[i].flags |= flags; }
+  void clear(BlockIndex i, uint16_t flags) { table_[i].flags &= static_cast<uint16_t>(~flags); }
+  void answer_faults(BlockIndex i) { clear(i, kFaultPending | kStorePending); }
+  void forget_read_ahead(BlockIndex i) { clear(i, kReadAhead | kReadaheadMarker | kPrefetched); }
+  void set_digest(BlockIndex i, const Digest& digest) {
+    table_[i].digest = digest;
+    mark(i, kDigest);
+  }
+  void forget_digest(BlockIndex i) { clear(i, kDigest); }
+  void set_extent(BlockIndex i, Extent extent) { table_[i].extent = extent; }
+  void set_aux(BlockIndex i, uint32_t aux) { table_[i].aux = aux; }
+  void set_device(BlockIndex i, int device) { table_[i].device = static_cast<uint8_t>(device); }
+
   // Returns the first block at or after `from` that may not be unpopulated, or size(). Skips pages
   // of the table whose blocks are all unpopulated. To stay short, a call skips a limited number of
   // them and then returns the first block of a page.
   BlockIndex next_populated(BlockIndex from) const;
-  // Blocks in a state; kept current by change(). Unpopulated blocks are not counted.
+  // Blocks in a state; kept current by each change. Unpopulated blocks are not counted.
   uint64_t count(State state) const { return counts_[static_cast<size_t>(state)]; }
   // Bytes of memory that the table may occupy now. A page whose blocks are all unpopulated again is
   // given back before long, with the shadows of their evictions.
@@ -112,6 +149,9 @@ class BlockTable {
   static constexpr uint64_t kChunk = kPage / sizeof(Block);  // blocks in a page of the table
 
  private:
+  friend struct BlockTableEditor;  // of the unit tests
+  void change(BlockIndex i, uint16_t from_any, State to);
+  State absent(BlockIndex i) const { return table_[i].extent ? State::stored : State::unpopulated; }
   void give_back(uint64_t chunk);
   Block* table_ = nullptr;
   uint64_t blocks_ = 0;

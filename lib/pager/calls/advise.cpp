@@ -280,7 +280,7 @@ Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     *skipped = true;
     return {};
   }
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   DeferredWork after;
   switch (block.state) {
     case State::resident:
@@ -298,7 +298,7 @@ Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     }
     case State::stored:
       failed_.forget_store_copy(r, b);
-      r.table.change(b, State::stored, State::unpopulated);
+      r.table.forget_contents(b);
       tables_.charge(r);
       break;
     case State::poisoned:

@@ -244,12 +244,12 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
 
 // Notes that a block has come, and collects the ticket of a copy that is under way.
 void DeviceAcquire::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
   frame.displaced = false;
   if (frame.hinted) {
     frame.hinted = false;
-    block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
+    r.table.clear(b, core::kReadAhead | core::kPrefetched);
     core::add(counters_.prefetch_hits);
   }
   if (block.state == State::promoting) {
@@ -282,7 +282,7 @@ struct DeviceAcquire::Coming {
 // Returns why the block does not come, if that is known. tried: the last block whose older failure
 // was forgotten.
 Status DeviceAcquire::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   // A thread whose access met the cut of the file may go on before the block is marked, so check
   // here, too.
   if (block.state == State::poisoned && (block.flags & (core::kShowsFile | core::kLost)) == core::kShowsFile &&
@@ -290,13 +290,13 @@ Status DeviceAcquire::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
     return shows_its_file(map_, r, b);
   if (const auto why = r.reasons.find(b); why != r.reasons.end() && !core::in_transition(block.state)) {
     if (*tried == b || block.state == State::poisoned) {
-      if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
+      if ((block.flags & core::kLost) != 0) r.table.mark(b, core::kTold);
       return Status(why->second.code() == -ENOMEM ? ENOMEM : EIO, why->second.text());
     }
     r.reasons.erase(why);  // of an older try, which was still under way
     *tried = b;
   } else if (block.state == State::poisoned) {
-    if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
+    if ((block.flags & core::kLost) != 0) r.table.mark(b, core::kTold);
     return r.reason(b);
   }
   return {};
@@ -363,7 +363,7 @@ Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, 
   for (BlockIndex b = span.first; b <= span.last;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = AcquireRequest::check(ask); !s.ok()) return s;
-    Block& block = r.table[b];
+    const Block& block = r.table[b];
     if (block.state == State::on_device && map_.frame_table()[block.aux].cpu_mapped &&
         !map_.frame_table()[block.aux].device_stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
       if (!cpu_mapper_.hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);

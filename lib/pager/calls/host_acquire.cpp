@@ -145,7 +145,7 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
       return s;
     }
     if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
-    Block& block = r.table[b];
+    const Block& block = r.table[b];
     DeferredWork after;
     switch (block.state) {
       case State::resident:
@@ -161,7 +161,7 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
           continue;
         }
         if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
-        if ((access & VMEM_WRITE) != 0) block.flags |= core::kStorePending;
+        if ((access & VMEM_WRITE) != 0) r.table.mark(b, core::kStorePending);
         if (!MemoryWaitQueue::marked(block) && !page_in_.start_fill(r, b, Urgency::acquire, after)) {
           if (!waits_.starve(r, b, Urgency::acquire)) return no_memory();
         }
@@ -189,18 +189,18 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
 // Makes the pages writable. DMA needs that: its faults may not reach our handler, without which the
 // kernel cannot resolve the protection.
 Status HostAcquire::let_write(Region& r, BlockIndex b, unsigned access) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if ((access & VMEM_WRITE) == 0 || (block.flags & core::kProtected) == 0) return {};
   Status s = trap_.unprotect(r.address(b), r.block_size);
   if (s.code() != -EPERM) {
-    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    r.table.clear(b, core::kProtected);
     map_.note_dirty(r, b);
   }
   return s;
 }
 
 std::optional<Status> HostAcquire::met_failed(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if ((block.flags & core::kShowsFile) != 0 && (block.flags & core::kUnanswered) != 0) {
     if (Status s = files_.revive(lock, r, b); !s.ok()) return s;
     return std::nullopt;
@@ -215,7 +215,7 @@ std::optional<Status> HostAcquire::met_failed(Lock& lock, Region& r, BlockIndex 
     coming->tried = true;
   }
   if (coming->tried || (block.flags & core::kLost) != 0) {
-    if ((block.flags & core::kLost) != 0) block.flags |= core::kTold;
+    if ((block.flags & core::kLost) != 0) r.table.mark(b, core::kTold);
     const Status why = r.reason(b);
     return Status(why.code() == -ENOMEM ? ENOMEM : EIO, why.text());
   }

@@ -298,11 +298,11 @@ void RegionFree::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) 
     lock.lock();
   };
   for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1)) {
-    core::Block& block = r.table[b];
+    const core::Block& block = r.table[b];
     if (extents.full()) release_extents();
     if (b % kTurn == 0) lock.give_way();
     if (block.extent) extents.push_back(block.extent);
-    failed_.clear_unknown(block);
+    failed_.clear_unknown(r, b);
     give_memory_back(r, b, on_devices);
   }
   charges_.credit(r);

@@ -21,28 +21,27 @@ using core::Level;
 // proves anything, even if the program restores the old bytes, until a write of the whole block
 // succeeds.
 void FailedBlocks::mark_unknown(Region& r, BlockIndex b) {
-  core::Block& block = r.table[b];
+  const core::Block& block = r.table[b];
   if ((block.flags & core::kUnknown) == 0) ++unknown_blocks_;
-  block.flags |= core::kUnknown;
-  if (r.gpu) block.flags |= core::kDirty;
-  block.flags &= static_cast<uint16_t>(~(core::kDigest | core::kProtected));
+  r.table.mark(b, core::kUnknown);
+  if (r.gpu) r.table.mark(b, core::kDirty);
+  r.table.clear(b, core::kDigest | core::kProtected);
 }
 
-void FailedBlocks::clear_unknown(core::Block& block) {
-  if ((block.flags & core::kUnknown) == 0) return;
+void FailedBlocks::clear_unknown(Region& r, BlockIndex b) {
+  if ((r.table[b].flags & core::kUnknown) == 0) return;
   --unknown_blocks_;
-  block.flags &= static_cast<uint16_t>(~core::kUnknown);
+  r.table.clear(b, core::kUnknown);
 }
 
 // The store's copy is older than the lost changes, and must not be taken for them.
-void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& why) {
+void FailedBlocks::mark_lost(Region& r, BlockIndex b, const Status& why) {
   forget_store_copy(r, b);
-  core::Block& block = r.table[b];
-  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending | core::kDirty | core::kProtected |
-                                         core::kReadAhead | core::kReadaheadMarker | core::kPrefetched | core::kTold));
-  if (!core::broken("lost_mark")) block.flags |= core::kLost;
+  r.table.clear(b, core::kFaultPending | core::kStorePending | core::kDirty | core::kProtected | core::kReadAhead |
+                       core::kReadaheadMarker | core::kPrefetched | core::kTold);
+  if (!core::broken("lost_mark")) r.table.mark(b, core::kLost);
   core::add(counters_.lost_blocks);
-  r.table.change(b, from, State::poisoned);
+  r.table.poison(b);
   r.keep_reason(b, core::error(EIO, "%.*s", static_cast<int>(why.text().size()), why.text().data()));
   fail_accesses(r, b);
 }
@@ -51,9 +50,9 @@ void FailedBlocks::mark_lost(Region& r, BlockIndex b, State from, const Status& 
 // returns repeats the access at once, so the block is read no more than ten times a second. Without
 // memory for one more entry, the time of the oldest is over.
 void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if ((block.flags & core::kUnread) == 0) ++r.unread;
-  block.flags |= core::kUnread;
+  r.table.mark(b, core::kUnread);
   if (!trap_.caps().poison) return;
   const ReadError unread{&r, b, now_ns() + FaultRetryQueue::kSlice};
   if (!unread_.push_back(unread)) {
@@ -65,10 +64,10 @@ void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
 }
 
 void FailedBlocks::clear_unread(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if ((block.flags & core::kUnread) == 0) return;
   --r.unread;
-  block.flags &= static_cast<uint16_t>(~core::kUnread);
+  r.table.clear(b, core::kUnread);
   r.reasons.erase(b);
 }
 
@@ -87,13 +86,12 @@ void FailedBlocks::read_again() {
 
 void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
   if (r.lost) return;
-  core::Block& block = r.table[b];
   const Status s = trap_.fail(r.address(b), r.block_size);
   if (s.ok()) {
-    block.flags &= static_cast<uint16_t>(~core::kUnanswered);
+    r.table.clear(b, core::kUnanswered);
     return;
   }
-  block.flags |= core::kUnanswered;
+  r.table.mark(b, core::kUnanswered);
   answer_later(r, b, s);
 }
 
@@ -116,7 +114,7 @@ bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
 }
 
 void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
-  core::Block& block = r.table[b];
+  const core::Block& block = r.table[b];
   const bool accessed = (block.flags & core::kFaultPending) != 0;
   const bool known = retries_.find(r, b) != nullptr;
   if (!known) {
@@ -131,7 +129,7 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
   } else if (accessed) {
     trap_.wake(r.address(b), r.block_size).ignore();
   }
-  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
+  r.table.answer_faults(b);
   pressure_.wake_reclaim();
 }
 
@@ -222,13 +220,13 @@ Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, boo
   uint64_t lost = 0;
   BlockIndex at = 0;
   for (BlockIndex b = r.table.next_populated(first); b <= last && b < r.blocks; b = r.table.next_populated(b + 1)) {
-    core::Block& block = r.table[b];
+    const core::Block& block = r.table[b];
     const bool failed = block.state == State::poisoned && (block.flags & core::kDropped) == 0;
     if (!failed && (block.flags & core::kUnread) == 0) continue;
     const bool unreadable = (block.flags & core::kLost) == 0;
     if (unreadable && (!again || !block.extent)) continue;
     if (!again && (block.flags & core::kTold) != 0) continue;
-    if (!unreadable) block.flags |= core::kTold;
+    if (!unreadable) r.table.mark(b, core::kTold);
     if (lost++ == 0) at = b;
   }
   if (lost == 0) return {};
@@ -247,11 +245,11 @@ void FailedBlocks::forget_unread(const Region& r, BlockIndex b) {
 }
 
 void FailedBlocks::forget_store_copy(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if (block.extent) space_.release(block.extent);
-  block.extent = {};
-  block.flags &= static_cast<uint16_t>(~core::kDigest);
-  clear_unknown(block);
+  r.table.set_extent(b, {});
+  r.table.forget_digest(b);
+  clear_unknown(r, b);
   clear_unread(r, b);
 }
 
@@ -269,19 +267,19 @@ void FailedBlocks::revive_dropped() {
 }
 
 Status FailedBlocks::revive(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   Status s = core::broken("revive") ? Status() : trap_.unfail(r.address(b), r.block_size);
   if (!s.ok()) {
     if ((block.flags & core::kUnanswered) == 0)
       VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-    block.flags |= core::kUnanswered;  // a part of it may be trapped
+    r.table.mark(b, core::kUnanswered);  // a part of it may be trapped
     return s;
   }
   if ((block.flags & core::kUnread) != 0) forget_unread(r, b);
   if (!block.extent) clear_unread(r, b);  // no stored bytes can be lost
   if ((block.flags & (core::kUnread | core::kDropped)) != core::kUnread) r.reasons.erase(b);
-  block.flags &= static_cast<uint16_t>(~(core::kDropped | core::kLost | core::kTold | core::kUnanswered));
-  r.table.change(b, State::poisoned, block.extent ? State::stored : State::unpopulated);
+  r.table.clear(b, core::kDropped | core::kLost | core::kTold | core::kUnanswered);
+  r.table.revive(b);
   return {};
 }
 
@@ -310,10 +308,9 @@ void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
 
 bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
   if (!dropped_.push_back({&r, b})) return false;
-  core::Block& block = r.table[b];
-  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
-  block.flags |= core::kDropped;
-  r.table.change(b, block.state, State::poisoned);
+  r.table.answer_faults(b);
+  r.table.mark(b, core::kDropped);
+  r.table.poison(b);
   tables_.charge(r);
   r.keep_reason(b, why);
   fail_accesses(r, b);

@@ -35,14 +35,14 @@ class FailedBlocks : private Shared {
   // mark_unknown(): a write of the block failed. clear_unknown(): the block was written, or its
   // contents are of no interest.
   void mark_unknown(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  void clear_unknown(core::Block& block) VMEM_LOCKED;
+  void clear_unknown(Region& r, BlockIndex b) VMEM_LOCKED;
   uint64_t unknown_blocks() const VMEM_LOCKED { return unknown_blocks_; }
   // Forgets the store's copy of the block, which is out of date.
   void forget_store_copy(Region& r, core::BlockIndex b) VMEM_LOCKED;
 
   // Poisons a block whose only copy is gone, and whose memory is given back already. `from` is its
   // state.
-  void mark_lost(Region& r, core::BlockIndex b, core::State from, const core::Status& why) VMEM_LOCKED;
+  void mark_lost(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
   // The disk refused to read the block. Accesses get SIGBUS, and after a while the next one reads
   // the block again. The block has kUnread until a read succeeds, or its contents are of no
   // interest.

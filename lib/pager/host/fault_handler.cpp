@@ -126,12 +126,12 @@ void FaultHandler::renew_loop() {
 // the block's transition, or by detach(). Begins no transition.
 void FaultHandler::access_of_dying(Region& r, BlockIndex b, const trap::Fault& fault) {
   if (r.lost || r.quiet) return;  // no page may be put there: frames are being removed, or the device is lost
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   void* const page = reinterpret_cast<void*>(fault.address);
   switch (block.state) {
     case State::resident:
       if (fault.kind == trap::FaultKind::write_protect) {
-        block.flags &= static_cast<uint16_t>(~core::kProtected);
+        r.table.clear(b, core::kProtected);
         trap_.unprotect(r.address(b), r.block_size).ignore();
         return;
       }
@@ -207,11 +207,11 @@ bool FaultHandler::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, 
 
 // State unpopulated or stored: the block has to be read.
 void FaultHandler::met_absent(Region& r, BlockIndex b, const trap::Fault& fault, uint16_t wanted, DeferredWork& after) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if ((block.flags & core::kFaultPending) != 0) return;  // it waits for memory already
   core::add(counters_.faults);
   if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.refuse_growth(r, b);
-  block.flags |= wanted;
+  r.table.mark(b, wanted);
   DeferredWork fill;
   if (!page_in_.start_fill(r, b, Urgency::fault, fill)) waits_.starve_fault(r, b, 0, 0, fault.thread);
   if (!fill.submit.empty()) fill.submit.tail->accessed = fault.address - reinterpret_cast<uintptr_t>(r.address(b));
@@ -222,14 +222,14 @@ void FaultHandler::met_absent(Region& r, BlockIndex b, const trap::Fault& fault,
 }
 
 void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& fault) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   read_ahead_.used(r, b);
   if (fault.kind == trap::FaultKind::write_protect) {
     core::add(counters_.write_protect_faults);
     // Under the lock: if a reclaim thread protects the block next, that must come after this.
     const Status s = trap_.unprotect(r.address(b), r.block_size);
     if (s.code() == -EPERM) return met_shut(r, b, s);
-    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    r.table.clear(b, core::kProtected);
     map_.note_dirty(r, b);
     return;
   }
@@ -239,7 +239,7 @@ void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
   // in any memory, the page then reads as zeros. If the page is present, fill_zero() fails and
   // changes nothing. Stores to the new page are not trapped, so the block is no longer clean.
   if (met_before(fault.address) && trap_.fill_zero(page, core::kPage).ok() && (block.flags & core::kProtected) != 0) {
-    block.flags &= static_cast<uint16_t>(~core::kProtected);
+    r.table.clear(b, core::kProtected);
     trap_.unprotect(r.address(b), r.block_size).ignore();
     map_.note_dirty(r, b);
   }
@@ -301,7 +301,7 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
   }
   const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
   if (r->dying) return access_of_dying(*r, b, fault);
-  Block& block = r->table[b];
+  const Block& block = r->table[b];
   if (!core::in_transition(block.state) && block.state != State::resident && failed_.retries().waits(*r, b)) return;
   if (slow_down(*r, b, fault, now)) return;
   const uint16_t wanted =
@@ -314,13 +314,13 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       break;
     case State::reading:
       if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
-      block.flags |= wanted;
+      r->table.mark(b, wanted);
       read_ahead_.used(*r, b);
       break;
     case State::staged:
       core::add(counters_.faults);
       core::add(counters_.soft_faults);
-      block.flags |= wanted;
+      r->table.mark(b, wanted);
       read_ahead_.used(*r, b);
       if (map_.frame_table()[block.aux].admitted) map_.policy(block.aux).touched(block.aux);
       installer_.begin_install(*r, b, after);
@@ -329,14 +329,14 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
     case State::mapping:
       // fill() wakes the thread, unless the program has dropped the page since: then `holed` does.
       if (fault.kind != trap::FaultKind::write_protect) map_.frame_table()[block.aux].holed = true;
-      block.flags |= wanted;
+      r->table.mark(b, wanted);
       read_ahead_.used(*r, b);
       break;
     case State::isolating:
     case State::writing_back:
       if (!map_.frame_table()[block.aux].dropping) fill_hole(map_.frame_table()[block.aux], fault);
       if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
-      block.flags |= wanted;
+      r->table.mark(b, wanted);
       break;
     case State::resident:
       met_resident(*r, b, fault);
@@ -348,14 +348,14 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       fill_hole(map_.frame_table()[block.aux], fault);
       // The trap is in place already, but the state does not say so yet: settle() serves the fault.
       core::add(counters_.faults);
-      block.flags |= wanted;
+      r->table.mark(b, wanted);
       break;
     case State::promoting:
       // With unified page tables the thread is woken when the block is made, and then parks at its
       // gate. Woken earlier it would come back again and again, and one of its tries could fall
       // between the mapping of the block and the shutting of the gate.
       if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
-      block.flags |= wanted;
+      r->table.mark(b, wanted);
       break;
     case State::on_device:
       if (cpu_mappings_.met(*r, b, fault, now_ns())) devices_.notify_one();

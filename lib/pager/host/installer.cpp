@@ -10,9 +10,9 @@
 
 namespace vmem::pager {
 
-void Installer::start_installing(Transition* m, State from, TransitionList& install) {
+void Installer::start_installing(Transition* m, TransitionList& install) {
   Region& r = *m->region;
-  r.table.change(m->block, from, State::mapping);
+  r.table.begin_install(m->block);
   map_.frame_table()[r.table[m->block].aux].holed = false;
   failed_.goes_in_place(r, m->block);
   const FrameId id = r.table[m->block].aux;
@@ -24,13 +24,13 @@ void Installer::start_installing(Transition* m, State from, TransitionList& inst
 bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
   if (r.lost) return true;  // the region's device is lost
   if (start_install(r, b, after)) return true;
-  r.table[b].flags |= core::kFaultPending;
+  r.table.mark(b, core::kFaultPending);
   return waits_.starve_fault(r, b);
 }
 
 bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, const MemoryWaiter* waited) {
   if (!map_.reserve_transition()) return false;
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   const bool staged = in_staging(map_.frame_table()[block.aux].pool);
   // The bytes are in two places for a moment.
   if (staged && !budget_.charge(r.block_size, 0)) return false;
@@ -42,7 +42,7 @@ bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, cons
   m->io.size = 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kStorePending) == 0 &&
                (block.flags & core::kDigest) != 0 && (block.flags & core::kDirty) == 0;
-  start_installing(m, State::staged, after.install);
+  start_installing(m, after.install);
   return true;
 }
 
@@ -78,24 +78,23 @@ void Installer::install(TransitionList& transitions, DeferredWork& after) {
 // State mapping; the trap refused the block, which is staged again.
 void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
   if (m->in_staging && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
     // The trap had no memory for its own copy: other blocks leave, as for any frame.
-    r.table.change(m->block, State::mapping, State::staged);
+    r.table.abandon_install(m->block);
     budget_.credit(r.block_size);
     map_.admit(r, m->block, 0);
     pressure_.hold_back_after_refusal(s);
-    block.flags |= core::kFaultPending;
+    r.table.mark(m->block, core::kFaultPending);
     waits_.starve_fault(r, m->block, m->since_ns, m->mark);
     map_.free_transition(m);
     freed_.memory_freed(after);
     return;
   }
   // The frame still has the bytes: nothing is lost, and the access waits for the next try.
-  r.table.change(m->block, State::mapping, State::staged);
+  r.table.abandon_install(m->block);
   if (m->in_staging) budget_.credit(r.block_size);
   map_.admit(r, m->block, 0);
-  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
+  r.table.answer_faults(m->block);
   m->status = s;
   failed_.answer_later(r, m->block, s);
   map_.free_transition(m);
@@ -147,10 +146,10 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   const bool changed = !s.ok() && !torn && !m->protect && r.writable() && r.transfer == Transfer::copy &&
                        !(store::digest(m->image, r.block_size) == r.table[m->block].digest);
   Lock lock(map_.mutex());
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   if (changed) {
-    block.flags &= static_cast<uint16_t>(~core::kDigest);
-    if (r.gpu) block.flags |= core::kDirty;
+    r.table.forget_digest(m->block);
+    if (r.gpu) r.table.mark(m->block, core::kDirty);
   }
   if (m->pinned_in_policy) map_.policy(block.aux).unhold(block.aux);
   if (torn) {
@@ -171,25 +170,25 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
     frame.bytes = nullptr;
     map_.withdraw(block.aux);
     frame.pool = kHostPool;
-    block.flags &= static_cast<uint16_t>(~core::kDirty);
+    r.table.clear(m->block, core::kDirty);
   } else if (r.transfer == Transfer::copy) {
     frames_.put_bounce(m->image, r.block_size);
     frame.bytes = nullptr;
   }
-  r.table.change(m->block, State::mapping, State::resident);
-  block.flags &= static_cast<uint16_t>(~core::kProtected);
+  r.table.end_install(m->block);
+  r.table.clear(m->block, core::kProtected);
   frame.proven = m->protect;
   if (m->protect) {
     // A store may have met the protection between fill() and this lock. It was noted as a request,
     // and no other code answers it.
     const bool stores = (block.flags & core::kStorePending) != 0;
     const bool stays = !stores || trap_.unprotect(at, r.block_size).code() == -EPERM;
-    if (stays) block.flags |= core::kProtected;
+    if (stays) r.table.mark(m->block, core::kProtected);
     if (stays && stores) trap_.wake(at, r.block_size).ignore();
   }
   if ((block.flags & core::kProtected) == 0) map_.note_dirty(r, m->block);
   if (frame.holed) trap_.wake(at, r.block_size).ignore();
-  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
+  r.table.answer_faults(m->block);
   map_.admit(r, m->block, frame.shadow);
   if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
   map_.free_transition(m);
@@ -227,7 +226,7 @@ void Installer::lose_filled(Transition* m, const Status& why) {
   } else {
     give_frame(r, m->image);
   }
-  failed_.mark_lost(r, m->block, State::mapping, why);
+  failed_.mark_lost(r, m->block, why);
   m->status = r.reason(m->block);
   map_.free_transition(m);
 }

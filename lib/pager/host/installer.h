@@ -28,7 +28,7 @@ class Installer : private Shared {
                      const MemoryWaiter* waited = nullptr) VMEM_LOCKED;
   // Adds a transition whose bytes are in its frame to `install`. From here on the policy does not
   // name the block.
-  void start_installing(Transition* m, core::State from, TransitionList& install) VMEM_LOCKED;
+  void start_installing(Transition* m, TransitionList& install) VMEM_LOCKED;
   // Puts the first transition in place, and others that the same call can. Takes them from the
   // list.
   void install(TransitionList& transitions, DeferredWork& after) VMEM_UNLOCKED;

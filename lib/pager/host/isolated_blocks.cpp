@@ -12,7 +12,7 @@ void IsolatedBlocks::keep_frame(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   const FrameId id = r.table[b].aux;
-  r.table.change(b, State::isolating, State::staged);
+  r.table.keep_staged(b);
   map_.frame_table()[id].bytes = m->image;
   map_.policy(id).unhold(id);
   if ((r.table[b].flags & core::kFaultPending) != 0) {
@@ -35,17 +35,17 @@ void IsolatedBlocks::give_buffers(Transition* m) {
   m->coded = m->aside = nullptr;
 }
 
-void IsolatedBlocks::let_go(Transition* m, State from, DeferredWork& after) {
+void IsolatedBlocks::let_go(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   core::add(counters_.evictions);
   map_.progress().made();
   if ((block.flags & core::kReadAhead) != 0) {
     core::add(counters_.prefetch_wasted);
     r.readahead.on_waste(m->block);
   }
-  block.flags &= core::kForgetReadAhead;
-  block.flags &= static_cast<uint16_t>(~(core::kProtected | core::kDirty));
+  r.table.forget_read_ahead(m->block);
+  r.table.clear(m->block, core::kProtected | core::kDirty);
   give_buffers(m);
   if (m->in_place) {
     if (!core::broken("credit")) budget_.credit(r.block_size);
@@ -59,8 +59,8 @@ void IsolatedBlocks::let_go(Transition* m, State from, DeferredWork& after) {
   }
   writes_.settled(m->leaving);
   map_.free_entry(m->block, r);
-  if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
-  r.table.change(m->block, from, block.extent ? State::stored : State::unpopulated);
+  if (r.from_file() && !block.extent) r.table.forget_digest(m->block);
+  r.table.let_go(m->block);
   tables_.charge(r);
   const BlockIndex b = m->block;
   map_.free_transition(m);
@@ -69,31 +69,31 @@ void IsolatedBlocks::let_go(Transition* m, State from, DeferredWork& after) {
 
 // The block's pages never left. After a failure the kernel's protection may be stronger than the
 // flag; the next store lifts it.
-void IsolatedBlocks::stay_in_place(Transition* m, State from) {
+void IsolatedBlocks::stay_in_place(Transition* m) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   if (!m->in_place && r.transfer != Transfer::install) frames_.put_slot(m->image, r.block_size);
   Frame& frame = map_.frame_table()[block.aux];
   const bool proven = m->in_place && frame.proven && (block.flags & core::kProtected) != 0;
-  r.table.change(m->block, from, State::resident);
+  r.table.keep_in_place(m->block);
   const bool differs = m->only_clean && !m->clean;
   const bool same = m->status.ok() && m->in_place && !differs && (block.flags & core::kDigest) != 0 &&
                     !lent_for_writing(r, m->block) && !frame.holed;
   bool stays = same && (block.flags & core::kStorePending) == 0;
   if (!stays && m->in_place) stays = trap_.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
-  block.flags &= static_cast<uint16_t>(~core::kProtected);
+  r.table.clear(m->block, core::kProtected);
   // A device that pinned pages before they were protected stores unseen. If the trap cannot see
   // pins, the block counts as proven all the same, except after a background write, which comes at
   // any time.
   const bool seen = trap_.caps().pins == trap::Pins::unseen && (!m->background || core::broken("compare_again"));
   frame.proven = stays && (proven || seen);
   if (stays) {
-    block.flags |= core::kProtected;
+    r.table.mark(m->block, core::kProtected);
   } else {
     map_.note_dirty(r, m->block);
   }
   if ((block.flags & core::kFaultPending) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
-  block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
+  r.table.answer_faults(m->block);
   map_.admit(r, m->block, map_.nonresident_age().shadow());
   const BlockIndex b = m->block;
   map_.free_transition(m);
@@ -102,8 +102,7 @@ void IsolatedBlocks::stay_in_place(Transition* m, State from) {
 
 void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
-  const State from = block.state;
+  const Block& block = r.table[m->block];
   writes_.settled(m->leaving);
   give_buffers(m);
   Frame& frame = map_.frame_table()[block.aux];
@@ -112,19 +111,19 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   if (same_in_store) map_.note_clean(r, m->block);
 
   if (m->in_place || (!m->status.ok() && !m->from_staged && !m->out)) {
-    stay_in_place(m, from);
+    stay_in_place(m);
     return;
   }
   frame.bytes = m->image;
   if (frame.lent_to_kernels) {
-    r.table.change(m->block, from, State::staged);
-    r.table.change(m->block, State::staged, State::isolating);
+    r.table.keep_staged(m->block);
+    r.table.begin_isolate(m->block);
     map_.free_transition(m);
     return;
   }
   const bool wanted = (block.flags & core::kFaultPending) != 0;
   if (m->from_staged && (!wanted || m->in_staging)) {
-    r.table.change(m->block, from, State::staged);
+    r.table.keep_staged(m->block);
     map_.admit(r, m->block, map_.nonresident_age().shadow());
     const BlockIndex b = m->block;
     map_.free_transition(m);
@@ -135,7 +134,7 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   // If the trap keeps frames, the block goes back protected, so that its next store is seen.
   m->protect = m->background && same_in_store && r.transfer == Transfer::install && trap_.caps().write_protect &&
                (block.flags & (core::kDigest | core::kStorePending)) == core::kDigest && !lent_for_writing(r, m->block);
-  installer_.start_installing(m, from, after.install);
+  installer_.start_installing(m, after.install);
 }
 
 void IsolatedBlocks::lose_taken(Transition* m) {
@@ -147,16 +146,16 @@ void IsolatedBlocks::lose_taken(Transition* m) {
   frames_.put_slot(m->image, r.block_size);
   budget_.credit(r.block_size);
   map_.free_entry(m->block, r);
-  failed_.mark_lost(r, m->block, State::isolating, m->status);
+  failed_.mark_lost(r, m->block, m->status);
   m->status = r.reason(m->block);
-  if (m->completion != nullptr && m->completion->status.ok()) r.table[m->block].flags |= core::kTold;
+  if (m->completion != nullptr && m->completion->status.ok()) r.table.mark(m->block, core::kTold);
   map_.free_transition(m);
 }
 
 Transition* IsolatedBlocks::hold_for_drop(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   map_.withdraw(block.aux);
-  r.table.change(b, block.state, State::isolating);
+  r.table.begin_isolate(b);
   return map_.new_transition(r, b);
 }
 
@@ -167,7 +166,7 @@ void IsolatedBlocks::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
   m->from_staged = true;
   m->in_staging = in_staging(frame.pool);
   leaves(m);
-  let_go(m, State::isolating, after);
+  let_go(m, after);
 }
 
 Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWork& after) {
@@ -194,7 +193,7 @@ Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, Deferr
     return dropped;
   }
   failed_.forget_store_copy(r, b);
-  let_go(m, State::isolating, after);
+  let_go(m, after);
   return {};
 }
 

@@ -23,7 +23,7 @@ class IsolatedBlocks : private Shared {
   // - put_back() keeps the block in memory: it is wanted, synced or pinned, or its write failed.
   // - keep_frame() ends a probe: the frame is kept, and goes in place when a fault wants it.
   // - lose_taken() marks a block lost that has lost a part of its pages.
-  void let_go(Transition* m, State from, DeferredWork& after) VMEM_LOCKED;
+  void let_go(Transition* m, DeferredWork& after) VMEM_LOCKED;
   void put_back(Transition* m, DeferredWork& after) VMEM_LOCKED;
   void keep_frame(Transition* m, DeferredWork& after) VMEM_LOCKED;
   void lose_taken(Transition* m) VMEM_LOCKED;
@@ -36,7 +36,7 @@ class IsolatedBlocks : private Shared {
 
  private:
   Transition* hold_for_drop(Region& r, BlockIndex b) VMEM_LOCKED;
-  void stay_in_place(Transition* m, State from) VMEM_LOCKED;
+  void stay_in_place(Transition* m) VMEM_LOCKED;
   void give_buffers(Transition* m) VMEM_LOCKED;
 
   FailedBlocks& failed_;

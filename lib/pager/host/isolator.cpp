@@ -17,7 +17,7 @@
 namespace vmem::pager {
 
 Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
   const bool held = block.state == State::staged || frame.lent_to_kernels;
   // A device that has pinned a page can store to it in place, whatever protects it. So a block that
@@ -34,7 +34,7 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
     if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
     return nullptr;
   }
-  r.table.change(b, block.state, frame.lent_to_kernels ? State::writing_back : State::isolating);
+  frame.lent_to_kernels ? r.table.begin_write(b) : r.table.begin_isolate(b);
   Transition* m = map_.new_transition(r, b);
   m->image = image;
   m->way = core::Way::host_to_ssd;

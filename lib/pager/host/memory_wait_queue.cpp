@@ -7,7 +7,7 @@ namespace vmem::pager {
 namespace {
 
 void clear(Region& r, BlockIndex b) {
-  r.table[b].flags &= static_cast<uint16_t>(~core::kWaitsForMemory);
+  r.table.clear(b, core::kWaitsForMemory);
 }
 
 }  // namespace
@@ -18,14 +18,14 @@ PooledList<MemoryWaiter>::iterator MemoryWaitQueue::behind(Urgency urgency) {
 }
 
 bool MemoryWaitQueue::add(const MemoryWaiter& what) {
-  core::Block& block = what.region->table[what.block];
+  const core::Block& block = what.region->table[what.block];
   if (marked(block)) {
     if (what.urgency != Urgency::fault) return true;
     queue_.erase_if([&](const MemoryWaiter& s) { return s.region == what.region && s.block == what.block; });
     clear(*what.region, what.block);
   }
   if (!queue_.insert(behind(what.urgency), what)) return false;
-  block.flags |= core::kWaitsForMemory;
+  what.region->table.mark(what.block, core::kWaitsForMemory);
   return true;
 }
 

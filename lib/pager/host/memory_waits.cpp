@@ -25,7 +25,7 @@ bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t sinc
 
 bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint64_t mark, uint32_t thread) {
   if (starve(r, b, Urgency::fault, since_ns, mark, thread)) return true;
-  r.table[b].flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
+  r.table.answer_faults(b);
   trap_.wake(r.address(b), r.block_size).ignore();
   return false;
 }
@@ -108,7 +108,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
     if (s.urgency != Urgency::fault) return false;
     if (!map_.progress().over(s.mark, deadline_.limit_ns()) && !waits_for_itself(lock, now)) return false;
     Region& r = *s.region;
-    Block& block = r.table[s.block];
+    const Block& block = r.table[s.block];
     if (block.state == State::staged) {
       // No other copy of the bytes exists: they stay, and so does the faulting thread.
       VMEM_LOG_OFTEN(core::Level::error,

@@ -44,7 +44,7 @@ PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& fai
       freed_(freed) {}
 
 bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if ((block.state == State::unpopulated && !tables_.may_grow(r, b)) || !map_.reserve_block()) return false;
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
@@ -58,7 +58,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   const State from = block.state;
   const FrameId id = map_.new_entry(r, b, bytes, staging_pool(r));
   map_.frame_table()[id].shadow = shadow;
-  r.table.change(b, from, State::reading);
+  r.table.begin_read(b);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
   m->image = bytes;
@@ -72,7 +72,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
 }
 
 bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after, const MemoryWaiter* waited) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return false;
   if (!map_.reserve_block()) {
     pressure_.wake_reclaim();
@@ -107,7 +107,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   const State from = block.state;
   const FrameId id = map_.new_entry(r, b, image);
   map_.frame_table()[id].shadow = shadow;
-  r.table.change(b, from, State::reading);
+  r.table.begin_read(b);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
   m->image = image;
@@ -120,8 +120,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   m->io.unpopulated = fresh && !m->fresh && !coded;
   if (from == State::unpopulated && !r.from_file()) {
     core::add(counters_.zero_fills);
-    block.digest = store::zero_digest(size);
-    block.flags |= core::kDigest;
+    r.table.set_digest(b, store::zero_digest(size));
     after.zero.push_back(m);
     return true;
   }
@@ -179,11 +178,10 @@ bool PageIn::show_file(Transition* m) {
 // Ends a fill without the block, which is absent again.
 void PageIn::abandon_fill(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
   installer_.give_frame(r, m->image);
   map_.free_entry(m->block, r);
-  block.flags &= core::kForgetReadAhead;
-  r.table.change(m->block, State::reading, block.extent ? State::stored : State::unpopulated);
+  r.table.forget_read_ahead(m->block);
+  r.table.abandon_read(m->block);
   map_.free_transition(m);
   freed_.memory_freed(after);
 }
@@ -200,13 +198,11 @@ void PageIn::put_off_fill(Transition* m, DeferredWork& after) {
 // A block that is wanted could not be read: it is poisoned.
 void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
   installer_.give_frame(r, m->image);
   map_.free_entry(m->block, r);
-  r.table.change(m->block, State::reading, State::poisoned);
-  block.flags &=
-      static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending | core::kReadAhead | core::kReadaheadMarker));
-  if (shows_file) block.flags |= core::kShowsFile;
+  r.table.poison(m->block);
+  r.table.clear(m->block, core::kFaultPending | core::kStorePending | core::kReadAhead | core::kReadaheadMarker);
+  if (shows_file) r.table.mark(m->block, core::kShowsFile);
   if (m->io.result != 0) {
     failed_.mark_unread(r, m->block);
   } else {
@@ -221,13 +217,13 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
 // The frame has the block's bytes: the block goes in place, or is staged.
 void PageIn::settle_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   ReadGroup* const together = m->read_group;
   map_.progress().made();
   failed_.clear_unread(r, m->block);
   const bool wanted = (block.flags & core::kFaultPending) != 0 || leased(r, m->block);
   if (m->in_staging) {
-    r.table.change(m->block, State::reading, State::staged);
+    r.table.end_read(m->block);
     map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
     const BlockIndex b = m->block;
     map_.free_transition(m);
@@ -238,7 +234,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   const bool stay_held = !wanted && (block.flags & core::kReadaheadMarker) != 0 &&
                          (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
   if (stay_held) {
-    r.table.change(m->block, State::reading, State::staged);
+    r.table.end_read(m->block);
     map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
     map_.free_transition(m);
     freed_.memory_freed(after);
@@ -252,7 +248,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   // The others were read by the same transfer. A block that will be stored to does not wait for
   // them: it is not protected as they are.
   const bool waits = together != nullptr && (m->protect || !r.writable());
-  installer_.start_installing(m, State::reading, waits ? together->ready : after.install);
+  installer_.start_installing(m, waits ? together->ready : after.install);
 }
 
 // Notes that the file has a hole at the block and behind it.
@@ -269,14 +265,13 @@ void PageIn::clear_hole(Lock& lock, Transition* m) {
   make_zeros(*m, frames_);
   lock.lock();
   if (!r.writable()) return;
-  r.table[m->block].digest = store::zero_digest(r.block_size);
-  r.table[m->block].flags |= core::kDigest;
+  r.table.set_digest(m->block, store::zero_digest(r.block_size));
 }
 
 // Verifies the bytes, then puts the block in place, leaves it staged, or ends the fill without it.
 void PageIn::finish_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   const bool zero = m->io.op == store::Io::Op::read && m->io.size == 0;
   core::step("fill.read");
   if (!zero) reader_.verify_read(m);
@@ -324,8 +319,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
     return;
   }
   if (!zero && !block.extent && r.writable()) {
-    block.digest = m->digest;
-    block.flags |= core::kDigest;
+    r.table.set_digest(m->block, m->digest);
   }
   settle_read(m, after);
 }
@@ -374,7 +368,7 @@ void PageIn::run(DeferredWork& after) {
 }
 
 void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if ((block.flags & core::kFaultPending) == 0) return;
   switch (block.state) {
     case State::staged:
@@ -386,7 +380,7 @@ void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
       if (!start_fill(r, b, Urgency::fault, after)) waits_.starve_fault(r, b);
       break;
     case State::resident:
-      block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));
+      r.table.answer_faults(b);
       break;
     default:
       break;
@@ -402,14 +396,14 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   const Status s = frames_.populate(m->image, r.block_size);
   if (s.ok()) return true;
   Lock lock(map_.mutex());
-  core::Block& block = r.table[m->block];
+  const core::Block& block = r.table[m->block];
   const core::BlockIndex b = m->block;
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   readahead_queue_.ended(*m);
   frames_.put_fresh(m->image, r.block_size);
   map_.free_entry(b, r);
-  block.flags &= core::kForgetReadAhead;
-  r.table.change(b, State::reading, block.extent ? State::stored : State::unpopulated);
+  r.table.forget_read_ahead(m->block);
+  r.table.abandon_read(b);
   pressure_.hold_back_after_refusal(s);
   if ((block.flags & core::kFaultPending) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
   m->status = {};  // waiters look at the block again

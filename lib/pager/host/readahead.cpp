@@ -20,18 +20,18 @@ bool scanned(const Region& r, uint64_t room) {
 }  // namespace
 
 void Readahead::used(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   if ((block.flags & core::kReadAhead) == 0) return;
   const bool marker = (block.flags & core::kReadaheadMarker) != 0;
   const int64_t stride = std::max<int32_t>(1, std::abs(map_.frame_table()[block.aux].stride));
   const int64_t step = map_.frame_table()[block.aux].stride < 0 ? stride : -stride;
-  block.flags &= core::kForgetReadAhead;
+  r.table.forget_read_ahead(b);
   map_.frame_table().seen(map_.frame_table()[block.aux]);
   core::add(counters_.prefetch_hits);
   for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
-    Block& before = r.table[static_cast<BlockIndex>(i)];
+    const Block& before = r.table[static_cast<BlockIndex>(i)];
     if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
-    before.flags &= core::kForgetReadAhead;
+    r.table.forget_read_ahead(static_cast<BlockIndex>(i));
     map_.frame_table().seen(map_.frame_table()[before.aux]);
     core::add(counters_.prefetch_hits);
     if (map_.frame_table()[before.aux].admitted) map_.policy(before.aux).touched(before.aux);
@@ -71,7 +71,7 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
   TransitionList others;
   for (uint64_t i = 1; i < run.count; ++i) {
     const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
-    Block& block = r.table[n];
+    const Block& block = r.table[n];
     // Stop at a block of zeros, which are made faster than they are moved, and at a block that
     // waits.
     const bool stored = block.state == State::stored;
@@ -102,13 +102,13 @@ void Readahead::pass(Region& r, const policy::Run& run, bool used) {
   readahead_queue_.forget(r, run);
   for (uint64_t i = 0; i < run.count; ++i) {
     const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
-    Block& block = r.table[b];
+    const Block& block = r.table[b];
     if (block.state != State::resident && (used || block.state != State::staged)) continue;
     Frame& frame = map_.frame_table()[block.aux];
     if (!used && !frame.ahead) continue;
     if ((block.flags & core::kReadAhead) != 0 && frame.admitted) map_.policy(block.aux).touched(block.aux);
     if (used && (block.flags & core::kReadAhead) != 0) {
-      block.flags &= core::kForgetReadAhead;
+      r.table.forget_read_ahead(b);
       core::add(counters_.prefetch_hits);
     }
     if (used) map_.frame_table().seen(frame);
@@ -173,7 +173,7 @@ void Readahead::pump_speculative(DeferredWork& after) {
     const uint64_t room = more ? r.block_size : std::max<uint64_t>(r.block_size, std::min(cap / 2, kRefill));
     if (!readahead_queue_.may_start(room, cap)) return;
     more = true;
-    Block& block = r.table[s.next];
+    const Block& block = r.table[s.next];
     if ((block.state == State::unpopulated || block.state == State::stored) && !MemoryWaitQueue::marked(block) &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::unpopulated &&
@@ -185,13 +185,13 @@ void Readahead::pump_speculative(DeferredWork& after) {
       }
       readahead_queue_.started(*after.submit.tail);
       core::add(counters_.prefetched_blocks);
-      block.flags |= core::kReadAhead;
+      r.table.mark(s.next, core::kReadAhead);
       if (s.urgency == Urgency::prefetch) {
-        block.flags |= core::kPrefetched;
+        r.table.mark(s.next, core::kPrefetched);
       } else {
         map_.frame_table().read_ahead(map_.frame_table()[block.aux]);
       }
-      if (s.urgency == Urgency::readahead && s.next == s.marker) block.flags |= core::kReadaheadMarker;
+      if (s.urgency == Urgency::readahead && s.next == s.marker) r.table.mark(s.next, core::kReadaheadMarker);
       map_.frame_table()[block.aux].stride = static_cast<int32_t>(s.stride);
     } else if (core::in_memory(block.state) && s.urgency == Urgency::readahead && s.next == s.marker) {
       // The marker is in memory already: no fault will tell that the stream passes it. The next

@@ -143,12 +143,12 @@ void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
   } else {
     prepare(m->io, space_.file(m->extent), m->extent.offset(), m->codec == store::Codec::raw ? m->image : m->coded,
             m->stored);
-    if (!m->new_extent) r.table[m->block].flags &= static_cast<uint16_t>(~core::kDigest);  // until that copy is whole
+    if (!m->new_extent) r.table.forget_digest(m->block);  // until that copy is whole
   }
   // A store shows that reading ahead was worth it. On a device only a lease shows that: the block
   // may have been dirty before it came.
-  if (Block& block = r.table[m->block]; m->device < 0 && (block.flags & core::kReadAhead) != 0) {
-    block.flags &= core::kForgetReadAhead;
+  if (const Block& block = r.table[m->block]; m->device < 0 && (block.flags & core::kReadAhead) != 0) {
+    r.table.forget_read_ahead(m->block);
     map_.frame_table().seen(map_.frame_table()[block.aux]);
     core::add(counters_.prefetch_hits);
   }

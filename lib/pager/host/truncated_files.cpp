@@ -33,10 +33,10 @@ Status drop_shown(trap::Trap& trap, const Region& r, BlockIndex b) {
 
 Status TruncatedFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   if (!map_.reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   const uint32_t shadow = block.aux;
   const FrameId id = map_.new_entry(r, b, nullptr);
-  r.table.change(b, State::poisoned, State::reading);
+  r.table.begin_read(b);
   Transition* m = map_.new_transition(r, b);
   const bool hides = r.gpu && !device_set_.own_page_tables();
   bool shown = (block.flags & core::kUnanswered) == 0;
@@ -45,20 +45,20 @@ Status TruncatedFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   Status s = hides ? hide_file(trap_, r, b, &shown) : drop_shown(trap_, r, b);
   lock.lock();
   map_.give_entry(id);
-  block.aux = shadow;
+  r.table.set_aux(b, shadow);
   DeferredWork after;
   if (s.ok() && hides) {
-    block.flags &= static_cast<uint16_t>(~(core::kShowsFile | core::kLost | core::kTold | core::kUnanswered));
-    r.table.change(b, State::reading, block.extent ? State::stored : State::unpopulated);
+    r.table.clear(b, core::kShowsFile | core::kLost | core::kTold | core::kUnanswered);
+    r.table.abandon_read(b);
     tables_.charge(r);
     r.reasons.erase(b);
     map_.free_transition(m);
     page_in_.settle(r, b, after);
   } else {
     if (!s.ok()) VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
-    block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending | core::kUnanswered));
-    if (!shown) block.flags |= core::kUnanswered;
-    r.table.change(b, State::reading, State::poisoned);
+    r.table.clear(b, core::kFaultPending | core::kStorePending | core::kUnanswered);
+    if (!shown) r.table.mark(b, core::kUnanswered);
+    r.table.poison(b);
     trap_.wake(r.address(b), r.block_size).ignore();
     map_.free_transition(m);
   }

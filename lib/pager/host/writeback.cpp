@@ -32,11 +32,12 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
     Lock lock(map_.mutex());
     // Reclaim threads choose blocks known to be pinned only if there are no others. If the whole
     // batch is such blocks, they pause.
-    const auto pinned = [&](const Transition* m) {
+    bool all_pinned = true;
+    for (const Transition* m : batch) {
       const Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
-      return m->status.code() == -EBUSY && m->reclaims && m->begun_ns < frame.pinned_until_ns;
-    };
-    if (std::all_of(batch.begin(), batch.end(), pinned)) writes_.pinned(now_ns());
+      all_pinned = all_pinned && m->status.code() == -EBUSY && m->reclaims && m->begun_ns < frame.pinned_until_ns;
+    }
+    if (all_pinned) writes_.pinned(now_ns());
     for (Transition* m : batch) settle_taken(m, after);
     freed_.memory_freed(after);
   }
@@ -75,7 +76,7 @@ void Writeback::settle_taken(Transition* m, DeferredWork& after) {
     map_.frame_table()[r.table[m->block].aux].unwritten = true;
     isolated_.put_back(m, after);
   } else {
-    if (r.table[m->block].state == State::isolating) r.table.change(m->block, State::isolating, State::writing_back);
+    if (r.table[m->block].state == State::isolating) r.table.begin_write(m->block);
     writer_.to_store(m, *this, after);
   }
 }
@@ -101,19 +102,18 @@ void Writeback::put_back_dirty(Transition* m, DeferredWork& after) {
 // The store has these bytes: the memory goes, unless a fault wants the block or it is to stay.
 void Writeback::finish_clean(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   const bool gone = (m->in_place && !m->keep) || m->emptied;
   if (m->zeros) {  // the store's copy, if any, is out of date; zeros need none
     failed_.forget_store_copy(r, m->block);
-    block.digest = m->digest;
-    block.flags |= core::kDigest;
+    r.table.set_digest(m->block, m->digest);
   }
   if (m->keep || (!gone && (block.flags & core::kFaultPending) != 0)) {
     isolated_.put_back(m, after);
     return;
   }
   core::add(counters_.clean_drops);
-  isolated_.let_go(m, State::isolating, after);
+  isolated_.let_go(m, after);
 }
 
 void Writeback::io_ended(Transition* m) {
@@ -213,7 +213,7 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
   const bool dropped = m->status.ok() && (m->in_place || in_slot(*m)) && !m->keep && (cut || drop_written(m));
   const bool same = !m->status.ok() || !m->in_place || !m->keep || isolator_.still_same(m);
   Lock lock(map_.mutex());
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   if (!m->status.ok() && m->background) {
     put_back_dirty(m, after);
     freed_.memory_freed(after);
@@ -239,19 +239,18 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
   if (r.backing != Backing::file_shared) {
     // Under the lock: after it is dropped, the region may be freed and the store may end.
     if (m->new_extent && block.extent) space_.release(block.extent);
-    block.extent = m->extent;
+    r.table.set_extent(m->block, m->extent);
   }
-  block.digest = m->digest;
-  block.flags |= core::kDigest;
+  r.table.set_digest(m->block, m->digest);
   // The file has only a part of the block, or other bytes may have been written than were hashed.
-  if (cut || !same || map_.frame_table()[block.aux].holed) block.flags &= static_cast<uint16_t>(~core::kDigest);
-  block.flags &= static_cast<uint16_t>(~core::kDirty);
+  if (cut || !same || map_.frame_table()[block.aux].holed) r.table.forget_digest(m->block);
+  r.table.clear(m->block, core::kDirty);
   map_.frame_table()[block.aux].unwritten = map_.frame_table()[block.aux].droppable = false;
-  failed_.clear_unknown(block);
+  failed_.clear_unknown(r, m->block);
   if (!dropped && (m->keep || (!cut && (block.flags & core::kFaultPending) != 0))) {
     isolated_.put_back(m, after);
   } else {
-    isolated_.let_go(m, State::writing_back, after);  // let_go() reads the block back if it is wanted
+    isolated_.let_go(m, after);  // let_go() reads the block back if it is wanted
   }
   freed_.memory_freed(after);
   failed_.revive_dropped();

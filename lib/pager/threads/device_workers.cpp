@@ -75,7 +75,7 @@ bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
     Region* r = map_.find(address);
     if (r == nullptr || !r->gpu || r->lost || r->dying) return false;
     const BlockIndex b = r->index(reinterpret_cast<const void*>(address));
-    Block& block = r->table[b];
+    const Block& block = r->table[b];
     if (block.state == State::on_device) {
       if (!store) return true;
       if (!r->writable()) return false;  // an error of the program, like a store to any read-only mapping

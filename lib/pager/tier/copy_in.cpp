@@ -130,7 +130,7 @@ void CopyIn::lose_taken(Transition* m) {
   Region& r = *m->region;
   map_.free_entry(m->block, r);
   budget_.credit(r.block_size);
-  failed_.mark_lost(r, m->block, State::isolating, m->status);
+  failed_.mark_lost(r, m->block, m->status);
 }
 
 // Ends copy_aside(): only the staging frame has the bytes now or, on failure, the block stays where
@@ -138,7 +138,7 @@ void CopyIn::lose_taken(Transition* m) {
 void CopyIn::pulled(Transition* m, int d) {
   Region& r = *m->region;
   DeviceState& g = device_set_[static_cast<size_t>(d)];
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   Frame& frame = map_.frame_table()[block.aux];
   if (!m->status.ok()) {
     g.budget.credit(r.block_size);
@@ -146,10 +146,9 @@ void CopyIn::pulled(Transition* m, int d) {
     ++g.failures;
     staging_.of(r).frames.put(m->image);
     if (half_way(m->status)) return lose_taken(m);
-    block.flags &=
-        static_cast<uint16_t>(~(core::kProtected | core::kDirty | core::kFaultPending | core::kStorePending));
+    r.table.clear(m->block, core::kProtected | core::kDirty | core::kFaultPending | core::kStorePending);
     frame.promoted = false;
-    r.table.change(m->block, State::isolating, State::resident);
+    r.table.keep_in_place(m->block);
     trap_.unprotect(r.address(m->block), r.block_size).ignore();
     map_.note_dirty(r, m->block);
     map_.admit(r, m->block, map_.nonresident_age().shadow());
@@ -159,12 +158,11 @@ void CopyIn::pulled(Transition* m, int d) {
     frames_.put_bounce(m->source, r.block_size);
   } else {
     map_.note_clean(r, m->block);
-    r.table.change(m->block, State::isolating, State::promoting);
-    block.device = static_cast<uint8_t>(d);
+    r.table.begin_promote(m->block, d);
     frame.pool = static_cast<uint8_t>(kDevicePools + d);
   }
   budget_.credit(r.block_size);
-  block.flags &= static_cast<uint16_t>(~core::kProtected);
+  r.table.clear(m->block, core::kProtected);
   frame.in_place = frame.dropping = frame.promoted = false;
   frame.bytes = nullptr;
   m->source = nullptr;
@@ -302,18 +300,17 @@ void CopyIn::open(InBatch& in) {
 // State promoting.
 void CopyIn::arrived(Transition* m) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   Frame& frame = map_.frame_table()[block.aux];
   frame.issued = false;
   --r.issued;
   frame.ticket.reset();
   frame.bytes = nullptr;
   const uint32_t shadow = frame.shadow;
-  r.table.change(m->block, State::promoting, State::on_device);
+  r.table.end_promote(m->block);
   ++r.arrived;
-  if (!device_set_.own_page_tables())
-    block.flags &= static_cast<uint16_t>(~(core::kFaultPending | core::kStorePending));  // begin_in() woke them
-  if (frame.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
+  if (!device_set_.own_page_tables()) r.table.answer_faults(m->block);  // begin_in() woke them
+  if (frame.hinted) r.table.mark(m->block, core::kReadAhead | core::kPrefetched);
   if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
   map_.admit(r, m->block, shadow);
   blocks_.answer(r, m->block);
@@ -324,7 +321,7 @@ void CopyIn::arrived(Transition* m) {
 void CopyIn::undo(Transition* m, const Status& why, bool trapped, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   DeviceState& g = device_set_[static_cast<size_t>(m->device)];
   g.budget.credit(r.block_size);
   g.failure = why;
@@ -339,17 +336,17 @@ void CopyIn::undo(Transition* m, const Status& why, bool trapped, DeferredWork& 
   if (lent) {
     if (m->image != nullptr) staging_.of(r).frames.put(m->image);
     map_.free_entry(b, r);
-    failed_.mark_lost(r, b, State::promoting, why);
+    failed_.mark_lost(r, b, why);
     map_.free_transition(m);
     return;
   }
   if (m->image == nullptr) {
     map_.free_entry(b, r);
-    r.table.change(b, State::promoting, block.extent ? State::stored : State::unpopulated);
+    r.table.abandon_promote(b);
   } else {
     frame.bytes = m->image;
     frame.pool = staging_pool(r);
-    r.table.change(b, State::promoting, State::staged);
+    r.table.abandon_promote_staged(b);
     if (!proven_clean(block)) map_.note_dirty(r, b);
     map_.admit(r, b, map_.nonresident_age().shadow());
   }

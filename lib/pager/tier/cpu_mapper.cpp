@@ -32,7 +32,7 @@ Transition* CpuMapper::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
     if (left_free == 0) pressure_.wake_all_reclaim();
     return nullptr;
   }
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   const bool kept = map_.copies().has(block.aux);
   std::byte* const bytes = kept ? map_.copies().hold(block.aux) : supply_.frame(r, 0);
   if (bytes == nullptr) {
@@ -103,7 +103,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   DeferredWork after;
   Lock lock(map_.mutex());
   device_set_.saw_loss(m->device, health);
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
   if (m->kept) {
     map_.copies().unhold(block.aux);
@@ -124,7 +124,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
     cpu_mappings_.not_shown();
     budget_.credit(r.block_size);
   }
-  r.table.change(b, State::demoting, State::on_device);
+  r.table.abandon_demote(b);
   if (frame.admitted) map_.policy(block.aux).unhold(block.aux);
   if (!shown && cpu_mappings_.ask(r, b, now_ns(), since(m))) device_set_.work().notify_one();
   if (device_set_[block.device].lost) device_set_[block.device].rescue = true;
@@ -135,7 +135,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
 }
 
 bool CpuMapper::hide(Lock& lock, Region& r, BlockIndex b) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   const int d = block.device;
   blocks_.claim(r, b);
   ++r.in_flight;

@@ -30,7 +30,7 @@ core::InplaceVector<device::Range, Batch::capacity()> gone_of(const OutPart& par
 
 Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   if (!map_.reserve_transition() || !cpu_mappings_.unrefuse(r, b)) return nullptr;
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
   const bool shown = map_.frame_table()[block.aux].cpu_mapped && how != Leave::sync;
   const bool kept = how != Leave::drop && !shown && map_.copies().has(block.aux);
@@ -56,7 +56,7 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   m->in_staging = true;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   m->elsewhere = (block.flags & core::kUnknown) != 0;
-  r.table.change(b, State::on_device, State::demoting);
+  r.table.begin_demote(b);
   Frame& frame = map_.frame_table()[block.aux];
   frame.in_place = from_cpu;
   if (how == Leave::sync) {
@@ -231,7 +231,7 @@ void Demoter::run(std::span<Transition*> batch) {
 void Demoter::settle_left(Transition* m, const Status& copied, bool lost, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   device_set_[static_cast<size_t>(m->device)].budget.left(r.block_size);
   const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->cpu_mapped;
   cpu_mappings_.forget(r, b);
@@ -243,7 +243,7 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
     m->status = copied;
   }
   if (map_.frame_table()[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
-  block.flags &= static_cast<uint16_t>(~(core::kReadAhead | core::kPrefetched));
+  r.table.clear(b, core::kReadAhead | core::kPrefetched);
   if (lost) r.lost = true;
   if (dirty && !m->kept && !copied.ok()) {
     lose_left(m, copied);
@@ -263,10 +263,10 @@ void Demoter::lose_left(Transition* m, const Status& why) {
   if (m->image != nullptr) staging_.of(r).frames.put(m->image);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
                  why.text().data(), map_.where(r, b).c_str());
-  failed_.mark_lost(r, b, State::demoting, why);
+  failed_.mark_lost(r, b, why);
   m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
                     map_.where(r, b).c_str());
-  if (m->completion != nullptr && m->completion->status.ok()) r.table[b].flags |= core::kTold;
+  if (m->completion != nullptr && m->completion->status.ok()) r.table.mark(b, core::kTold);
 }
 
 // Makes the host copy, in place or in a frame, the block; otherwise the store has the block, or its
@@ -274,16 +274,15 @@ void Demoter::lose_left(Transition* m, const Status& why) {
 void Demoter::rest_in_host(Transition* m, bool copied) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   DeviceState& g = device_set_[static_cast<size_t>(m->device)];
   if (m->cpu_mapped && m->leave != Leave::drop) {  // the pages in place become the block
     map_.free_entry(b, r);
     ++g.evictions;
     map_.new_entry(r, b, nullptr);
     map_.frame_table()[block.aux].shadow = map_.nonresident_age().shadow();
-    r.table.change(b, State::demoting, State::resident);
-    block.flags &=
-        static_cast<uint16_t>(~(core::kDirty | core::kProtected | core::kFaultPending | core::kStorePending));
+    r.table.end_demote_in_place(b);
+    r.table.clear(b, core::kDirty | core::kProtected | core::kFaultPending | core::kStorePending);
     trap_.unprotect(r.address(b), r.block_size).ignore();
     map_.note_dirty(r, b);
     map_.admit(r, b, map_.nonresident_age().shadow());
@@ -294,16 +293,16 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     const FrameId id = map_.copies().become(block.aux);
     map_.free_entry(b, r);
     map_.frame_table()[id].shadow = map_.nonresident_age().shadow();
-    block.aux = id;
+    r.table.set_aux(b, id);
     map_.match_hold(r, b);
-    r.table.change(b, State::demoting, State::staged);
+    r.table.end_demote_staged(b);
     if (!proven_clean(block)) map_.note_dirty(r, b);
   } else if (m->image != nullptr && copied) {
     map_.free_entry(b, r);
     ++g.evictions;
     const core::FrameId id = map_.new_entry(r, b, m->image, staging_pool(r));
     map_.frame_table()[id].shadow = map_.nonresident_age().shadow();
-    r.table.change(b, State::demoting, State::staged);
+    r.table.end_demote_staged(b);
     if (!proven_clean(block)) map_.note_dirty(r, b);
     map_.admit(r, b, map_.nonresident_age().shadow());
   } else {
@@ -312,10 +311,10 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     ++g.evictions;
     ++g.clean_drops;
     core::add(counters_.clean_drops);
-    block.flags &= static_cast<uint16_t>(~core::kDirty);
+    r.table.clear(b, core::kDirty);
     if (m->leave == Leave::drop) failed_.forget_store_copy(r, b);  // an older version, which must not be read again
-    if (r.from_file() && !block.extent) block.flags &= static_cast<uint16_t>(~core::kDigest);
-    r.table.change(b, State::demoting, block.extent ? State::stored : State::unpopulated);
+    if (r.from_file() && !block.extent) r.table.forget_digest(b);
+    r.table.end_demote(b);
   }
 }
 

@@ -5,8 +5,8 @@
 namespace vmem::pager {
 
 void DeviceBlocks::will_change(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
-  block.flags |= core::kDirty;
+  const Block& block = r.table[b];
+  r.table.mark(b, core::kDirty);
   map_.frame_table()[block.aux].changed = true;
   map_.frame_table()[block.aux].undecided = false;
   map_.frame_table()[block.aux].saved = false;
@@ -14,30 +14,30 @@ void DeviceBlocks::will_change(Region& r, BlockIndex b) {
 }
 
 void DeviceBlocks::may_change(Region& r, BlockIndex b) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
   // Another lease is undecided, or was never decided.
   if (frame.changed) return will_change(r, b);
   frame.undecided = frame.changed = true;
   frame.was_dirty = (block.flags & core::kDirty) != 0;
   frame.saved = false;
-  block.flags |= core::kDirty;
+  r.table.mark(b, core::kDirty);
 }
 
 void DeviceBlocks::not_changed(const BlockSpan& span, int d) {
   Region& r = *span.region;
   for (BlockIndex b = span.first; b <= span.last; ++b) {
-    Block& block = r.table[b];
+    const Block& block = r.table[b];
     if (!core::on_a_device(block.state) || block.device != d) continue;
     Frame& frame = map_.frame_table()[block.aux];
     if (!frame.undecided || frame.cpu_mapped) continue;
     frame.undecided = frame.changed = false;
-    if (!frame.was_dirty) block.flags &= static_cast<uint16_t>(~core::kDirty);
+    if (!frame.was_dirty) r.table.clear(b, core::kDirty);
   }
 }
 
 void DeviceBlocks::claim(Region& r, BlockIndex b) {
-  r.table.change(b, State::on_device, State::demoting);
+  r.table.begin_demote(b);
   if (const auto id = r.table[b].aux; map_.frame_table()[id].admitted) map_.policy(id).hold(id);
 }
 
@@ -47,7 +47,7 @@ void DeviceBlocks::unclaim(Region& r, BlockIndex b) {
 }
 
 void DeviceBlocks::stays(Region& r, BlockIndex b, const Transition* failed) {
-  r.table.change(b, State::demoting, State::on_device);
+  r.table.abandon_demote(b);
   answer(r, b, failed);
 }
 

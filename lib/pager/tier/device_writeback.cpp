@@ -43,25 +43,24 @@ void DeviceWriteback::give_back_frame(Transition* m) {
 // Notes a successful write. cut: only a part of the block was written.
 void DeviceWriteback::note_written(Transition* m, bool cut) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   if (!m->clean) {
     core::add(counters_.write_bytes, cut ? m->io.transferred : m->stored);
     if (r.backing != Backing::file_shared) {
       // Under the lock, as in finish_write().
       if (m->new_extent && block.extent) space_.release(block.extent);
-      block.extent = m->extent;
+      r.table.set_extent(m->block, m->extent);
     }
-    block.digest = m->digest;
-    block.flags |= core::kDigest;
-    if (cut) block.flags &= static_cast<uint16_t>(~core::kDigest);  // only a part is in the file
-    failed_.clear_unknown(block);
+    r.table.set_digest(m->block, m->digest);
+    if (cut) r.table.forget_digest(m->block);  // only a part is in the file
+    failed_.clear_unknown(r, m->block);
     map_.frame_table()[block.aux].droppable = false;
     if (r.backing == Backing::file_shared) writes_.file_succeeded(r);
   }
   // Under a lease for writing the device may have stored more since; so may the CPU to a shown
   // copy.
   if (!cut && !lent_for_writing(r, m->block) && !map_.frame_table()[block.aux].device_stale)
-    block.flags &= static_cast<uint16_t>(~core::kDirty);
+    r.table.clear(m->block, core::kDirty);
 }
 
 // State demoting, write-protected on its device; the write has ended or there was none.
@@ -84,7 +83,7 @@ void DeviceWriteback::finish_write(Transition* m, DeferredWork& after) {
                    m->stored - m->io.transferred, map_.place(r, m->block).c_str());
   }
   Lock lock(map_.mutex());
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   if (!m->status.ok() && m->stored == 0) {

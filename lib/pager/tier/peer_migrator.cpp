@@ -21,7 +21,7 @@ constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; so long no spilled block
 }  // namespace
 
 Transition* PeerMigrator::begin(Region& r, BlockIndex b, int d) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   Frame& frame = map_.frame_table()[block.aux];
   Transition* m = map_.new_transition(r, b);
   m->device = block.device;
@@ -31,10 +31,10 @@ Transition* PeerMigrator::begin(Region& r, BlockIndex b, int d) {
   if (frame.admitted) map_.policy(block.aux).remove(block.aux);
   frame.admitted = false;
   frame.pool = static_cast<uint8_t>(kDevicePools + d);
-  r.table.change(b, State::on_device, State::demoting);
+  r.table.begin_demote(b);
   device_set_[block.device].budget.leaves(r.block_size, true);
   device_set_[static_cast<size_t>(d)].budget.charge(r.block_size);
-  block.device = static_cast<uint8_t>(d);
+  r.table.set_device(b, d);
   return m;
 }
 
@@ -67,7 +67,7 @@ void PeerMigrator::settle(Transition* m, int d) {
   DeviceState& g = device_set_[static_cast<size_t>(d)];
   Region& r = *m->region;
   DeviceState& from = device_set_[static_cast<size_t>(m->device)];
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   Frame& frame = map_.frame_table()[block.aux];
   if (!m->status.ok()) {
     from.budget.stays(r.block_size, true);
@@ -79,11 +79,11 @@ void PeerMigrator::settle(Transition* m, int d) {
       g.failure = m->status;
       ++g.failures;
     }
-    block.device = static_cast<uint8_t>(m->device);
+    r.table.set_device(m->block, m->device);
     frame.pool = static_cast<uint8_t>(kDevicePools + m->device);
     frame.hinted = (block.flags & core::kReadAhead) != 0;
   } else {
-    if (frame.hinted) block.flags |= core::kReadAhead | core::kPrefetched;
+    if (frame.hinted) r.table.mark(m->block, core::kReadAhead | core::kPrefetched);
     from.budget.left(r.block_size, true);
     from.out_bytes += r.block_size;
     g.in_bytes += r.block_size;

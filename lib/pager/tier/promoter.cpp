@@ -103,7 +103,7 @@ void Promoter::wake_for_ready() {
 
 // Returns why the block is not claimed for device d; nothing if it can be.
 std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency urgency) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   const DeviceState& g = device_set_[static_cast<size_t>(d)];
   if (r.dying) return Start::done;
   switch (block.state) {
@@ -141,7 +141,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
 // Claims a block for device d.
 Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredWork& after) {
   if (const auto why = not_now(r, b, d, urgency)) return *why;
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   DeviceState& g = device_set_[static_cast<size_t>(d)];
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
@@ -184,7 +184,7 @@ bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** bytes, std
 
 // Claims a block that is in host memory, in a frame or in place.
 void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::byte* bytes) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   const State from = block.state;
   Frame& frame = map_.frame_table()[block.aux];
   if (frame.admitted) map_.policy(block.aux).remove(block.aux);
@@ -202,15 +202,14 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
     m->source = from == State::staged ? frame.bytes : r.address(b);
   }
   if (from == State::resident) {
-    if (!stood_protected(trap_.caps().pins, block, frame)) block.flags |= core::kDirty;
+    if (!stood_protected(trap_.caps().pins, block, frame)) r.table.mark(b, core::kDirty);
     frame.in_place = frame.promoted = true;
     frame.dropping = frame.holed = false;
-    r.table.change(b, State::resident, State::isolating);
+    r.table.begin_isolate(b);
   } else {
     frame.pool = static_cast<uint8_t>(kDevicePools + d);
     map_.note_clean(r, b);  // its flags say from now on whether the file has its bytes
-    r.table.change(b, State::staged, State::promoting);
-    block.device = static_cast<uint8_t>(d);
+    r.table.begin_promote(b, d);
   }
   m->in_staging = true;
   device_set_[static_cast<size_t>(d)].ready.push_back(m);
@@ -220,16 +219,15 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
 // frame.
 void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, std::byte* bytes, std::byte* scratch,
                               DeferredWork& after) {
-  Block& block = r.table[b];
+  const Block& block = r.table[b];
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   const uint32_t shadow = block.aux;
   const FrameId id = map_.new_entry(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
   map_.frame_table()[id].shadow = shadow;
   map_.frame_table()[id].hinted = hinted;
-  block.flags &= static_cast<uint16_t>(~core::kDirty);
-  r.table.change(b, from, State::promoting);
-  block.device = static_cast<uint8_t>(d);
+  r.table.clear(b, core::kDirty);
+  r.table.begin_promote(b, d);
   tables_.charge(r);
   Transition* m = map_.new_transition(r, b);
   m->device = d;
@@ -241,8 +239,7 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   m->speculative = hinted;
   if (bytes == nullptr) {
     core::add(counters_.zero_fills);
-    block.digest = store::zero_digest(r.block_size);
-    block.flags |= core::kDigest;
+    r.table.set_digest(b, store::zero_digest(r.block_size));
     device_set_[static_cast<size_t>(d)].ready.push_back(m);
     return;
   }
@@ -280,14 +277,13 @@ void Promoter::finish_read(Transition* m, DeferredWork& after) {
 
 void Promoter::read_over(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  Block& block = r.table[m->block];
+  const Block& block = r.table[m->block];
   if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   if (m->status.ok()) {
     failed_.clear_unread(r, m->block);
     if (!block.extent && r.writable()) {
-      block.digest = m->digest;
-      block.flags |= core::kDigest;
+      r.table.set_digest(m->block, m->digest);
     }
     DeviceState& g = device_set_[static_cast<size_t>(m->device)];
     g.ready.push_back(m);
@@ -303,7 +299,7 @@ void Promoter::read_over(Transition* m, DeferredWork& after) {
   staging_.of(r).frames.put(m->image);
   device_set_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
   map_.free_entry(m->block, r);
-  r.table.change(m->block, State::promoting, block.extent ? State::stored : State::unpopulated);
+  r.table.abandon_promote(m->block);
   const BlockIndex b = m->block;
   map_.free_transition(m);
   page_in_.settle(r, b, after);

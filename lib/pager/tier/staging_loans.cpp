@@ -70,7 +70,7 @@ size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, 
     frame.admitted = false;
     frame.lent_to_kernels = true;
     ++pool.lent;
-    r->table.change(b, State::staged, State::isolating);
+    r->table.begin_isolate(b);
     frames[lent] = frame.bytes;
     std::swap(number, blocks[lent++]);
   }
@@ -86,7 +86,7 @@ void StagingLoans::end(Region& r, BlockIndex b, DeferredWork& after) {
   map_.frame_table()[block.aux].lent_to_kernels = false;
   --staging_.of(r).lent;
   if (block.state == State::writing_back) return;  // put_back() does the rest
-  r.table.change(b, State::isolating, State::staged);
+  r.table.keep_staged(b);
   map_.admit(r, b, map_.nonresident_age().shadow());
   if (std::exchange(map_.frame_table()[block.aux].leaves, false)) reclaim_.leaves(r, b);
   if (!r.dying) page_in_.settle(r, b, after);
