@@ -1,4 +1,5 @@
-// Regions with a block size of auto, on real traps and files: every byte, and how many bytes are read for what is used.
+// Regions with a block size of auto, on real traps and files: every byte is right, and few unused
+// bytes are read.
 #include <numeric>
 #include <random>
 #include <thread>
@@ -42,8 +43,8 @@ TEST_F(Adapting, RandomReadsOfAWordReadABlockEach) {
   EXPECT_LE(s.read_bytes, s.faults * kBlock * 5 / 4);
 }
 
-// Each group from its beginning, in an order that is no stream: nothing twice, and most of it not by a fault of its
-// own.
+// Reads each group from its beginning, with the groups in an order that is no stream. Nothing is
+// read twice, and most of a group does not need a fault of its own.
 TEST_F(Adapting, GroupsThatAreReadThroughAreReadTogether) {
   start("64MiB", "0");
   if (IsSkipped()) return;
@@ -61,7 +62,7 @@ TEST_F(Adapting, GroupsThatAreReadThroughAreReadTogether) {
   EXPECT_EQ(s.fault_around_blocks, kGroups * (kGroup / kBlock - 6));
 }
 
-// Records, again and again, in less memory: of blocks of 2 MiB it would be four times as much.
+// Reads records repeatedly in less memory. Blocks of 2 MiB would read four times as much.
 TEST_F(Adapting, RecordsAreReadWithLittleBesides) {
   start("24MiB", "0");
   if (IsSkipped()) return;
@@ -92,8 +93,8 @@ TEST_F(Adapting, AScanReadsTheFileOnce) {
   EXPECT_EQ(s.read_bytes, kBytes);
 }
 
-// Runs of pages at random places, read and written by several threads in less memory than they have; each thread has
-// every fourth page.
+// Several threads read and write runs of pages at random places, in less memory than the data
+// needs. Each thread owns every fourth page.
 TEST_F(Adapting, EveryByteOfWhatThreadsStoreIsThere) {
   for (const char* codec : {"none", "lz4"}) {
     start("16MiB", "8MiB");

@@ -1,4 +1,4 @@
-// Bad input gets a specific error, words, and changes nothing.
+// Bad input gets a specific error and a message, and changes nothing.
 #include <sys/wait.h>
 
 #include <filesystem>
@@ -209,7 +209,7 @@ TEST_F(Api, ABadEnvironmentVariableStopsInitWithNameValueAndForm) {
   EXPECT_EQ(systest::wait_for_child(child, 60), 0);
 }
 
-// Run by the test above in a process of its own.
+// Run by the test above in its own process.
 TEST(ApiChild, DISABLED_InitPrintsItsError) {
   ASSERT_EQ(vmem_init(), -EINVAL);
   const std::string words = vmem_last_error();
@@ -221,7 +221,7 @@ TEST(ApiChild, DISABLED_InitPrintsItsError) {
   EXPECT_EQ(vmem_init(), 0) << vmem_last_error();
 }
 
-// libnuma prints what it cannot read, as it is.
+// libnuma would print unreadable input unescaped.
 TEST_F(Api, NodesThatAreNoListOfNumbersAreRefusedAndNobodyPrintsThemToATerminal) {
   vmem_shutdown();
   for (const char* nodes : {"\033]0;owned\007\xe2\x80\xae", "0\n1", "file:/etc/passwd", "netdev:lo", "nodes"}) {
@@ -244,7 +244,7 @@ TEST_F(Api, AForkedChildHasNoRegionOfItsParentAndThatGoesOn) {
   region.evict();
   EXPECT_EQ(systest::status_of_fork([&] {
               const bool refused = vmem_free(region.data()) == -ECHILD && vmem_sync(region.data(), 4096) == -ECHILD;
-              // The child has no mapping there: the kernel answers a system call with EFAULT.
+              // The child has no mapping there: a system call fails with EFAULT.
               const int fd = open("/dev/null", O_WRONLY | O_CLOEXEC);
               int pipes[2];
               const bool no_mapping = pipe(pipes) == 0 && write(pipes[1], region.data(), 1) == -1 && errno == EFAULT;
@@ -274,7 +274,7 @@ TEST_F(Api, ADataLoaderThatForksWorkersWhileBlocksMoveHarmsNothing) {
   for (size_t i = 0; i < words.size(); i += 64) ASSERT_EQ(words[i], stamp(i, 4));
 }
 
-// Of an object that outlives the library's end: nothing starts for it.
+// Frees an object that outlives the library: the call starts nothing.
 TEST_F(Api, WhatIsFreedAfterShutdownStartsNothing) {
   if (IsSkipped()) return;
   void* r = nullptr;

@@ -1,5 +1,5 @@
-// Sizes of structs, counts, addresses: each is checked before it is used, by every call. What is refused says why, and
-// nothing behind it is written.
+// Sizes of structs, counts, addresses: every call checks each before it uses it. A refusal says
+// why, and nothing beyond the struct is written.
 #include <cerrno>
 #include <climits>
 #include <cstring>
@@ -15,7 +15,7 @@ using systest::SystemTest;
 
 constexpr size_t kSize = size_t{1} << 20;
 
-// An out struct with a guard behind it.
+// An out struct with a guard area after it.
 template <typename T>
 struct Guarded {
   alignas(T) unsigned char bytes[3 * sizeof(T)];
@@ -25,7 +25,7 @@ struct Guarded {
     memcpy(bytes, &size, sizeof size);
     return at();
   }
-  // Nothing from `first` on has changed.
+  // Returns whether nothing from `first` on has changed.
   bool whole(size_t first) const {
     for (size_t i = first; i < sizeof bytes; ++i)
       if (bytes[i] != 0xa5) return false;
@@ -50,7 +50,7 @@ class Arguments : public SystemTest {
 struct Call {
   const char* name;
   std::function<int()> call;
-  const char* says = "";  // the words have this
+  const char* says = "";  // the message contains this
 };
 
 void refused(const std::vector<Call>& calls) {
@@ -61,7 +61,7 @@ void refused(const std::vector<Call>& calls) {
   }
 }
 
-// The struct of an answer, by each size that it may be said to have.
+// The struct of an answer, with each size that a caller may pass.
 template <typename T>
 void answers(const char* name, const std::function<int(T*)>& call) {
   SCOPED_TRACE(name);

@@ -1,4 +1,5 @@
-// Attributes of one region: they hold whatever the settings are, and what is not accepted makes no region.
+// Attributes of one region: they apply whatever the settings are, and a refused attribute makes no
+// region.
 #include <sys/mman.h>
 
 #include <cerrno>
@@ -183,13 +184,14 @@ TEST_F(Attributes, WhatIsNotAcceptedMakesNoRegion) {
   EXPECT_EQ(vmem::stats().regions, 0u);
 }
 
-// The system gives address space from the top down, so the low end of a large hole is nobody else's.
+// The system allocates address space from the top down, so the low end of a large hole stays
+// unused.
 TEST_F(Attributes, AnAddressIsTakenWhereItIsFreeAndNothingMappedIsReplaced) {
   configure({{"device", "none"}});
   if (IsSkipped()) return;
   constexpr size_t kHole = size_t{1} << 34, kAlign = 32 * kMiB;
   for (const size_t block : {size_t{4} << 10, 2 * kMiB, kAlign}) {
-    // A hole each time: what other threads map meanwhile goes to the end of one that is free.
+    // Make a new hole each time. Mappings of other threads go to the end of a free hole.
     void* const hole = mmap(nullptr, kHole, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ASSERT_NE(hole, MAP_FAILED);
     auto* const wanted = reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(hole) + 2 * kAlign) / kAlign * kAlign);
@@ -216,13 +218,13 @@ TEST_F(Attributes, AStructOfAnEarlierVersionIsTaken) {
   if (IsSkipped()) return;
   struct vmem_region_attr a = attr();
   a.size = offsetof(struct vmem_region_attr, address);
-  a.address = reinterpret_cast<void*>(1);  // whatever follows is not the struct's
+  a.address = reinterpret_cast<void*>(1);  // the struct ends before this field
   void* at = nullptr;
   ASSERT_EQ(vmem_create(&at, kMiB, &a), 0) << vmem_last_error();
   ASSERT_EQ(vmem_free(at), 0);
 }
 
-// Settings that change between two regions do not reach what the first was given.
+// Settings that change between two regions do not affect the first one.
 TEST_F(Attributes, ChecksumIsTheRegions) {
   configure({{"block_size", "64KiB"}, {"device", "none"}, {"readahead", "0"}, {"checksum", "on"}});
   if (IsSkipped()) return;
@@ -282,7 +284,8 @@ TEST_F(Attributes, OfAPoolAreThoseOfItsRegions) {
   pool.deallocate(p, kMiB, 64);
 }
 
-// What is allocated piece by piece is met at random more often than not: one word of it costs no more than 64 KiB.
+// Memory allocated in small pieces is usually accessed at random: one word of it costs at most 64
+// KiB.
 TEST_F(Attributes, OfAPoolThatSaysNothingFollowUseWhateverTheSetting) {
   configure({{"block_size", "2MiB"}, {"device", "none"}});
   if (IsSkipped()) return;

@@ -1,5 +1,5 @@
-// The host budget: what a region needs comes back when it goes, and what does not fit is refused by the call, not by a
-// touch.
+// The host budget: a freed region returns its part, and the call refuses what does not fit, not a
+// later touch.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -24,7 +24,8 @@ uint64_t held() {
 
 class Budget : public SystemTest {};
 
-// More than the machine has: the first sign must not be that the system swaps, or ends the process.
+// A budget beyond the machine's memory: a warning must come before the system swaps or ends the
+// process.
 TEST_F(Budget, MoreThanTheMachineCanGiveIsWarnedOfAtStartAndWhenSet) {
   const std::string warning = "is above the memory that the process may use, ";
   systest::LogLines lines;
@@ -63,8 +64,8 @@ TEST_F(Budget, WhatLargeBlocksNeededIsNoHindranceAfterwards) {
   EXPECT_LE(held(), 16 * kMiB);
 }
 
-// One byte here and there in a region whose tables alone are larger than the budget: accesses end with SIGBUS and the
-// numbers, at once; what was stored is right, and another region is none the worse.
+// Single bytes in a region whose tables alone exceed the budget. Accesses end with SIGBUS at once
+// and the log has the numbers. The stored data is right, and another region is not affected.
 TEST_F(Budget, SparseDataWhoseTablesAreLargerThanTheBudgetIsRefusedWithTheNumbers) {
   constexpr size_t kBlock = 4096, kStride = 128 * kBlock, kPages = 16384;
   configure({{"host_budget", "16MiB"}, {"block_size", "4KiB"}, {"fault_timeout_ms", "600000"}});

@@ -1,5 +1,5 @@
-// Threads that are cancelled while they are in calls: the call ends as any other, and then the thread. In a process of
-// their own, which an unwinding through a call would end.
+// Threads that are cancelled while they are in calls: the call completes, and then the thread ends.
+// Run in a process of their own, which would end if the stack were unwound through a call.
 #include <pthread.h>
 
 #include <atomic>

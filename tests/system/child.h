@@ -1,4 +1,5 @@
-// The other half of a test, in a process of its own: this binary again, with one of its disabled tests.
+// Runs the other half of a test in its own process: this binary again, with one of its disabled
+// tests.
 #pragma once
 
 #include <grp.h>
@@ -20,28 +21,30 @@
 
 namespace systest {
 
-// Sanitizers make every access of the test's own loops ten times slower, and every start and end of a process.
+// Sanitizers make the accesses of the tests' loops ten times slower, and the start and end of
+// processes too.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr bool kSanitized = true;
 #else
 inline constexpr bool kSanitized = false;
 #endif
 
-// Whether a child of a process with threads may use memory before it execs. The allocator of GCC 12's AddressSanitizer
-// does not survive the fork where another thread is inside it: the child waits for ever.
+// Whether a child of a process with threads may use memory before it execs. The allocator of GCC
+// 12's AddressSanitizer does not survive a fork while another thread is inside it: the child hangs.
 #if defined(__SANITIZE_ADDRESS__)
 inline constexpr bool kForksWell = false;
 #else
 inline constexpr bool kForksWell = true;
 #endif
 
-// Whether such a child may start threads: ThreadSanitizer knows only those that were there before.
+// Whether such a child may start threads: ThreadSanitizer knows only the threads from before the
+// fork.
 inline constexpr bool kChildrenStart = !kSanitized;
 
 using Environment = std::initializer_list<std::pair<const char*, std::string>>;
 
-// A child of which no test runs has not passed; with VMEM_TEST_MUST_PASS in its environment, neither has one that
-// skips.
+// A child that runs no test has not passed; with VMEM_TEST_MUST_PASS in its environment, neither
+// has one that skips.
 class ChildRuns : public testing::EmptyTestEventListener {
   void OnTestProgramEnd(const testing::UnitTest& all) override {
     const bool must_pass = getenv("VMEM_TEST_MUST_PASS") != nullptr;
@@ -54,21 +57,21 @@ class ChildRuns : public testing::EmptyTestEventListener {
   return true;
 }();
 
-// ASAN_OPTIONS for a child whose end LeakSanitizer must not look at: its thread sets signals up, and where that is
-// watched for, it is ended and the child waits for it for ever.
+// ASAN_OPTIONS for a child that LeakSanitizer must not check: its thread sets up signals. A process
+// that is watched for that is ended, and the child would wait for LeakSanitizer forever.
 inline std::string without_leak_check() {
   const char* now = getenv("ASAN_OPTIONS");
   return std::string(now == nullptr ? "" : now) + ":detect_leaks=0";
 }
 
-// How a child differs from what start_child() starts by itself.
+// The differences of a child from the defaults of start_child().
 struct ChildOf {
   std::string program = "/proc/self/exe";
-  std::optional<uid_t> user;    // also its group, and its only one; 97 where it cannot be had
+  std::optional<uid_t> user;    // also its group, and its only one; exits with 97 if it cannot be set
   std::optional<int> output{};  // a descriptor
 };
 
-// What the child needs before it execs is made by the parent: see kForksWell.
+// The parent allocates all memory that the child needs before it execs: see kForksWell.
 inline pid_t start_child(const std::string& test, Environment environment = {}, const ChildOf& of = {}) {
   std::vector<std::string> words;
   for (const auto& [name, value] : environment) words.push_back(std::string(name) + "=" + value);
@@ -94,7 +97,7 @@ inline pid_t start_child(const std::string& test, Environment environment = {}, 
   _exit(98);
 }
 
-// A child that goes on without exec, and ends with what `body` returns.
+// Forks a child that does not exec, and exits with the return value of `body`.
 template <class Body>
 pid_t fork_child(const Body& body) {
   const pid_t child = fork();
@@ -102,8 +105,8 @@ pid_t fork_child(const Body& body) {
   return child;
 }
 
-// The child's wait status; one that has not ended after so many seconds, times patience, hangs: it is killed and the
-// status is -1.
+// Returns the child's wait status. A child that runs longer than so many seconds, times patience,
+// hangs: kills it and returns -1.
 inline int wait_for_child(pid_t child, unsigned seconds) {
   int status = 0;
   pid_t ended = 0;
@@ -116,8 +119,9 @@ inline int wait_for_child(pid_t child, unsigned seconds) {
   return -1;
 }
 
-// The wait status of such a child whose body may use memory; -1: it hung. Where !kForksWell it ends with 0 at once, and
-// the test goes on with what it says of the parent, and counts as skipped.
+// Returns the wait status of such a child, whose body may use memory; -1: it hung. Unless
+// kForksWell, the child exits with 0 at once, and the test checks only the parent and counts as
+// skipped.
 template <class Body>
 int status_of_fork(const Body& body, unsigned seconds = 60) {
   if (!kForksWell)

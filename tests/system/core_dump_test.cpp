@@ -1,5 +1,6 @@
-// Setting core_dump, and a region's own word: whether the kernel leaves regions out of core dumps, also where blocks
-// came, went and came back, and where a region shows its file. Asked of the kernel: the flag "dd" of the mapping.
+// Setting core_dump, and the region's own attribute: whether the kernel leaves regions out of core
+// dumps, also after blocks have come, gone and come back, and where a region shows its file.
+// Checked by the flag "dd" of the mapping.
 #include <sys/mman.h>
 
 #include <map>
@@ -29,7 +30,7 @@ class CoreDumps : public SystemTest, public ::testing::WithParamInterface<const 
     SystemTest::TearDown();
     EXPECT_EQ(vmem_set("trap", "auto"), 0);
   }
-  // Twice what the budget holds, stored to and read: each block came and went.
+  // Stores to and reads twice the budget, so that each block comes and goes.
   static size_t left_out_after_use(const char* setting) {
     configure({{"trap", "uffd"}, {"transfer", GetParam()}, {"host_budget", "32MiB"}, {"core_dump", setting}});
     if (IsSkipped()) return 0;
@@ -72,7 +73,7 @@ TEST_P(CoreDumps, HoldEachRegionAsItWasMadeWhateverTheSettingIs) {
   }
 }
 
-// Regions that allocations share, and one of an allocation's own.
+// Regions that several allocations share, and a region of a single allocation.
 TEST_P(CoreDumps, HoldEachPoolAsItWasMade) {
   configure({{"trap", "uffd"}, {"transfer", GetParam()}, {"host_budget", "32MiB"}, {"core_dump", "on"}});
   if (IsSkipped()) return;
@@ -94,7 +95,7 @@ TEST_P(CoreDumps, HoldEachPoolAsItWasMade) {
   EXPECT_THROW(pool.deallocate(pool.allocate(1), 1), vmem::pool_error);
 }
 
-// A block that was on a device has its trap made anew.
+// A block that was on a device gets a new trap.
 class CoreDumpsOfDevices : public SimTest {
  protected:
   void SetUp() override { start(1, {{"trap", "uffd"}, {"core_dump", "on"}}, handles_); }
@@ -105,7 +106,7 @@ class CoreDumpsOfDevices : public SimTest {
   bool handles_ = false;
 };
 
-// One that is on a device and has a copy for the CPU.
+// A block on a device that has a copy for the CPU.
 class CoreDumpsOfHandles : public CoreDumpsOfDevices {
  protected:
   CoreDumpsOfHandles() { handles_ = true; }
@@ -139,7 +140,7 @@ TEST_F(CoreDumpsOfDevices, HoldNothingOfARegionThatIsToBeLeftOutWhereverItWas) {
   EXPECT_EQ(vmem_release(words, r.size(), nullptr), 0);
 }
 
-// What a CPU reads of a block that is on a device is the device's.
+// A CPU that reads a block on a device reads the device's memory.
 TEST_F(CoreDumpsOfDevices, HoldNoBlockThatIsOnADevice) {
   if (IsSkipped()) return;
   const vmem::region r(kBlock * 4);
@@ -150,7 +151,7 @@ TEST_F(CoreDumpsOfDevices, HoldNoBlockThatIsOnADevice) {
   EXPECT_EQ(left_out(words, kBlock), kBlock);
 }
 
-// Regions that lie side by side, whose blocks leave their device together.
+// Adjacent regions whose blocks leave their device together.
 class CoreDumpsOfPeers : public SimTest {
  protected:
   static constexpr size_t kSpace = 64 * kBlock;
@@ -187,7 +188,7 @@ TEST_F(CoreDumpsOfPeers, HoldWhatEachRegionSays) {
   ASSERT_EQ(static_cast<std::byte*>(in.data()) + in.size(), out.data());
   for (int round = 0; round < 4; ++round) {
     for (size_t b = 0; b < 4; ++b) store_on_device(words + b * kBlock / 8, b + 1);
-    // All four leave for what comes.
+    // All four blocks leave to make room.
     ASSERT_EQ(vmem_acquire(other.data(), other.size(), VMEM_READ, 0, stream_), 0) << vmem_last_error();
     EXPECT_TRUE(until([&] { return in.query().device_bytes + out.query().device_bytes == 0; }));
     ASSERT_EQ(vmem_release(other.data(), other.size(), stream_), 0) << vmem_last_error();
@@ -198,7 +199,8 @@ TEST_F(CoreDumpsOfPeers, HoldWhatEachRegionSays) {
   }
 }
 
-// A block that shows its file, of a PRIVATE region: what is stored there is the process's own, and would be dumped.
+// A block of a PRIVATE region that shows its file: data stored there belongs to the process, and
+// would be dumped.
 TEST(CoreDumpsOfFiles, HoldNothingOfABlockThatShowsItsFile) {
   const int fd = memfd_create("vmem-core-dump", MFD_CLOEXEC);
   ASSERT_EQ(ftruncate(fd, kBlock), 0);

@@ -1,5 +1,6 @@
-// <vmem/cuda.h> with a CUDA that only writes down what it was asked: which ranges go to libvmem and which to it. Before
-// it is included CUDART_VERSION says whose signatures they are, and CUDA_CALLS_SUITE names the suite.
+// Tests <vmem/cuda.h> with a fake CUDA that records its calls: which ranges go to libvmem, and
+// which to CUDA. The includer defines CUDART_VERSION, which selects the signatures, and
+// CUDA_CALLS_SUITE, the name of the suite.
 #pragma once
 
 #include <filesystem>
@@ -28,7 +29,7 @@ enum cudaMemoryAdvise {
   cudaMemAdviseUnsetAccessedBy
 };
 using cudaStream_t = struct Stream*;
-std::vector<std::string> asked;  // of CUDA
+std::vector<std::string> asked;  // calls of CUDA
 
 #if CUDART_VERSION >= 13000
 enum cudaMemLocationType {

@@ -1,5 +1,5 @@
-// A program that has closed its standard input, output or error, as daemons do: what is printed there goes to the next
-// file that is opened.
+// A program that has closed its standard input, output or error, as daemons do: output to them
+// would go to the next file that is opened.
 #include <fcntl.h>
 
 #include <cstring>
@@ -22,7 +22,8 @@ bool closed(int fd) {
   return fcntl(fd, F_GETFD) < 0;
 }
 
-// 77: accesses cannot be trapped here; else its number says what went wrong, for nothing can be printed any more.
+// Exits with 77 if accesses cannot be trapped here; other numbers name the failed step, as printing
+// is impossible.
 TEST(DescriptorsChild, DISABLED_HasClosedItsStandardOnes) {
   const bool at_start = getenv("VMEM_TEST_AT_START") != nullptr;
   const auto close_them = [] {
@@ -36,7 +37,7 @@ TEST(DescriptorsChild, DISABLED_HasClosedItsStandardOnes) {
   if (vmem_alloc(&anonymous, kSize, VMEM_HOST_ONLY) != 0) _exit(3);
   memset(anonymous, 3, kSize);
   if (vmem_evict(anonymous, kSize, VMEM_SSD) != 0) _exit(4);
-  if (vmem_set("host_budget", "1PiB") != 0) _exit(5);  // a line in the log says that there is not so much
+  if (vmem_set("host_budget", "1PiB") != 0) _exit(5);  // the log warns that the machine has less
   if (!closed(STDIN_FILENO) || !closed(STDOUT_FILENO) || !closed(STDERR_FILENO)) _exit(6);
   vmem_shutdown();
   _exit(0);
@@ -90,7 +91,7 @@ class Descriptors : public SystemTest {
   }
 };
 
-// Nor one that vfork, clone or posix_spawn made a child for, where no handler of ours runs.
+// Nor has a child of vfork, clone or posix_spawn, which runs none of our handlers.
 TEST_F(Descriptors, AProgramThatIsExecutedHasNoneOfThem) {
   if (IsSkipped()) return;
   const TempFile file(kSize);

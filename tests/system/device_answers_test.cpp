@@ -1,5 +1,6 @@
-// Devices that are busy, that do not answer, or whose error nobody has asked for yet; and streams that capture a graph,
-// which keeps some questions from being asked. On simulated devices with page tables of their own.
+// Devices that are busy, that do not answer, or that have an unreported error; and streams that
+// capture a graph, which rules out some questions. On simulated devices with page tables of their
+// own.
 #include <cstring>
 
 #include "sim_support.h"
@@ -18,7 +19,7 @@ class DeviceAnswers : public systest::SimTest {
  protected:
   void SetUp() override { start(2, {}, true); }
   void TearDown() override {
-    open_ = true;  // whatever failed, nothing stands still
+    open_ = true;  // after any failure, nothing stays blocked
     SimTest::TearDown();
   }
   static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
@@ -29,7 +30,7 @@ class DeviceAnswers : public systest::SimTest {
     EXPECT_EQ(vmem_device_stats(0, &s), 0) << vmem_last_error();
     return s.leased_bytes;
   }
-  // A kernel that stands still until open_, and then loads a word; returns when it runs.
+  // Launches a kernel that blocks until open_, then loads a word. Returns when it runs.
   static void launch_held(void* stream, const uint64_t* at) {
     open_ = runs_ = ended_ = reached_ = false;
     const Status s = sim().launch(stream, [at](SimKernel& k) {
@@ -41,7 +42,7 @@ class DeviceAnswers : public systest::SimTest {
     ASSERT_TRUE(s.ok()) << s.text();
     ASSERT_TRUE(until([] { return runs_.load(); }));
   }
-  // Nobody waits for it if its block goes while it stands still.
+  // No thread waits for the kernel if its block is removed while it is blocked.
   static void open_at_punch(const char* step) {
     if (std::strcmp(step, "device.punch") == 0) open_ = true;
   }
@@ -60,7 +61,7 @@ TEST_F(DeviceAnswers, TheCpuIsServedWhileAllThatComesToABusyDeviceWaits) {
     return Status();
   });
   vmem::core::step_hook.store([](const char* step) { waiting += std::strcmp(step, "device.issued") == 0; });
-  // Whoever waits for one waits yet when the next comes, until nobody is left who may.
+  // Each waiting thread still waits when the next one begins, until all threads that may wait do.
   int begun = 0;
   for (bool one_more = true; one_more && begun < 7;) {
     const int b = ++begun;
@@ -90,14 +91,15 @@ TEST_F(DeviceAnswers, WhatTheCpuIsShownOfADeadDeviceStaysAlsoWhileAGraphIsCaptur
   store_on_device(words(r), 51);
   ASSERT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
   ASSERT_EQ(load(words(r)), 51u);
-  at_rest(words(r));  // all of it is shown
+  at_rest(words(r));  // all of it is mapped for the CPU
   ASSERT_EQ(vmem_release(words(r), kBlock, stream_), 0) << vmem_last_error();
   ASSERT_TRUE(sim().synchronize(stream_).ok());
   EXPECT_EQ(leased_bytes(), 0u);
   sim().capture(stream_, true);
-  sim().fail(0, "a kernel has met error 700");  // and nobody has asked
+  sim().fail(0, "a kernel has met error 700");  // no call has asked for it
   void* const other = stream(1);
-  EXPECT_EQ(vmem_acquire(words(r), kBlock, kBoth, 1, other), 0) << vmem_last_error();  // what is shown goes first
+  // the CPU's copy is dropped first
+  EXPECT_EQ(vmem_acquire(words(r), kBlock, kBoth, 1, other), 0) << vmem_last_error();
   launch_store(other, words(r) + 1, 52);
   EXPECT_EQ(vmem_release(words(r), kBlock, other), 0) << vmem_last_error();
   sim().capture(stream_, false);
@@ -119,7 +121,7 @@ TEST_F(DeviceAnswers, AReleaseOnAStreamThatIsNoMoreIsRefusedWhileAGraphIsCapture
   EXPECT_EQ(vmem_release(words(r), kBlock, gone), -EBUSY);
   EXPECT_NE(said().find("cannot be waited for"), std::string::npos) << said();
   EXPECT_EQ(leased_bytes(), kBlock);
-  EXPECT_EQ(vmem_evict(words(r), kBlock, VMEM_HOST), 0) << vmem_last_error();  // passes by what is leased
+  EXPECT_EQ(vmem_evict(words(r), kBlock, VMEM_HOST), 0) << vmem_last_error();  // skips leased blocks
   EXPECT_FALSE(ended_);
   sim().capture(stream_, false);
   open_ = true;
@@ -186,7 +188,7 @@ TEST_F(DeviceAnswers, ARangeStaysOpenToKernelsWhereItsLastOneCannotBeMarked) {
   EXPECT_EQ(vmem_kernel_end(kernel, stream_), 0) << vmem_last_error();
 }
 
-// The stream answers with the error of its own device, and the hint names another.
+// The stream returns an error of its own device, while the hint names another device.
 TEST_F(DeviceAnswers, AStreamOfALostDeviceLosesNoOther) {
   if (IsSkipped()) return;
   vmem::region r(2 * kBlock);

@@ -1,5 +1,5 @@
-// Regions have blocks of their own size on devices with page tables of their own, side by side: as they ask for, else
-// as large as fits. Simulated devices.
+// Regions with blocks of their own size, side by side, on devices with page tables of their own:
+// the size that the region asks for, or the largest that fits. On simulated devices.
 #include <atomic>
 #include <random>
 #include <string>
@@ -35,7 +35,8 @@ class DeviceBlocks : public systest::SimTest {
     wanted.block_size = block;
     return vmem::region(bytes, wanted);
   }
-  // The words that tests use of a block: near its ends, and beside what would be borders of smaller blocks.
+  // The words of a block that tests use: near its ends, and beside the borders that smaller blocks
+  // would have.
   static std::vector<uint64_t*> words(const vmem::region& r, size_t b, size_t block) {
     auto* const at = static_cast<std::byte*>(r.data()) + b * block;
     std::vector<uint64_t*> all;
@@ -43,7 +44,7 @@ class DeviceBlocks : public systest::SimTest {
       all.push_back(reinterpret_cast<uint64_t*>(at + offset));
     return all;
   }
-  // Kernels store a word of each block.
+  // Kernels store to a word of each block.
   void fill(const vmem::region& r, size_t block) {
     for (size_t at = 0; at < r.size(); at += block)
       store_on_device(reinterpret_cast<uint64_t*>(static_cast<std::byte*>(r.data()) + at), 5 + at);
@@ -60,7 +61,7 @@ class DeviceBlocks : public systest::SimTest {
   }
 };
 
-// All sizes there are.
+// Every block size.
 class DeviceBlocksOf : public DeviceBlocks, public ::testing::WithParamInterface<size_t> {
  protected:
   void SetUp() override {
@@ -80,7 +81,7 @@ TEST_P(DeviceBlocksOf, ARegionHasTheBlocksThatItAsksFor) {
   ASSERT_EQ(vmem_acquire(words(r, 1, block)[0], 1, VMEM_READ, 0, stream_), 0) << said();
   EXPECT_EQ(r.query().device_bytes, block) << "a lease has whole blocks";
   ASSERT_EQ(vmem_release(words(r, 1, block)[0], 1, stream_), 0) << said();
-  // More than the device holds, so that blocks leave it, changed and not, and come again.
+  // Use more than the device holds, so that blocks leave it, changed and unchanged, and come back.
   for (int round = 0; round < 3; ++round)
     for (size_t b = 0; b < count; ++b) store_on_device(words(r, b, block)[round], 1000 * (round + 1) + b);
   EXPECT_LE(used(), 3 * block);
@@ -238,7 +239,7 @@ TEST_F(DeviceBlocks, AdviceGivenWithARegionChoosesHowLargeTheyAre) {
     vmem_residency there = {};
     there.size = sizeof there;
     EXPECT_EQ(vmem_query(p, kMiB, &there), 0) << said();
-    // What is advised of a region that lives changes what is read ahead, and not its blocks.
+    // Advice for an existing region changes its readahead, not its blocks.
     EXPECT_EQ(vmem_advise(p, mib * kMiB, VMEM_ADVISE_RANDOM, VMEM_HOST), 0) << said();
     vmem_residency later = there;
     EXPECT_EQ(vmem_query(p, kMiB, &later), 0) << said();
@@ -361,7 +362,8 @@ TEST_F(DeviceBlocks, WhoWantsFramesWaitsForThoseThatAreBeingGivenBack) {
   aside([&] { create(16 * kMiB, &first); });
   ASSERT_TRUE(stopped());
   aside([&] { create(8 * kMiB, &second); });
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // it has looked by now, or will find them given back
+  // the thread has looked by now, or will find them returned
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
   EXPECT_EQ(second, kUnderWay);
   go_on();
   join();
@@ -369,7 +371,7 @@ TEST_F(DeviceBlocks, WhoWantsFramesWaitsForThoseThatAreBeingGivenBack) {
   EXPECT_EQ(second, 0);
 }
 
-// Two of four frames are in use for as long as the test wants, and two are kept for what leaves.
+// The test keeps two of four frames in use, and two are reserved for blocks that leave.
 TEST_F(DeviceBlocks, ASizeThatIsShortOfFramesHoldsUpNoOther) {
   start(1, {{"device_budget", "112MiB"}, {"host_budget", "640MiB"}}, true);
   if (IsSkipped()) return;
@@ -412,7 +414,7 @@ TEST_F(DeviceBlocks, ASizeThatIsShortOfFramesHoldsUpNoOther) {
   EXPECT_EQ(vmem_set("staging_share", "50"), 0) << said();
 }
 
-// 128 MiB of frames are left of a region that was freed.
+// A freed region has left 128 MiB of frames.
 class UnusedFrames : public DeviceBlocks {
  protected:
   void SetUp() override {
@@ -486,7 +488,7 @@ TEST_F(UnusedFrames, RefuseNoBudget) {
   EXPECT_LE(vmem::stats().host_bytes, 96 * kMiB);
 }
 
-// Their driver may wait for kernels before it lets go of them.
+// The driver may wait for kernels before it frees the frames.
 TEST_F(UnusedFrames, StayWhileKernelsAsk) {
   if (IsSkipped()) return;
   const vmem::region small = with_blocks(4 * kMiB, 2 * kMiB);
@@ -498,8 +500,9 @@ TEST_F(UnusedFrames, StayWhileKernelsAsk) {
   EXPECT_EQ(vmem_set("host_budget", "96MiB"), 0) << said();
 }
 
-// The host budget is full of what cannot be written. One size has waited for an hour by the library's clock when the
-// next is tried: it waits no more, though half an hour is the time-out by then.
+// The host budget is full of blocks that cannot be written. One size has waited for an hour by the
+// library's clock when the next is tried. The next one does not wait again, even though half an
+// hour is the time-out by then.
 TEST_F(DeviceBlocks, SizesThatAreTriedInTurnWaitForMemoryOnce) {
   start(1,
         {{"device_budget", "128MiB"},
@@ -528,7 +531,7 @@ TEST_F(DeviceBlocks, SizesThatAreTriedInTurnWaitForMemoryOnce) {
     EXPECT_EQ(vmem_alloc(&p, 64 * kMiB, 0), -ENOMEM);
     ended = true;
   });
-  // Whatever creates a region looks at the clock.
+  // Creating a region reads the clock.
   const auto pass_time = [] {
     vmem::pager::clock_jumped_ns += vmem::pager::StallClock::kSlice;
     struct vmem_region_attr attr = {};

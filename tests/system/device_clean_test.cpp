@@ -1,5 +1,5 @@
-// When a block on a device counts as clean: never while a stream may still store there, and not when what was written
-// did not all arrive. On simulated devices.
+// When a block on a device counts as clean: never while a stream may still store to it, and not if
+// a write did not complete. On simulated devices.
 #include <fcntl.h>
 
 #include <cstring>
@@ -24,7 +24,7 @@ class DeviceClean : public systest::SimTest {
   }
 };
 
-// The module cannot map a file where a block was.
+// The module cannot map a file in place of a block.
 class DeviceCleanOnUserfault : public DeviceClean {
  protected:
   void SetUp() override { start(1, {{"trap", "uffd"}}); }
@@ -36,12 +36,12 @@ class DeviceCleanOnUserfault : public DeviceClean {
 
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 
-// The stream has been told of the release and of the next acquire, and still has to store: a sync that is on its way
-// meanwhile must not take what it finds for all there is.
+// The release and the next acquire are queued on the stream, which has yet to store. A sync in
+// progress must not take the block's current contents as final.
 TEST_F(DeviceClean, AReadLeaseBehindAReleasedWriteLeaseHidesNoStore) {
   if (IsSkipped()) return;
   ASSERT_EQ(vmem_set("device_budget", "64MiB"), 0) << vmem_last_error();
-  constexpr size_t kBlocks = 18;  // more than move together
+  constexpr size_t kBlocks = 18;  // more than one batch
   vmem::region r(kBlocks * kBlock);
   auto* words = static_cast<uint64_t*>(r.data());
   uint64_t* const last = words + (kBlocks - 1) * kBlock / 8;
@@ -49,7 +49,7 @@ TEST_F(DeviceClean, AReadLeaseBehindAReleasedWriteLeaseHidesNoStore) {
   for (size_t b = 0; b < kBlocks; ++b) launch_store(stream_, words + b * kBlock / 8, 1);
   ASSERT_EQ(vmem_release(words, r.size(), stream_), 0) << vmem_last_error();
   ASSERT_TRUE(sim().synchronize(stream_).ok());
-  stop_at("device.leaving");  // with the first blocks; nothing keeps the sync from the last any more
+  stop_at("device.leaving");  // with the first blocks; from here on the sync can reach the last one
   int synced = 1;
   std::thread syncing([&] { synced = vmem_sync(words, kBlocks * kBlock); });
   const bool stopped_there = stopped();
@@ -70,8 +70,9 @@ TEST_F(DeviceClean, AReadLeaseBehindAReleasedWriteLeaseHidesNoStore) {
   EXPECT_EQ(words[0], 1u);
 }
 
-// exit() writes what is under a live lease too, and the program may go on: in a process of its own, since from then on
-// calls from inside others, as the hooks of some tests make them, are refused.
+// exit() also writes blocks under a live lease, and the program may continue. Run in a process of
+// its own: after exit() begins, calls from inside other calls are refused, and the hooks of some
+// tests make such calls.
 TEST_F(DeviceClean, ABlockThatIsWrittenUnderAWriteLeaseIsWrittenAgain) {
   if (IsSkipped()) return;
   const pid_t child =
@@ -114,7 +115,7 @@ TEST_F(DeviceClean, WhatAFileThatWasCutDidNotTakeIsStillAChange) {
   EXPECT_EQ(in_file(file, kBlock), 7u);
   EXPECT_EQ(file.read().size(), kBlock + 4096) << "it is not made longer";
   ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
-  // The block is on its device as it was, and the file has not got all of it.
+  // The block is unchanged on its device, and the file lacks a part of it.
   EXPECT_EQ(vmem_sync(r.data(), r.size()), 0) << vmem_last_error();
   EXPECT_EQ(in_file(file, kBlock + 4096 * 8), 8u);
   EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << vmem_last_error();
@@ -122,7 +123,8 @@ TEST_F(DeviceClean, WhatAFileThatWasCutDidNotTakeIsStillAChange) {
   EXPECT_EQ(second[4096], 8u);
 }
 
-// Where the file ends before the block its own pages are mapped, and what was stored there is nowhere else.
+// If the file ends before the block does, the file's own pages are mapped, and the data stored
+// there exists nowhere else.
 TEST_F(DeviceCleanOnUserfault, AnAcquireLeavesWhatOnlyTheMappingOfAShortFileHas) {
   if (IsSkipped()) return;
   TempFile file(2 * kBlock);
@@ -137,11 +139,12 @@ TEST_F(DeviceCleanOnUserfault, AnAcquireLeavesWhatOnlyTheMappingOfAShortFileHas)
   EXPECT_EQ(vmem_release(r.data(), kBlock, stream_), -EINVAL) << "nothing was leased";
 }
 
-// Host memory is full of what cannot leave, and staging frames are full of what only the SSD can take.
+// Host memory is full of blocks that cannot leave, and staging frames are full of blocks that only
+// the SSD can take.
 TEST_F(DeviceClean, StagingFramesAreWrittenThoughHostMemoryHasNobodyToEvict) {
   if (IsSkipped()) return;
   constexpr size_t kBlocks = 40;
-  // With blocks of this size more is to be kept free than is kept from leases.
+  // With blocks of this size, the memory to keep free exceeds the part that leases cannot use.
   ASSERT_EQ(vmem_set("block_size", "8MiB"), 0);
   vmem::region large(4 * kBlock, VMEM_HOST_ONLY);
   ASSERT_EQ(vmem_set("block_size", "2MiB"), 0);
@@ -162,7 +165,8 @@ TEST_F(DeviceClean, StagingFramesAreWrittenThoughHostMemoryHasNobodyToEvict) {
   for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words[b * kBlock / 8], b + 1);
 }
 
-// A file system may have to write a file's pages before it takes them away: everybody else goes on meanwhile.
+// A file system may have to write a file's pages before it removes them. All other threads continue
+// during that time.
 TEST_F(DeviceCleanOnUserfault, AShownFileIsTakenAwayWithoutTheLock) {
   if (IsSkipped()) return;
   const TempFile file(4 * kBlock);
@@ -181,10 +185,10 @@ TEST_F(DeviceCleanOnUserfault, AShownFileIsTakenAwayWithoutTheLock) {
   ASSERT_TRUE(stopped());
   uint64_t first = 0;
   memcpy(&first, content.data(), sizeof first);
-  EXPECT_EQ(words[0], first);  // a fault
+  EXPECT_EQ(words[0], first);  // by a fault
   EXPECT_EQ(vmem_sync(p, kBlock), 0) << said();
   std::atomic<bool> dropped{false};
-  aside([&] {  // waits for the first
+  aside([&] {  // waits for the first block
     EXPECT_EQ(vmem_advise(const_cast<uint64_t*>(words + 2 * kWords), kBlock, VMEM_ADVISE_DONT_NEED, 0), 0);
     dropped = true;
   });
@@ -198,7 +202,7 @@ TEST_F(DeviceCleanOnUserfault, AShownFileIsTakenAwayWithoutTheLock) {
   EXPECT_EQ(vmem_free(p), 0) << said();
 }
 
-// The file's pages are gone and the trap is not there yet.
+// The file's pages are gone, and the trap is not in place yet.
 TEST_F(DeviceCleanOnUserfault, WhoReadsAShownFileThatIsTakenAwayWaits) {
   if (IsSkipped()) return;
   const TempFile file(2 * kBlock);
@@ -207,7 +211,7 @@ TEST_F(DeviceCleanOnUserfault, WhoReadsAShownFileThatIsTakenAwayWaits) {
   auto* const word = static_cast<uint64_t*>(p) + kBlock / 8;
   ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
   EXPECT_TRUE(bus(word));
-  // The signal may come before the books say why.
+  // SIGBUS may come before the block's state says why.
   EXPECT_TRUE(until([&] {
     struct vmem_residency where = {};
     where.size = sizeof where;
@@ -232,8 +236,8 @@ TEST_F(DeviceCleanOnUserfault, WhoReadsAShownFileThatIsTakenAwayWaits) {
   EXPECT_EQ(vmem_free(p), 0) << said();
 }
 
-// The kernel refuses the trap when the file's pages have gone, here because another file has come to lie there: then
-// the region's own is there again.
+// The kernel refuses the trap after the file's pages are gone, here because another file now lies
+// there. The region's own file is then mapped again.
 TEST_F(DeviceCleanOnUserfault, AShownFileThatCannotBeTakenAwayIsThereAsBefore) {
   if (IsSkipped()) return;
   const TempFile file(2 * kBlock);
@@ -242,7 +246,7 @@ TEST_F(DeviceCleanOnUserfault, AShownFileThatCannotBeTakenAwayIsThereAsBefore) {
   auto* const word = static_cast<uint64_t*>(p) + kBlock / 8;
   ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
   EXPECT_TRUE(bus(word));
-  // The signal may come before the books say why.
+  // SIGBUS may come before the block's state says why.
   EXPECT_TRUE(until([&] {
     struct vmem_residency where = {};
     where.size = sizeof where;
@@ -265,12 +269,13 @@ TEST_F(DeviceCleanOnUserfault, AShownFileThatCannotBeTakenAwayIsThereAsBefore) {
   EXPECT_EQ(vmem_acquire(word, kBlock, VMEM_READ, 0, stream_), 0) << said();
   EXPECT_EQ(*static_cast<volatile uint64_t*>(word), 8u);
   EXPECT_EQ(vmem_release(word, kBlock, stream_), 0) << said();
-  EXPECT_EQ(vmem_advise(word, kBlock, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << said();  // waits until it has come
+  // waits until it has arrived
+  EXPECT_EQ(vmem_advise(word, kBlock, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << said();
   EXPECT_EQ(vmem::api::Runtime::get().check(), "");
   EXPECT_EQ(vmem_free(p), 0) << said();
 }
 
-// A region without a device tier has nowhere to wait: its pages are dropped where they are.
+// In a region without a device tier no thread can park: its pages are dropped in place.
 TEST_F(DeviceCleanOnUserfault, WhoReadsAShownFileThatIsDroppedReadsOn) {
   if (IsSkipped()) return;
   const TempFile file(2 * kBlock);
@@ -309,8 +314,8 @@ class StagingFrames : public systest::SimTest {
   void SetUp() override { start(1, {{"host_budget", "40MiB"}}); }
 };
 
-// Host memory is full of blocks that the CPU uses: they leave for the staging frames of the first region with a device
-// tier.
+// Host memory is full of blocks that the CPU uses. They leave to make room for the staging frames
+// of the first region with a device tier.
 TEST_F(StagingFrames, HaveRoomMadeForTheFirst) {
   if (IsSkipped()) return;
   constexpr size_t kBlocks = 32, kMore = 8, kWords = kBlock / 8;

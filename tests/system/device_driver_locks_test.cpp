@@ -1,6 +1,7 @@
-// A load of a block that needs the driver to come back, by somebody who keeps the driver's locks, as cudaMemcpy does
-// where what it copies begins in host memory: it waits as long as they are kept (cudaMemcpy keeps them until it has
-// loaded), and nobody else does. On simulated devices with page tables of their own.
+// A load of a block that the driver must bring back, by a thread that holds the driver's locks, as
+// cudaMemcpy does when its source begins in host memory. Only this thread waits while the locks are
+// held (cudaMemcpy holds them until it has loaded). On simulated devices with page tables of their
+// own.
 #include "sim_support.h"
 
 namespace {
@@ -21,7 +22,7 @@ TEST_F(DriverLocks, ALoadUnderThemWaitsUntilTheyAreFree) {
   store_on_device(at, 7);
   static std::atomic<bool> kept{true}, asked{false}, loaded{false};
   kept = true, asked = loaded = false;
-  // All that a block needs of the driver to leave.
+  // Each driver call that a block needs in order to leave.
   sim().set_hook([](SimOp op, int, uintptr_t, size_t) {
     if (op != SimOp::issue_out && op != SimOp::hold) return Status();
     asked = true;

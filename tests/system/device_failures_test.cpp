@@ -1,5 +1,5 @@
-// Devices that refuse a step of a move, or are lost at one: what is elsewhere stays whole, what is gone is said to be,
-// and nobody waits for ever. On simulated devices.
+// Devices that refuse a step of a transition, or are lost at one. Data elsewhere stays intact, lost
+// data is reported, and no thread waits forever. On simulated devices.
 #include <array>
 #include <cstring>
 #include <span>
@@ -27,7 +27,8 @@ class DeviceFailures : public systest::SimTest {
   static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
 };
 
-// Neither evicted nor synced nor dropped, and whole: a step before the block's destruction failed on a healthy device.
+// The block is neither evicted nor synced nor dropped, and stays intact: a step before its removal
+// failed on a healthy device.
 TEST_F(DeviceFailures, ABlockThatCannotBeHeldOrCopiedOutStaysOnItsDevice) {
   if (IsSkipped()) return;
   for (const SimOp op : {SimOp::hold, SimOp::issue_out}) {
@@ -35,10 +36,11 @@ TEST_F(DeviceFailures, ABlockThatCannotBeHeldOrCopiedOutStaysOnItsDevice) {
     TempFile file(4 * kBlock);
     vmem::region r(4 * kBlock, file.path(), 0, VMEM_MAP_SHARED);
     auto* words = static_cast<uint64_t*>(r.data());
-    // Of what the CPU accesses here the driver takes host pages, and a worker looks for such blocks.
+    // The driver takes host pages for blocks that the CPU accesses here, and a worker looks for
+    // such blocks.
     ASSERT_EQ(vmem_advise(words, r.size(), VMEM_ADVISE_PIN, 0), 0) << vmem_last_error();
     store_on_device(words, 7);
-    store_on_device(words + 2 * kWords, 9);  // not a neighbour
+    store_on_device(words + 2 * kWords, 9);  // not an adjacent one
     refuse(op, ENOMEM);
     EXPECT_EQ(vmem_evict(words, r.size(), VMEM_HOST), -ENOMEM);
     EXPECT_NE(said().find("block"), std::string::npos) << said();
@@ -48,7 +50,7 @@ TEST_F(DeviceFailures, ABlockThatCannotBeHeldOrCopiedOutStaysOnItsDevice) {
     EXPECT_EQ(r.query().device_bytes, 2 * kBlock);
     EXPECT_EQ(load(words), 7u);
     EXPECT_EQ(load(words + 2 * kWords), 9u);
-    words[1] = 8;  // stores are let in as before
+    words[1] = 8;  // stores are allowed as before
     store_on_device(words + 2 * kWords + 1, 10);
     sim().set_hook(nullptr);
     EXPECT_EQ(vmem_sync(words, r.size()), 0) << vmem_last_error();
@@ -124,7 +126,7 @@ TEST_F(TwoDevicesFail, ABlockThatCannotGoToAnotherDeviceStaysWhereItIs) {
   EXPECT_LT(vmem_acquire(words, 2 * kBlock, kBoth, 1, other), 0);
   EXPECT_EQ(vmem_release(words, 2 * kBlock, other), -EINVAL) << "nothing is leased";
   EXPECT_EQ(r.query().device_bytes, 2 * kBlock);
-  store_on_device(words + 1, 9);  // on device 0, still
+  store_on_device(words + 1, 9);  // still on device 0
   EXPECT_EQ(load(words), 7u);
   sim().set_hook(nullptr);
   ASSERT_EQ(vmem_acquire(words, 2 * kBlock, kBoth, 1, other), 0) << vmem_last_error();
@@ -138,11 +140,12 @@ TEST_F(TwoDevicesFail, ABlockThatCannotGoToAnotherDeviceStaysWhereItIs) {
   EXPECT_EQ(vmem::stats().lost_blocks, 0u);
 }
 
-// Page tables of their own: what stays has to be found by those who lease it.
+// Devices with page tables of their own: a block that stays must be mapped again for kernels that
+// lease it.
 class HandlesFail : public DeviceFailures {
  protected:
   void SetUp() override { start(2, {{"fault_timeout_ms", "300"}}, true); }
-  // One step, and the first try to undo what was done before it.
+  // Refuses a step, and the first attempt to undo the steps before it.
   static void refuse_and_once(SimOp refused, SimOp once) {
     left_ = 1;
     sim().set_hook([=](SimOp op, int, uintptr_t, size_t) {
@@ -150,7 +153,7 @@ class HandlesFail : public DeviceFailures {
                                                           : Status();
     });
   }
-  // .. and the block that has 7 in its first word is where kernels under a lease find it.
+  // Also checks that kernels under a lease find the block with 7 in its first word.
   void expect_mapped_again(uint64_t* words) {
     EXPECT_LT(left_, 1) << "nothing was mapped again";
     sim().set_hook(nullptr);
@@ -188,14 +191,15 @@ TEST_F(HandlesFail, ABlockThatIsNotMovedToAnotherDeviceIsMappedWhereItStays) {
   expect_mapped_again(words);
 }
 
-// The target has no room: nothing has been unmapped yet.
+// The target device has no memory: nothing has been unmapped yet.
 TEST_F(HandlesFail, ABlockIsMappedUntilThereIsMemoryForItElsewhere) {
   if (IsSkipped()) return;
   void* const other = stream(1);
   vmem::region r(4 * kBlock);
   auto* words = static_cast<uint64_t*>(r.data());
   store_on_device(words, 7);
-  ASSERT_EQ(vmem_acquire(words + kWords, kBlock, kBoth, 1, other), 0) << vmem_last_error();  // its budget is settled
+  // its budget is settled
+  ASSERT_EQ(vmem_acquire(words + kWords, kBlock, kBoth, 1, other), 0) << vmem_last_error();
   ASSERT_EQ(vmem_release(words + kWords, kBlock, other), 0) << vmem_last_error();
   ASSERT_EQ(vmem_evict(words + kWords, kBlock, VMEM_HOST), 0) << vmem_last_error();
   sim().leave_to_others(1, 128 << 20);
@@ -212,14 +216,14 @@ TEST_F(HandlesFail, ABlockIsMappedUntilThereIsMemoryForItElsewhere) {
   EXPECT_EQ(load(words), 7u);
 }
 
-// Made, mapped, and then refused on the way: nobody would ever make it again.
+// The block is made and mapped, and then its copy is refused: nothing would ever make it again.
 TEST_F(HandlesFail, ABlockThatDoesNotComeIsUnmappedAndCanComeLater) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
   auto* words = static_cast<uint64_t*>(r.data());
   const auto second = reinterpret_cast<uintptr_t>(words + 2 * kWords);
   left_ = 3;
-  // The second of two ranges is not mapped, and the first not unmapped at once.
+  // Fails to map the second of two ranges, and at first to unmap the first one.
   sim().set_hook([=](SimOp op, int, uintptr_t at, size_t) {
     const bool no = (op == SimOp::map && at == second) || (op == SimOp::hold && left_-- > 0);
     return no ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
@@ -235,7 +239,7 @@ TEST_F(HandlesFail, ABlockThatDoesNotComeIsUnmappedAndCanComeLater) {
   EXPECT_EQ(load(words + 2 * kWords), 9u);
 }
 
-// .. of a copy that fails when it ends: who copies is lost, and what it copied is where it was.
+// A copy fails at its end: the copying device is lost, and the source block stays where it was.
 TEST_F(HandlesFail, ABlockWhoseCopyToAnotherDeviceFailsAtItsEndStaysWhereItIs) {
   if (IsSkipped()) return;
   void* const other = stream(1);
@@ -281,7 +285,7 @@ TEST_F(HandlesFail, ACopyInThatIsRefusedBehindItsMappingLeavesTheBlockInHostMemo
   EXPECT_EQ(vmem::stats().lost_blocks, 0u);
 }
 
-// .. and what was lent to a kernel before its copy failed may have been changed by it.
+// A kernel may have changed a block that it got before the copy failed.
 TEST_F(HandlesFail, ACopyInThatFailsAtItsEndBehindItsMappingLosesOnlyWhatAKernelMayHaveChanged) {
   if (IsSkipped()) return;
   void* const other = stream(1);
@@ -305,10 +309,10 @@ TEST_F(HandlesFail, ACopyInThatFailsAtItsEndBehindItsMappingLosesOnlyWhatAKernel
   EXPECT_EQ(load(words), 9u);
 }
 
-// Refused a step of its way back, and just then the device is lost.
+// A step of the block's way back is refused, and at that moment the device is lost.
 class HandlesFailAndAreLost : public HandlesFail, public ::testing::WithParamInterface<SimOp> {
  protected:
-  // The step, always; the parameter's once, and with that the second device is lost.
+  // Refuses `step` always, and the parameter's step once; at that moment the second device is lost.
   void refuse_and_lose(SimOp step) {
     refused_ = false;
     sim().set_hook([step, way_back = GetParam()](SimOp op, int, uintptr_t, size_t) {
@@ -318,7 +322,7 @@ class HandlesFailAndAreLost : public HandlesFail, public ::testing::WithParamInt
       return vmem::core::error(EIO, "as the test wants it");
     });
   }
-  // .. the block that has 7 in its first word.
+  // Checks the block with 7 in its first word.
   void expect_on_the_other(uint64_t* words) {
     EXPECT_TRUE(refused_);
     sim().set_hook(nullptr);
@@ -393,8 +397,9 @@ TEST_P(FirstDeviceIsLost, RegionsAndBudgetsAreForTheOther) {
 INSTANTIATE_TEST_SUITE_P(, FirstDeviceIsLost, ::testing::Bool(),
                          [](const auto& p) { return std::string(p.param ? "handles" : "shared"); });
 
-// The device goes just when some block comes to a step of its way, others being on theirs: to the device, from it, to
-// another one, written while it stays. Afterwards each block is right or lost, and all calls agree which.
+// The device is lost when some block reaches a step of its transition, while others are on theirs:
+// to the device, from it, to another device, or written in place. Afterwards each block is right or
+// lost, and all calls agree which.
 struct LostAt {
   const char* step;
   bool handles;  // page tables of their own
@@ -414,7 +419,8 @@ class DeviceLostAt : public DeviceFailures, public ::testing::WithParamInterface
       sim().lose(0, "the test took it away");
     }
   }
-  // Blocks 0, 1 on device 0 (changed there; as on the SSD), 2, 3 in host memory, 4 to 7 on the SSD.
+  // Blocks 0 and 1 are on device 0 (changed there; equal to the SSD), 2 and 3 in host memory, 4 to
+  // 7 on the SSD.
   void prepare(uint64_t* words) {
     for (size_t b = 0; b < 8; ++b) words[b * kWords] = b + 1;
     ASSERT_EQ(vmem_evict(words, 8 * kBlock, VMEM_SSD), 0) << vmem_last_error();
@@ -424,7 +430,8 @@ class DeviceLostAt : public DeviceFailures, public ::testing::WithParamInterface
     ASSERT_EQ(vmem_release(words + kWords, kBlock, stream_), 0) << vmem_last_error();
     ASSERT_TRUE(sim().synchronize(stream_).ok());
   }
-  // All at once, with the device lost on the way. What was told is in `evicted`, `synced` and `acquired`.
+  // Runs everything at once and loses the device during it. Stores the return values in `evicted`,
+  // `synced` and `acquired`.
   void everything(uint64_t* words, uint64_t* file, const char* step, bool resets) {
     void* const mine = stream(0);
     void* const other = stream(1);
@@ -476,7 +483,7 @@ TEST_P(DeviceLostAt, EachBlockIsRightOrLostAndAllCallsAgree) {
   EXPECT_TRUE(came_) << "no block came to " << GetParam().step;
   sim().lose(0, "the test took it away");  // for the steps that are never reached
 
-  // What only the device had may be gone, and nothing else; what is old is never shown.
+  // Only data that was on the device alone may be lost, and no old data may appear.
   size_t lost = 0;
   for (size_t b = 0; b < 8; ++b) {
     SCOPED_TRACE("block " + std::to_string(b));
@@ -495,7 +502,8 @@ TEST_P(DeviceLostAt, EachBlockIsRightOrLostAndAllCallsAgree) {
     EXPECT_EQ(told, 0) << vmem_last_error();
     EXPECT_EQ(load(at), b == 0 ? 51 : stored[b] ? 60 + b : b + 1);
   }
-  const int told = vmem_sync(file, 2 * kBlock);  // until it is asked for the block may be read where it was
+  // until a call reports the loss, the block may be read where it was
+  const int told = vmem_sync(file, 2 * kBlock);
   const bool file_lost = bus(file);
   EXPECT_EQ(told, file_lost ? -EIO : 0) << vmem_last_error();
   if (!file_lost) {
@@ -505,7 +513,7 @@ TEST_P(DeviceLostAt, EachBlockIsRightOrLostAndAllCallsAgree) {
   memcpy(&written, data.read().data(), 8);
   EXPECT_TRUE(written == 101 || (file_lost && synced != 0)) << written << ", sync said " << synced;
   EXPECT_EQ(vmem::stats().lost_blocks, lost + file_lost);
-  // The rest goes on, the other device too.
+  // All other blocks work, and so does the other device.
   void* const other = stream(1);
   for (size_t b = 0; b < 8; ++b) words[b * kWords] = 70 + b;
   ASSERT_EQ(vmem_acquire(words, r.size(), kBoth, 1, other), 0) << vmem_last_error();
@@ -516,7 +524,8 @@ TEST_P(DeviceLostAt, EachBlockIsRightOrLostAndAllCallsAgree) {
   for (size_t b = 0; b < 8; ++b) EXPECT_EQ(load(words + b * kWords), b == 1 ? 80 : 70 + b);
 }
 
-// The same with a reset of all devices: the addresses are nobody's then, so only that is looked at which calls answer.
+// The same with a reset of all devices. The addresses then belong to nothing, so the test only
+// checks what calls return.
 TEST_P(DeviceLostAt, AResetIsToldAndHangsNobody) {
   if (IsSkipped()) return;
   TempFile data(2 * kBlock);
@@ -538,7 +547,7 @@ TEST_P(DeviceLostAt, AResetIsToldAndHangsNobody) {
   uint64_t written = 0;
   memcpy(&written, data.read().data(), 8);
   EXPECT_TRUE(written == 101 || (synced != 0 && told != 0)) << written << ", syncs said " << synced << ", " << told;
-  // Regions that never were on a device are as good as before.
+  // Regions that were never on a device are unaffected.
   host.evict();
   EXPECT_EQ(static_cast<const volatile char*>(host.data())[3 * kBlock], 5);
   for (void* one : {r, f}) {

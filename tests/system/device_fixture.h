@@ -1,5 +1,5 @@
-// The application, its kernels and the fixture for what the device tier promises through the C API, with the data four
-// times the device budget. The tests are in device_suite.h.
+// The application, its kernels and the fixture for the promises of the device tier through the C
+// API, with data four times the device budget. The tests are in device_suite.h.
 #pragma once
 
 #include <unistd.h>
@@ -16,39 +16,39 @@
 
 namespace systest {
 
-// The application's side: streams and kernels, all asynchronous.
+// The application's streams and kernels, all asynchronous.
 class GpuApp {
  public:
   virtual ~GpuApp() = default;
-  // Called before vmem_init(): says how many devices there are, makes the simulated ones known.
+  // Called before vmem_init(): returns the number of devices, and registers the simulated ones.
   virtual int prepare() = 0;
   virtual void* stream(int device) = 0;
   virtual void destroy(void* stream) = 0;
-  // words[i] = stamp(first + i, round), where first + i is a multiple of kStampStride
+  // Sets words[i] = stamp(first + i, round) where first + i is a multiple of kStampStride.
   virtual void set(void* stream, uint64_t* words, size_t count, uint64_t first, uint64_t round) = 0;
   // Counts words that are not stamp(first + i, round).
   virtual void check(void* stream, const uint64_t* words, size_t count, uint64_t first, uint64_t round) = 0;
   // Counts words that are not 0.
   virtual void check_zero(void* stream, const uint64_t* words, size_t count) = 0;
   virtual void stand_still(void* stream, std::atomic<uint32_t>* gate) = 0;
-  // A word of memory that stand_still() can see.
+  // Returns a word of memory that stand_still() can read.
   virtual std::atomic<uint32_t>* gate() = 0;
   virtual vmem::core::Status synchronize(void* stream) = 0;
-  // Of all checks so far whose streams were synchronised.
+  // The total of all checks whose streams have been synchronised.
   virtual uint64_t wrong() = 0;
   virtual void capture(void* stream, bool on) = 0;
   virtual void lose(int device) = 0;
-  // What one device has no room for may go to the other.
+  // Returns whether blocks without room on one device may spill to the other.
   virtual bool linked(int a, int b) = 0;
-  // What a simulated device saw that no correct program does.
+  // Returns the accesses that a simulated device saw and that no correct program makes.
   virtual std::vector<std::string> violations() { return {}; }
 };
 
 struct GpuBackend {
   const char* name;
   std::unique_ptr<GpuApp> (*make)(std::string* skip);
-  const char* setting = nullptr;  // of `device`; null: the name
-  bool own_page_tables = false;   // the CPU does not see what the devices see
+  const char* setting = nullptr;  // for the setting `device`; null: the name
+  bool own_page_tables = false;   // the CPU does not see the devices' memory directly
   const char* device() const { return setting != nullptr ? setting : name; }
 };
 inline void PrintTo(const GpuBackend& backend, std::ostream* os) {
@@ -56,7 +56,7 @@ inline void PrintTo(const GpuBackend& backend, std::ostream* os) {
 }
 
 inline constexpr size_t kMiB = 1 << 20;
-// Words whose index is a multiple of this carry stamps.
+// Only words whose index is a multiple of this have stamps.
 inline constexpr size_t kStampStride = kSanitized ? 13 : 1;
 inline size_t first_stamped(uint64_t first) {
   return (kStampStride - first % kStampStride) % kStampStride;
@@ -97,7 +97,7 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBa
     return streams_.back();
   }
   static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
-  // The CPU's side, like set() and check().
+  // The CPU's counterparts of set() and check().
   static void cpu_set(uint64_t* w, size_t count, uint64_t first, uint64_t round) {
     for (size_t i = first_stamped(first); i < count; i += kStampStride) w[i] = stamp(first + i, round);
   }
@@ -126,15 +126,16 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBa
 
   static bool until(auto condition) { return vmem::test::eventually(condition); }
 
-  // A step hook: a block that is out of sight stays on its way out.
+  // A step hook: stops an isolated block on its way out.
   static void stay_taken(const char* step) {
     if (std::strcmp(step, "evict.taken") != 0) return;
     on_its_way_ = true;
     while (on_its_way_) std::this_thread::yield();
   }
-  // A step hook: the preparation of a block waits until the toucher sleeps in its page fault, or long enough.
+  // A step hook: delays the preparation of a block until the thread that touches it sleeps in its
+  // page fault, up to a limit.
   static void wait_for_touch(const char* step) {
-    // Not by the count of faults: a report of the block before may be counted late.
+    // The count of faults would not do: the fault of the previous block may be counted late.
     if (std::strcmp(step, "fault.read") == 0) ++reads_;
     if (std::strcmp(step, "device.preparing") != 0) return;
     const uint64_t before = reads_;
@@ -143,13 +144,15 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBa
     vmem::test::eventually([&] { return (looks = reads_ != before && in_page_fault(toucher_) ? looks + 1 : 0) == 3; },
                            std::chrono::seconds(4), std::chrono::milliseconds(1));
   }
-  // Asleep, and not in a system call; true also where the kernel does not say.
+  // Returns whether the thread sleeps, and not in a system call; also true if the kernel does not
+  // tell.
   static bool in_page_fault(pid_t thread) {
     std::ifstream file("/proc/self/task/" + std::to_string(thread) + "/syscall");
     std::string word;
     return !(file >> word) || word == "-1";
   }
-  // With that hook: sends each block from the SSD to the device, and touches it when its preparation waits.
+  // With that hook: sends each block from the SSD to the device, and touches it while its
+  // preparation waits.
   static void touch_what_comes(vmem::region& r) {
     const size_t n = r.size() / 8, part = 2 * kWordsPerMiB;
     cpu_set(words(r), n, 0, 1);
@@ -160,7 +163,7 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBa
       EXPECT_GT(vmem::stats().faults, faults_) << "the touch did not meet the trap";
     }
   }
-  // .. one block.
+  // Sends one block.
   static void send(const uint64_t* w, size_t count) {
     on_its_way_ = false;
     toucher_ = gettid();
@@ -170,7 +173,7 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBa
   }
   static inline std::atomic<bool> on_its_way_{false};
   static inline std::atomic<uint64_t> faults_{0};
-  static inline std::atomic<uint64_t> reads_{0};  // of the trap's reports
+  static inline std::atomic<uint64_t> reads_{0};  // reports of the trap
   static inline std::atomic<pid_t> toucher_{0};
 
   std::unique_ptr<GpuApp> app_;

@@ -1,5 +1,6 @@
-// Regions that are freed while blocks of theirs are on a device: that memory counts as free only when their addresses
-// are gone, and the device does not keep it for good. On simulated devices with page tables of their own.
+// Regions that are freed while some of their blocks are on a device. That memory counts as free
+// only when the addresses are gone, and the device does not keep it for good. On simulated devices
+// with page tables of their own.
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -18,7 +19,7 @@ constexpr size_t kBudget = 32 << 20, kMemory = 128 << 20;
 std::atomic<bool> stop, halted;
 std::atomic<int> looks;
 
-// The first thread that is about to give addresses back stays there.
+// Stops the first thread that is about to release addresses.
 void stop_at_release(const char* step) {
   if (halted && std::strcmp(step, "device.memory") == 0) ++looks;
   if (std::strcmp(step, "device.release") != 0 || halted.exchange(true)) return;

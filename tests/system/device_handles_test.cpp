@@ -1,5 +1,6 @@
-// Devices with page tables of their own: kernels that still run when their blocks are to go, devices that are lost
-// while a copy of a block stands in place for the CPU, and memory that is short for such copies. On simulated devices.
+// Devices with page tables of their own: kernels that still run when their blocks must leave,
+// devices that are lost while the CPU has a copy of a block mapped, and too little memory for such
+// copies. On simulated devices.
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -24,13 +25,13 @@ class Handles : public systest::SimTest {
  protected:
   void SetUp() override { start(2, {}, true); }
   void TearDown() override {
-    open_ = true;  // whatever failed, no stream stands still
+    open_ = true;  // after any failure, no stream stays blocked
     SimTest::TearDown();
-    vmem_set("staging_share", "50");  // as it is in tests of the same process that do not say
+    vmem_set("staging_share", "50");  // the default, for later tests in this process
   }
   static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
   static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
-  // A kernel that stands still until open_, and then loads a word; returns when it runs.
+  // Launches a kernel that blocks until open_, then loads a word. Returns when it runs.
   static void launch_held(void* stream, const uint64_t* at) {
     open_ = runs_ = ended_ = reached_ = false;
     const Status s = sim().launch(stream, [at](SimKernel& k) {
@@ -42,7 +43,8 @@ class Handles : public systest::SimTest {
     ASSERT_TRUE(s.ok()) << s.text();
     ASSERT_TRUE(until([] { return runs_.load(); }));
   }
-  // A step hook: it goes on where it is waited for, and where nobody waits for it and its block is gone.
+  // A step hook: lets the kernel continue when a thread waits for it, or when its block is removed
+  // without a wait.
   static void let_go(const char* step) {
     if (std::strstr(step, ".draining") != nullptr || std::strcmp(step, "device.punch") == 0) open_ = true;
   }
@@ -68,7 +70,8 @@ TEST_F(Handles, ShutdownLetsKernelsEndThatUseWhatTheyLeased) {
   EXPECT_EQ(written, 101u);
 }
 
-// A kernel that shutdown waits for may wait, in its turn, for a signal handler of the thread that shuts down.
+// A kernel that shutdown waits for may itself wait for a signal handler of the thread that shuts
+// down.
 TEST_F(Handles, SignalsComeWhileShutdownLetsKernelsEnd) {
   if (IsSkipped()) return;
   static std::atomic<bool> draining;
@@ -105,7 +108,7 @@ TEST_F(Handles, SignalsComeWhileShutdownLetsKernelsEnd) {
   EXPECT_TRUE(reached_) << "its block was unmapped under it";
 }
 
-// While a sync writes what the CPU stored under a READ lease, the device's bytes are as stale as before.
+// While a sync writes the CPU's stores under a READ lease, the device's bytes stay stale.
 TEST_F(Handles, AnAcquireBesideASyncOfWhatTheCpuStoredIsRefused) {
   if (IsSkipped()) return;
   TempFile file(kBlock);
@@ -141,7 +144,8 @@ TEST_F(Handles, AnAcquireBesideASyncOfWhatTheCpuStoredIsRefused) {
   EXPECT_EQ(vmem_release(words(r), kBlock, stream_), 0) << vmem_last_error();
 }
 
-// What is stale leaves its device once its last lease has ended, also where the device refuses at first.
+// A stale block leaves its device once its last lease has ended, even if the device refuses at
+// first.
 TEST_F(Handles, WhatIsStaleLeavesThoughItWasRefusedOnce) {
   if (IsSkipped()) return;
   vmem::region r(kBlock);
@@ -177,7 +181,7 @@ TEST_F(Handles, ALeaseOfAStreamThatIsNoMoreLastsAsLongAsItsWork) {
   EXPECT_TRUE(sim().health(0).ok());
 }
 
-// The device is healthy and refuses to copy: for ever, as far as anybody knows.
+// The device is healthy but refuses to copy, and nothing shows that it will ever stop.
 TEST_F(Handles, AnAccessThatCannotHaveWhatTheDeviceHasIsGivenUp) {
   if (IsSkipped()) return;
   ASSERT_EQ(vmem_set("fault_timeout_ms", "300"), 0);
@@ -199,7 +203,7 @@ TEST_F(Handles, AnAccessThatCannotHaveWhatTheDeviceHasIsGivenUp) {
   }
 }
 
-// The device is busy; the acquire only orders its stream after what the device has to do.
+// The device is busy. The acquire only orders its stream after the device's work.
 TEST_F(Handles, AnAcquireOfNewBlocksWaitsForNoDevice) {
   if (IsSkipped()) return;
   vmem::region r(2 * kBlock);
@@ -229,7 +233,7 @@ TEST_F(Handles, AnAcquireOfNewBlocksWaitsForNoDevice) {
   EXPECT_EQ(load(words(r)), 0u);
 }
 
-// Present: right. Not present: an illegal address, and never what was there before.
+// A present block reads right. An absent one is an illegal address, and never shows old contents.
 TEST_F(Handles, AKernelWithoutALeaseIsRightOrLosesItsDevice) {
   if (IsSkipped()) return;
   vmem::region r(2 * kBlock);
@@ -251,7 +255,7 @@ TEST_F(Handles, AKernelWithoutALeaseIsRightOrLosesItsDevice) {
   load_on_device();
   ASSERT_TRUE(sim().synchronize(stream_).ok());
   EXPECT_EQ(seen, 7u);
-  EXPECT_EQ(load(words(r)), 7u);  // it comes to host memory
+  EXPECT_EQ(load(words(r)), 7u);  // this load brings the block to host memory
   load_on_device();
   EXPECT_EQ(sim().synchronize(stream_).code(), -EIO);
   EXPECT_TRUE(until([] { return refused.load(); }));
@@ -271,7 +275,7 @@ TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenTheBudgetIsLowered) {
   EXPECT_EQ(load(words(r)), 7u);
 }
 
-// .. for the program's own use.
+// The memory is freed for the program's own use.
 TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenNoneComesForAWhile) {
   if (IsSkipped()) return;
   vmem::region r(12 * kBlock);
@@ -285,7 +289,7 @@ TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenNoneComesForAWhile) {
   EXPECT_EQ(load(words(r)), 7u);
 }
 
-// While blocks come, memory is kept for them; until others are to have some of what little there is.
+// While blocks come, the library keeps memory for them, until too little is free for others.
 TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenLessIsFreeThanTheReserve) {
   if (IsSkipped()) return;
   static std::atomic<int> looks;
@@ -315,7 +319,7 @@ TEST_F(Handles, MemoryThatNoBlockHasGoesBackWhenLessIsFreeThanTheReserve) {
 
 class HandlesFull : public Handles {
  protected:
-  void SetUp() override { start(1, {{"device_budget", "128MiB"}}, true); }  // all that the device has
+  void SetUp() override { start(1, {{"device_budget", "128MiB"}}, true); }  // all of the device's memory
 };
 
 TEST_F(HandlesFull, MemoryThatNoBlockHasGoesBackWhenOthersFindLittle) {
@@ -329,7 +333,8 @@ TEST_F(HandlesFull, MemoryThatNoBlockHasGoesBackWhenOthersFindLittle) {
   EXPECT_EQ(load(words(r)), 7u);
 }
 
-// Stale copies cannot be evicted. They are bounded as leases are, and others find memory.
+// Stale copies cannot be evicted. Their number is limited like that of leases, and other blocks
+// still find memory.
 class HandlesShort : public Handles {
  protected:
   void SetUp() override {
@@ -366,7 +371,8 @@ TEST_F(HandlesShort, StoresUnderReadLeasesLeaveMemoryToOthers) {
   EXPECT_TRUE(store(stored)) << "nothing is leased";
 }
 
-// There is room for the copy that a load needs, and none for what the store would change: only the store is refused.
+// Memory suffices for the copy that a load needs, but not for the block that the store would
+// change: only the store is refused.
 TEST_F(HandlesShort, AStoreThatHasNoRoomTakesNoLoadOfItsBlockWithIt) {
   if (IsSkipped()) return;
   if (access("/dev/vmem", R_OK | W_OK) == 0)
@@ -381,7 +387,9 @@ TEST_F(HandlesShort, AStoreThatHasNoRoomTakesNoLoadOfItsBlockWithIt) {
   };
   while (stored < kBlocks && store(stored)) ++stored;
   ASSERT_LT(stored, kBlocks) << "no bound";
-  struct sigaction action = {}, before = {};  // of two threads that catch it the first would take it from the other
+  // installed once: of two threads that each install one, the first would restore it under the
+  // other
+  struct sigaction action = {}, before = {};
   action.sa_handler = systest::on_bus;
   action.sa_flags = SA_NODEFER;
   sigaction(SIGBUS, &action, &before);
@@ -394,7 +402,7 @@ TEST_F(HandlesShort, AStoreThatHasNoRoomTakesNoLoadOfItsBlockWithIt) {
       wrong += is != stored + 1;
     }
   });
-  for (size_t page : {2, 0, 3})  // not the one before: it may give SIGBUS still
+  for (size_t page : {2, 0, 3})  // not page 1, which may still give SIGBUS
     EXPECT_TRUE(systest::raises_sigbus([&] { words(r)[stored * kWords + page * kPageWords] = 1; }));
   for (const size_t so_far = loads; loads < so_far + 3;) usleep(1000);
   stop = true;
@@ -410,14 +418,15 @@ TEST_F(HandlesShort, AStoreThatHasNoRoomTakesNoLoadOfItsBlockWithIt) {
 
 // --- a device is lost, and host memory has the only good copy
 
-// Blocks that a kernel changed, and that the CPU is shown: block b has `first` + b. Nobody leases them any more.
+// A kernel changes blocks, and the CPU gets copies mapped: block b has `first` + b. Afterwards no
+// lease is left.
 class HandlesLost : public Handles {
  protected:
   void change_and_show(uint64_t* at, size_t blocks, uint64_t first) {
     for (size_t b = 0; b < blocks; ++b) store_on_device(at + b * kWords, first + b);
     ASSERT_EQ(vmem_acquire(at, blocks * kBlock, VMEM_READ, 0, stream_), 0) << vmem_last_error();
     for (size_t b = 0; b < blocks; ++b) ASSERT_EQ(load(at + b * kWords), first + b);
-    for (size_t b = 0; b < blocks; ++b) at_rest(at + b * kWords);  // all of it is shown
+    for (size_t b = 0; b < blocks; ++b) at_rest(at + b * kWords);  // all of it is mapped for the CPU
     ASSERT_EQ(vmem_release(at, blocks * kBlock, stream_), 0) << vmem_last_error();
     ASSERT_TRUE(sim().synchronize(stream_).ok());
     struct vmem_device_stats s = {};
@@ -484,7 +493,7 @@ TEST_F(HandlesLost, WhatTheCpuIsShownIsWrittenByASync) {
   expect_all(words(r), 2, 51);
 }
 
-// The staging frames that blocks came through, with few of them and others that need them.
+// The staging frames that blocks came through: there are few, and other blocks need them.
 class CopiesOfALostDevice : public HandlesLost, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override { start(2, {{"host_budget", "64MiB"}, {"staging_share", "25"}}, GetParam()); }
@@ -501,7 +510,7 @@ TEST_P(CopiesOfALostDevice, AreTheBlocksAndStay) {
   sim().lose(0, "the test took it away");
   struct vmem_device_stats s = {};
   s.size = sizeof s;
-  EXPECT_EQ(vmem_device_stats(0, &s), -EIO);  // noticed
+  EXPECT_EQ(vmem_device_stats(0, &s), -EIO);  // the loss has been noticed
   void* const other = stream(1);
   for (uint64_t round = 1; round <= 3; ++round) {
     for (size_t b = 0; b < 14; ++b) words(busy)[b * kWords] = round * 100 + b;
@@ -525,7 +534,7 @@ class HandlesOnUserfault : public Handles {
   }
 };
 
-// What the CPU is shown of a block that a device keeps, with madvise() in place of vmem_advise().
+// madvise() instead of vmem_advise() on the CPU's copy of a block that a device keeps.
 TEST_F(HandlesOnUserfault, PagesThatTheProgramDropsStopNothing) {
   if (IsSkipped()) return;
   constexpr size_t kPageWords = 512, kPages = 2 * kBlock / 4096;
@@ -548,7 +557,7 @@ TEST_F(HandlesOnUserfault, PagesThatTheProgramDropsStopNothing) {
   EXPECT_EQ(wrong(1), 0u) << "the device has it";
   drop(3, 1);
   drop(kPages / 2, 2);
-  store_all(2);  // stores meet them
+  store_all(2);  // stores find the dropped pages
   EXPECT_EQ(wrong(2), 0u);
   drop(5, 1);
   EXPECT_EQ(load(words(r) + 5 * kPageWords), 0u) << "nobody else has it";
@@ -581,7 +590,7 @@ TEST_F(HandlesOnUserfault, ABlockThatShowsItsFileIsRefusedAtADeviceWithWhatToDo)
   EXPECT_EQ(vmem_release(again.data(), again.size(), stream_), 0) << vmem_last_error();
 }
 
-// Accesses do not park, so the file's own pages stay where they are.
+// Accesses do not park there, so the file's own pages stay mapped.
 TEST_F(HandlesOnUserfault, ABlockThatShowsItsFileGoesOnShowingIt) {
   if (IsSkipped()) return;
   TempFile file(2 * kBlock, 5);

@@ -1,5 +1,5 @@
-// Blocks of 8 MiB on simulated devices with page tables of their own: a kernel stores to some words of them, and the
-// CPU loads these.
+// Blocks of 8 MiB on simulated devices with page tables of their own: a kernel stores to some of
+// their words, and the CPU loads them.
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@ namespace systest {
 
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 constexpr size_t kLarge = 8 << 20, kWords = kLarge / 8;
-constexpr size_t kPlaces[] = {0, kWords / 2 + 77, kWords - 1};  // of words that are looked at
+constexpr size_t kPlaces[] = {0, kWords / 2 + 77, kWords - 1};  // the words that tests check
 
 class LargeBlocks : public SimTest {
  protected:
@@ -26,11 +26,11 @@ class LargeBlocks : public SimTest {
     fails_ = false;
     SimTest::TearDown();
     vmem_set("trap", "auto");
-    vmem_set("device_block_size", "2MiB");  // as it is in tests of the same process that do not say
+    vmem_set("device_block_size", "2MiB");  // the default, for later tests in this process
   }
   static uint64_t* words(const vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
   static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
-  // A kernel stores to the places of block b: value, value + 1, ..; then nobody leases it.
+  // A kernel stores value, value + 1, .. to the places of block b; afterwards no lease is left.
   void put(const vmem::region& r, uint64_t value, size_t b = 0) {
     uint64_t* const w = words(r) + b * kWords;
     ASSERT_EQ(vmem_acquire(w, kLarge, kBoth, 0, stream_), 0) << said();
@@ -42,7 +42,7 @@ class LargeBlocks : public SimTest {
   static void expect(const vmem::region& r, uint64_t value, size_t b = 0) {
     for (const size_t place : kPlaces) EXPECT_EQ(load(words(r) + b * kWords + place), value++) << place;
   }
-  // Who has loaded one word of the middle, while the rest of the block is not there yet.
+  // A thread loads a word in the middle, before the rest of the block is in place.
   void load_the_middle(const vmem::region& r, uint64_t value) {
     stop_at("device.showing_rest");
     seen_ = false;

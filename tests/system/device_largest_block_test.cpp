@@ -1,5 +1,5 @@
-// The largest blocks on devices with page tables of their own, 64 MiB, where the budgets have as little room for them
-// as can be: every word of them, to the device, to the SSD and back. Simulated devices.
+// The largest blocks, 64 MiB, on devices with page tables of their own, with budgets as small as
+// possible. Checks every word, on the way to the device, to the SSD and back. Simulated devices.
 #include <atomic>
 #include <string>
 #include <vector>
@@ -16,7 +16,7 @@ using vmem::store::Io;
 
 constexpr size_t kMiB = size_t{1} << 20, kLargest = 64 * kMiB, kWords = kLargest / 8;
 constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
-// With a sanitizer one word of eight cache lines is looked at.
+// With a sanitizer, checks one word of eight cache lines.
 constexpr size_t kStride = systest::kSanitized ? 64 : 1;
 
 uint64_t word(size_t i, uint64_t round) {
@@ -31,8 +31,8 @@ size_t wrong(const uint64_t* at, size_t first, size_t count, uint64_t round) {
 class LargestBlocks : public systest::SimTest {
  protected:
   void SetUp() override { start_small({}); }
-  // The budget of the device has two of them. That of the host: staging frames of four, one that faults may use, and a
-  // buffer, beside tables.
+  // The device budget holds two blocks. The host budget holds four staging frames, one frame for
+  // faults, a buffer, and tables.
   void start_small(const systest::Settings& more) {
     memory_bytes_ = 160 * kMiB;
     systest::Settings settings{{"device_budget", "128MiB"}, {"host_budget", "392MiB"}, {"staging_share", "90"}};
@@ -56,7 +56,7 @@ class LargestBlocks : public systest::SimTest {
   static void fill(const vmem::region& r, uint64_t round) {
     for (size_t i = 0; i < r.size() / 8; i += kStride) words(r)[i] = word(i, round);
   }
-  // A kernel finds the words of a round in block b and leaves those of the next, under a lease.
+  // Under a lease, a kernel checks the words of a round in block b and stores those of the next.
   void next_round(const vmem::region& r, size_t b, uint64_t round) {
     uint64_t* const at = words(r, b);
     ASSERT_EQ(vmem_acquire(at, kLargest, VMEM_READ | VMEM_WRITE, 0, stream_), 0) << said();
@@ -108,12 +108,12 @@ TEST_F(LargestBlocks, TheCpuTakesTurnsWithKernels) {
   const vmem::region r = make(3);
   fill(r, 0);
   for (size_t b = 0; b < 3; ++b) next_round(r, b, 0);
-  // A load under a READ lease is shown a copy; the device keeps the block.
+  // A load under a READ lease gets a copy; the device keeps the block.
   ASSERT_EQ(vmem_acquire(words(r, 2), kLargest, VMEM_READ, 0, stream_), 0) << said();
   EXPECT_EQ(wrong(words(r, 2), 2 * kWords, kWords, 1), 0u);
   EXPECT_GE(r.query().device_bytes, kLargest);
   ASSERT_EQ(vmem_release(words(r, 2), kLargest, stream_), 0) << said();
-  // Without a lease it comes to host memory, and a store of the CPU is what the next kernel sees.
+  // Without a lease the block comes to host memory, and the next kernel sees stores of the CPU.
   EXPECT_EQ(wrong(words(r), 0, 3 * kWords, 1), 0u);
   for (size_t i = 0; i < kWords; i += kStride) words(r, 1)[i] = word(kWords + i, 2);
   next_round(r, 1, 2);
@@ -159,7 +159,7 @@ TEST_F(LargestBlocks, WhatIsCompressedIsRight) {
     start_small({{"host_budget", "512MiB"}});  // one more buffer
     if (IsSkipped()) return;
     const vmem::region r = make(2, codec);
-    // Half of it is all alike, so that it is worth it.
+    // Half of the words are equal, so that compression pays off.
     for (size_t i = 0; i < r.size() / 8; ++i) words(r)[i] = i % 2 == 0 ? 7 : word(i, 0);
     ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
     EXPECT_LT(vmem::stats().ssd_bytes, r.size());
@@ -173,7 +173,7 @@ TEST_F(LargestBlocks, WhatIsCompressedIsRight) {
   }
 }
 
-// Encryption takes writes in parts of 256 KiB, and has buffers for them.
+// Encryption writes in parts of 256 KiB, and has buffers for them.
 TEST_F(LargestBlocks, EveryWayToTheDiskIsRight) {
   using Setting = std::pair<const char*, const char*>;
   for (const auto& [name, value] : {Setting{"encryption", "on"}, {"io_engine", "threads"}, {"direct_io", "off"}}) {
@@ -192,7 +192,7 @@ TEST_F(LargestBlocks, EveryWayToTheDiskIsRight) {
   }
 }
 
-// Reads and writes that come in parts, and one bit that is wrong.
+// Reads and writes that complete in parts, and a single wrong bit.
 TEST_F(LargestBlocks, ShortTransfersGoOnAndAWrongBitIsFound) {
   if (IsSkipped()) return;
   const vmem::region r = make(1);
@@ -210,7 +210,7 @@ TEST_F(LargestBlocks, ShortTransfersGoOnAndAWrongBitIsFound) {
   ASSERT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), 0) << said();
   fault.action = Fault::Action::flip_bit;
   fault.op = Io::Op::read;
-  fault.limit = 2;  // an acquire tries once more
+  fault.limit = 2;  // an acquire retries once
   disk_->add_rule(fault);
   EXPECT_EQ(vmem_acquire(r.data(), 8, VMEM_READ, 0, stream_), -EIO);
   EXPECT_NE(said().find("checksum"), std::string::npos) << said();

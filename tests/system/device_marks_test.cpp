@@ -1,4 +1,5 @@
-// What a lost or refusing device leaves behind: marks that calls tell of, and never older bytes. On simulated devices.
+// State that a lost or refusing device leaves behind: marks that calls report, and never older
+// bytes. On simulated devices.
 #include <atomic>
 #include <thread>
 
@@ -100,7 +101,7 @@ TEST_F(DeviceMarks, ABlockThatItsDeviceWillNotLetGoStaysThereWhole) {
   EXPECT_EQ(vmem_sync(r.data(), r.size()), 0) << vmem_last_error();
 }
 
-// The copy in fails after the lease was given: a kernel may have stored meanwhile, or only loaded.
+// The copy in fails after the lease was granted: by then a kernel may have stored, or only loaded.
 TEST_F(DeviceMarks, ACopyInThatFailsUnderALeaseLosesOnlyWhatAKernelMayHaveChanged) {
   if (IsSkipped()) return;
   vmem::region r(8 * kBlock);

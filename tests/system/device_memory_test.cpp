@@ -1,5 +1,5 @@
-// Want of memory where blocks move to a device and from it: an error of the call that meets it, no block is lost, none
-// stays on its way, and the library's own threads go on.
+// Allocation failures while blocks move to and from a device: the call that meets one returns an
+// error, no block is lost, none stays in a transition, and the library's own threads continue.
 #include <array>
 #include <atomic>
 #include <random>
@@ -27,17 +27,17 @@ class MemoryOnDevice : public SimTest {
     for (size_t i = 0; i < kBlocks * kWords; ++i) words_[i] = stamp(i, 1);
   }
   uint64_t* block(size_t b) const { return words_ + b * kWords; }
-  // A kernel changes a word of the block, which is then only there.
+  // A kernel changes a word of the block, which is then only on the device.
   void change(size_t b) {
     store_on_device(block(b) + 3, stamp(b * kWords + 3, ++round_));
     rounds_[b] = round_;
   }
-  // From the CPU, which looks wherever the block is.
+  // Checks by the CPU, wherever the block is.
   void expect_right(size_t b) const {
     ASSERT_EQ(*static_cast<volatile uint64_t*>(block(b) + 3), stamp(b * kWords + 3, rounds_[b])) << "block " << b;
     ASSERT_EQ(*static_cast<volatile uint64_t*>(block(b) + 4), stamp(b * kWords + 4, 1)) << "block " << b;
   }
-  // Every word of all of them, here and after a way through the SSD; then they go.
+  // Checks every word of all blocks, in place and after a way through the SSD; then frees them.
   void expect_all_right_and_free() {
     for (const bool moved : {false, true}) {
       if (moved) {
@@ -106,7 +106,7 @@ TEST_F(MemoryOnDevice, BlocksLeaveOrStay) {
 TEST_F(MemoryOnDevice, LeasesAreHadWholeOrNotAtAll) {
   if (IsSkipped()) return;
   size_t failed = 0;
-  // Blocks from the SSD, from host memory, and on the device already.
+  // The blocks come from the SSD and from host memory, or are already on the device.
   refuse_each(
       [&](int n) {
         const int64_t mine = std::exchange(refused_in, -1);
@@ -140,7 +140,7 @@ TEST_F(MemoryOnDevice, LeasesAreHadWholeOrNotAtAll) {
                     << vmem_last_error();
               });
   EXPECT_EQ(vmem_release(block(0), 2 * kBlock, stream_), 0) << vmem_last_error();
-  // A hint may come to nothing.
+  // A hint may have no effect.
   refuse_each([&](int n) { return vmem_prefetch(block(static_cast<size_t>(n) % kBlocks), kBlock, 0, nullptr); },
               [&](int n, int rc) {
                 may_lack_memory(rc);
@@ -176,7 +176,8 @@ TEST_F(MemoryOnDevice, ContentsGoWithTheCallThatSucceeds) {
   expect_all_right_and_free();
 }
 
-// Regions with blocks on a device, side by side, and one that shows a file: they are freed by the call that says so.
+// Adjacent regions with blocks on a device, and a region that shows a file: the call that reports
+// success has freed them.
 TEST_F(MemoryOnDevice, RegionsAreFreed) {
   if (IsSkipped()) return;
   change(0);
@@ -205,7 +206,8 @@ TEST_F(MemoryOnDevice, RegionsAreFreed) {
         memcpy(&word, file.read().data(), sizeof word);
         EXPECT_EQ(word, stamp(7, static_cast<uint64_t>(n)));
         if (worst != 0) {
-          EXPECT_EQ(vmem_free(reinterpret_cast<void*>(8)), -EINVAL);  // words for whoever asks for them
+          // sets the message for callers that read it
+          EXPECT_EQ(vmem_free(reinterpret_cast<void*>(8)), -EINVAL);
         }
         return worst;
       },
@@ -213,7 +215,8 @@ TEST_F(MemoryOnDevice, RegionsAreFreed) {
   expect_all_right_and_free();
 }
 
-// The library's own threads get no memory, each so-many-th time or ever, while blocks move between all tiers.
+// The library's own threads get no memory, every n-th time or always, while blocks move between all
+// tiers.
 class DeviceWithoutMemory : public SystemTest, public testing::WithParamInterface<const char*> {};
 
 TEST_P(DeviceWithoutMemory, BlocksMoveAndEveryByteIsRight) {
@@ -234,7 +237,7 @@ constexpr size_t kAll = 16, kThreads = 2;
 
 struct Shared {
   uint64_t* words = nullptr;
-  std::vector<uint64_t> has;  // of each page and thread
+  std::vector<uint64_t> has;  // for each page and thread
   uint64_t* word(size_t page, size_t thread) const { return words + page * (kPage / 8) + thread; }
 };
 
@@ -253,18 +256,20 @@ void store_and_load(Shared& region, size_t thread) {
   }
 }
 
-// To host memory, if there is memory. Whatever comes of it, no block of the range moves any more.
+// Brings the blocks to host memory if possible. In any case no block of the range is in a
+// transition afterwards.
 void bring_to_rest(uint64_t* at, size_t size) {
   const int rc = vmem_evict(at, size, VMEM_HOST);
   if (rc != 0) {
     EXPECT_EQ(rc, -ENOMEM) << vmem_last_error();
-    // It ended before its time. Advice waits for blocks that move.
+    // The evict ended early. Advice waits for blocks in transition.
     EXPECT_EQ(vmem_advise(at, size, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << vmem_last_error();
   }
 }
 
-// A device stores words of its own, where it gets leases; calls move the blocks. No CPU thread touches them while they
-// may come to the device: it could fall into the moment between a block's mapping and its shutting.
+// A device stores to its words when it gets leases; calls move the blocks. No CPU thread touches
+// them while they may come to the device: it could access a block between its mapping and its
+// closing.
 void lease_and_call(Shared& region, vmem::device::SimDevices& sim) {
   std::minstd_rand dice(99);
   void* const stream = sim.create_stream(0);
@@ -329,7 +334,7 @@ TEST(DeviceWithoutMemoryChild, DISABLED_Pages) {
     r->has.assign(kAll * kPages * (kThreads + 1), 0);
   }
   vmem::device::SimDevices& sim = *vmem::device::current_sim();
-  // Its threads are started.
+  // Starts its threads.
   EXPECT_EQ(vmem_prefetch(at, kAll * kBlock, 0, nullptr), 0) << vmem_last_error();
   EXPECT_EQ(vmem_evict(at, kAll * kBlock, VMEM_SSD), 0) << vmem_last_error();
 
@@ -348,7 +353,7 @@ TEST(DeviceWithoutMemoryChild, DISABLED_Pages) {
   bring_to_rest(region.words, kAll * kBlock);
   all_right();
   refuse_every = 0;
-  vmem_sync(at, kAll * kBlock);  // tells once what could not be written meanwhile
+  vmem_sync(at, kAll * kBlock);  // reports once the writes that failed before
   EXPECT_EQ(vmem_sync(at, kAll * kBlock), 0) << vmem_last_error();
   for (const Shared* r : {&host, &region}) {
     EXPECT_EQ(vmem_evict(r->words, kAll * kBlock, VMEM_SSD), 0) << vmem_last_error();
@@ -356,7 +361,7 @@ TEST(DeviceWithoutMemoryChild, DISABLED_Pages) {
   all_right();
   EXPECT_EQ(vmem::api::Runtime::get().check(), "");
   for (const std::string& v : sim.violations()) ADD_FAILURE() << v;
-  // Freed, and shut down, without memory.
+  // Free and shut down without memory.
   EXPECT_EQ(vmem_prefetch(at, kBlock, 0, nullptr), 0) << vmem_last_error();
   refuse_every = every;
   {

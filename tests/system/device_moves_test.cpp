@@ -1,4 +1,5 @@
-// How blocks move to and from devices with page tables of their own: what goes on beside what. On simulated devices.
+// How blocks move to and from devices with page tables of their own, and which steps overlap. On
+// simulated devices.
 #include <algorithm>
 #include <fstream>
 #include <mutex>
@@ -26,14 +27,14 @@ class DeviceMoves : public systest::SimTest {
     const size_t name = line.rfind(") ");
     return name != std::string::npos && line[name + 2] == 'S';
   }
-  // Blocks 0 to n - 1 are on the device, with 100 + their number in them.
+  // Blocks 0 to n - 1 are on the device, and contain 100 + their number.
   void fill(vmem::region& r, size_t n) {
     for (size_t b = 0; b < n; ++b) store_on_device(words(r) + b * kWords, 100 + b);
     ASSERT_EQ(r.query().device_bytes, n * kBlock);
   }
 };
 
-// What leaves because a call waits for it, and what workers bring away.
+// Blocks leave because a call waits for that, or because workers bring them away.
 enum class By : uint8_t { evict, prefetch };
 
 class DeviceLeaves : public DeviceMoves, public testing::WithParamInterface<By> {
@@ -46,7 +47,7 @@ class DeviceLeaves : public DeviceMoves, public testing::WithParamInterface<By> 
 INSTANTIATE_TEST_SUITE_P(By, DeviceLeaves, testing::Values(By::evict, By::prefetch),
                          [](const auto& p) { return p.param == By::evict ? "evict" : "prefetch"; });
 
-// The first copy ends only when the second block has been unmapped.
+// The first copy ends only after the second block has been unmapped.
 TEST_P(DeviceLeaves, ABlockIsUnmappedWhileTheOneBeforeItIsCopied) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
@@ -73,7 +74,8 @@ TEST_P(DeviceLeaves, ABlockIsUnmappedWhileTheOneBeforeItIsCopied) {
   for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
 }
 
-// The first copy ends only when the last has been issued, which ends only when the first block's memory is back.
+// The first copy ends only after the last has been issued. The last ends only after the first
+// block's memory has been returned.
 TEST_P(DeviceLeaves, ABlockIsGivenBackWhileTheOnesAfterItAreCopied) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
@@ -95,7 +97,8 @@ TEST_P(DeviceLeaves, ABlockIsGivenBackWhileTheOnesAfterItAreCopied) {
   for (size_t b = 0; b < 4; ++b) EXPECT_EQ(load(words(r) + b * kWords), 100 + b);
 }
 
-// The first block is refused, and mapped again only when the memory of the others is back.
+// The first block is refused, and mapped again only after the memory of the others has been
+// returned.
 TEST_P(DeviceLeaves, ABlockThatCannotBeMappedAgainDoesNotHoldTheOthers) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
@@ -119,12 +122,13 @@ TEST_P(DeviceLeaves, ABlockThatCannotBeMappedAgainDoesNotHoldTheOthers) {
   EXPECT_EQ(load(words(r) + 1), 7u);
 }
 
-// A wait that is refused says nothing about the copy, which goes on: it ends only when the wait has been tried again,
-// or when something is done about its block.
+// A refused wait says nothing about the copy, which continues. The copy ends only after the wait
+// has been retried, or when the library does something with the block too early.
 class RefusedWaits : public DeviceMoves {
  protected:
   static constexpr unsigned kRefused = 3;
-  // `copy`: what is waited for. `hasty`: what is not to be done meanwhile.
+  // `copy`: the operation that is waited for. `hasty`: operations that must not happen during the
+  // wait.
   void refuse_waits(SimOp copy, std::initializer_list<SimOp> hasty) {
     sim().set_hook([this, copy, hasty = std::vector<SimOp>(hasty)](SimOp op, int, uintptr_t, size_t) {
       if (op == copy) until([&] { return waits_ >= kRefused || early_ != 0; });
@@ -157,10 +161,10 @@ TEST_F(RefusedWaits, WhatComesStaysWhileAKernelHasIt) {
   EXPECT_EQ(vmem::stats().lost_blocks, 0u);
 }
 
-// What does not tell for good has ended when all the device's work has.
+// A copy whose waits always fail has ended when all the device's work has.
 class NeverTold : public RefusedWaits {
  protected:
-  // While every wait is refused.
+  // Runs `what` while every wait is refused.
   void ends(const std::function<void()>& what) {
     static std::atomic<bool> refused;
     refused = true;
@@ -211,7 +215,8 @@ TEST_F(NeverTold, WhatGoesToAnotherDeviceEndsWithTheDevicesWork) {
   EXPECT_EQ(load(words(r)), 100u);
 }
 
-// Advice comes when a block that was in host memory is on its way from one device to another, and mapped for neither.
+// The advice comes when a block that was in host memory moves from one device to another, and is
+// mapped for neither.
 TEST_F(DeviceMoves, AdviceForABlockThatHasComeMeanwhileAndMovesIsFollowed) {
   vmem_shutdown();
   start(3, {}, true);
@@ -251,7 +256,8 @@ TEST_F(RefusedWaits, WhatLeavesKeepsItsFrameUntilItsCopyHasEnded) {
   vmem::region r(kBlock);
   fill(r, 1);
   refuse_waits(SimOp::copy_out, {SimOp::map});
-  // By a worker: a call looks whether the copy has ended, and would do so until the copy is tired of waiting for waits.
+  // Let a worker do it: a call polls the copy, until the copy in this test stops waiting for more
+  // waits.
   ASSERT_EQ(vmem_prefetch(r.data(), r.size(), VMEM_HOST, nullptr), 0) << vmem_last_error();
   EXPECT_TRUE(until([&] { return r.query().device_bytes == 0; }));
   EXPECT_EQ(waits_, kRefused);
@@ -260,7 +266,7 @@ TEST_F(RefusedWaits, WhatLeavesKeepsItsFrameUntilItsCopyHasEnded) {
   EXPECT_EQ(load(words(r)), 100u);
 }
 
-// .. and so does what is copied for the CPU to look at.
+// The same for a copy that the CPU reads.
 TEST_F(RefusedWaits, WhatIsShownToTheCpuIsWhatWasCopied) {
   if (IsSkipped()) return;
   vmem::region r(kBlock);
@@ -293,8 +299,8 @@ TEST_F(DeviceMoves, OfABatchThatLeavesTheBlockStaysThatIsRefused) {
   }
 }
 
-// .. and what cannot come gives up the memory that it was to have, however often that is refused: else it could never
-// be made there again.
+// A block that cannot come gives up its device memory, however often that is refused. Otherwise it
+// could never be made there again.
 TEST_F(DeviceMoves, WhatCannotComeGivesItsMemoryUpAndComesWhenItCan) {
   if (IsSkipped()) return;
   const vmem::region r(kBlock);
@@ -321,11 +327,12 @@ class LargeBlocksMove : public DeviceMoves {
   }
   void TearDown() override {
     DeviceMoves::TearDown();
-    vmem_set("device_block_size", "2MiB");  // as it is in tests of the same process that do not say
+    vmem_set("device_block_size", "2MiB");  // the default, for later tests in this process
   }
 };
 
-// Four of these move together. The copy of the fourth ends only when that of the fifth has been issued.
+// Four blocks move together. The copy of the fourth ends only after that of the fifth has been
+// issued.
 TEST_F(LargeBlocksMove, WhatLeavesGoesOnWhileTheLastOfABatchIsCopied) {
   if (IsSkipped()) return;
   constexpr size_t kBlocks = 6, kLarge = 4 * kBlock;
@@ -345,7 +352,7 @@ TEST_F(LargeBlocksMove, WhatLeavesGoesOnWhileTheLastOfABatchIsCopied) {
   for (size_t b = 0; b < kBlocks; ++b) EXPECT_EQ(load(words(r) + b * kLarge / 8), 100 + b);
 }
 
-// What makes room for it leaves only when its read has begun.
+// The blocks that make room leave only after the read has begun.
 TEST_F(DeviceMoves, WhatAnAcquireWaitsForIsReadWhileRoomIsMade) {
   if (IsSkipped()) return;
   constexpr size_t kRoom = 16;
@@ -370,7 +377,7 @@ TEST_F(DeviceMoves, WhatAnAcquireWaitsForIsReadWhileRoomIsMade) {
   EXPECT_EQ(load(words(r)), 7u);
 }
 
-// .. and where it cannot be read there is no harm done: the acquire tries again, and says why.
+// A failed read does no harm: the acquire retries, and reports the reason.
 TEST_F(DeviceMoves, WhatCannotBeReadWhileRoomIsMadeIsReadByTheNextTry) {
   if (IsSkipped()) return;
   constexpr size_t kRoom = 16;
@@ -386,7 +393,8 @@ TEST_F(DeviceMoves, WhatCannotBeReadWhileRoomIsMadeIsReadByTheNextTry) {
   ASSERT_TRUE(sim().synchronize(stream_).ok());
 }
 
-// Its read is over only when the thread that acquires it sleeps: which then needs no other to wake up.
+// The read ends only when the acquiring thread sleeps. That thread continues the transition itself,
+// without waking another.
 TEST_F(DeviceMoves, WhoWaitsForABlockBeginsItsCopy) {
   if (IsSkipped()) return;
   vmem::region r(kBlock);
@@ -411,7 +419,8 @@ TEST_F(DeviceMoves, WhoWaitsForABlockBeginsItsCopy) {
 
 class FewStagingFrames : public DeviceMoves {
  protected:
-  static constexpr size_t kLarge = 32 << 20, kBlocks = 4;  // there are as many frames, of which the way out keeps two
+  // as many frames, of which two are reserved for blocks that leave
+  static constexpr size_t kLarge = 32 << 20, kBlocks = 4;
   void SetUp() override {
     start(1,
           {{"device_block_size", "32MiB"},
@@ -422,13 +431,13 @@ class FewStagingFrames : public DeviceMoves {
   }
   void TearDown() override {
     DeviceMoves::TearDown();
-    vmem_set("device_block_size", "2MiB");  // as they are in tests of the same process that do not say
+    vmem_set("device_block_size", "2MiB");  // the defaults, for later tests in this process
     vmem_set("staging_share", "50");
   }
 };
 
-// What is read while room is made waits in its frame for the blocks before it, the first of which needs a frame as
-// well.
+// A block that is read while room is made waits in its frame for the blocks before it. The first of
+// those needs a frame too.
 TEST_F(FewStagingFrames, WhatIsReadWhileRoomIsMadeLeavesAFrameForWhatIsToMoveFirst) {
   if (IsSkipped()) return;
   vmem::region r(kBlocks * kLarge), others(kBlocks * kLarge);
@@ -446,7 +455,7 @@ TEST_F(FewStagingFrames, WhatIsReadWhileRoomIsMadeLeavesAFrameForWhatIsToMoveFir
   }
 }
 
-// A frame that was kept for the way out has gone to a block which is leased by the time that it is there.
+// A frame reserved for blocks that leave has gone to a block that is leased by the time it arrives.
 TEST_F(FewStagingFrames, WhatIsLeasedWhileItLeavesGivesItsFrameBack) {
   if (IsSkipped()) return;
   vmem::region r(3 * kLarge), others(kBlocks * kLarge);
@@ -462,7 +471,7 @@ TEST_F(FewStagingFrames, WhatIsLeasedWhileItLeavesGivesItsFrameBack) {
   EXPECT_TRUE(until([&] { return vmem::stats().read_bytes == read + 2 * kLarge; }));
   aside([&] { EXPECT_EQ(vmem_acquire(others.data(), kLarge, VMEM_READ, 0, second), 0) << said(); });
   std::this_thread::sleep_for(
-      std::chrono::milliseconds(300));  // it has leased what leaves first by now, or does no harm
+      std::chrono::milliseconds(300));  // by now it has leased the block that leaves first, or does no harm
   go_on();
   join();
   EXPECT_EQ(vmem_release(r.data(), r.size(), stream_), 0) << said();
@@ -477,7 +486,7 @@ class TwoDevicesMove : public DeviceMoves {
   void SetUp() override { start(2, {}, true); }
 };
 
-// More has been begun on device 0 than there are workers, and none of it ends.
+// Device 0 has more unfinished operations than there are workers, and none of them ends.
 TEST_F(TwoDevicesMove, WhatComesToOneDeviceGoesOnWhileTheOtherIsBusy) {
   if (IsSkipped()) return;
   constexpr size_t kBegun = 6;
@@ -508,7 +517,7 @@ TEST_F(TwoDevicesMove, WhatComesToOneDeviceGoesOnWhileTheOtherIsBusy) {
   sim().set_hook(nullptr);
 }
 
-// Nobody ends what is begun on device 0, by as many workers as may be at it.
+// The work begun on device 0 never ends, and occupies as many workers as may handle one device.
 TEST_F(TwoDevicesMove, WhatWasBegunOnOneDeviceEndsWhileTheOtherIsBusy) {
   if (IsSkipped()) return;
   constexpr size_t kBegun = 6;
@@ -540,13 +549,14 @@ TEST_F(TwoDevicesMove, WhatWasBegunOnOneDeviceEndsWhileTheOtherIsBusy) {
   sim().set_hook(nullptr);
 }
 
-// Three workers are held at a block each until enough is ready on device 0 to keep them all at that.
+// Holds three workers at a block each, until enough blocks are ready on device 0 to keep all
+// workers busy with them.
 class MuchComes : public TwoDevicesMove {
  protected:
   static constexpr size_t kHeld = 3, kReady = 34, kAll = kHeld + kReady;  // batches of 16, 16 and 2
   void SetUp() override { start(2, {{"device_budget", "112MiB"}, {"device_block_size", "2MiB"}}, true); }
   void TearDown() override {
-    ready_ = done_ = true;  // whatever failed, nothing stands still
+    ready_ = done_ = true;  // after any failure, nothing stays blocked
     TwoDevicesMove::TearDown();
   }
   void begin(const vmem::region& r) {
@@ -580,7 +590,7 @@ class MuchComes : public TwoDevicesMove {
   static inline std::atomic<pid_t> self_{0};
 };
 
-// .. and none of that goes on until a block that an acquire has begun is there.
+// None of these blocks continues until a block that an acquire has begun is there.
 TEST_F(MuchComes, WhatAnAcquireHasBegunEnds) {
   if (IsSkipped()) return;
   const vmem::region r(kAll * kBlock), one(kBlock);
@@ -597,7 +607,7 @@ TEST_F(MuchComes, WhatAnAcquireHasBegunEnds) {
   end(r);
 }
 
-// Who waits for blocks brings them: no other thread has to wake up first.
+// The thread that waits for blocks brings them itself, and no other thread has to wake first.
 TEST_F(DeviceMoves, AnAcquireBeginsItsCopiesItself) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
@@ -639,7 +649,7 @@ TEST_F(DeviceMoves, WhatAnAcquireCannotBringItselfStaysWhereItIs) {
   }
 }
 
-// Begun by its acquire, and nobody has ended it yet.
+// An acquire has begun the transition, and no thread has finished it.
 TEST_F(DeviceMoves, ARegionIsFreedWhileAWorkerEndsWhatAnAcquireBegan) {
   if (IsSkipped()) return;
   static std::atomic<bool> stands, goes_on;

@@ -1,5 +1,5 @@
-// Calls that meet blocks on their way to a device wait for them, and a worker ends that is told to while it is on its
-// way. On simulated devices.
+// Calls that meet blocks on their way to a device wait for them. A worker that is told to end while
+// it has dropped the lock ends. On simulated devices.
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -18,8 +18,8 @@ constexpr size_t kWords = kBlock / 8;
 
 class DeviceOrder : public systest::SimTest {
  protected:
-  // Block 0 of the region, changed in host memory, has been claimed for the device and has not left yet, when `call` is
-  // made: it does not return before the block is there and has been dealt with.
+  // Makes `call` when block 0 of the region, changed in host memory, is claimed for the device but
+  // has not left. The call returns only after the block has arrived and been processed.
   static void call_while_it_leaves(uint64_t* words, int (*call)(void* at)) {
     words[0] = 7;
     stop_at("device.taking");
@@ -30,7 +30,7 @@ class DeviceOrder : public systest::SimTest {
       EXPECT_EQ(call(words), 0) << vmem_last_error();
       over = true;
     });
-    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // enough for one that does not wait
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));  // enough for a call that does not wait
     EXPECT_FALSE(over);
     go_on();
     calling.join();
@@ -44,7 +44,8 @@ class DeviceOrder : public systest::SimTest {
   }
 };
 
-// Else it would come to the device afterwards, and who accesses it could fall into the moment in which it is made.
+// Otherwise the block would come to the device afterwards, and a thread could access it while it is
+// being mapped.
 TEST_F(DeviceOrder, EvictTakesABlockAlongThatWasAboutToLeaveForTheDevice) {
   if (IsSkipped()) return;
   for (const bool to_host : {true, false}) {
@@ -57,7 +58,7 @@ TEST_F(DeviceOrder, EvictTakesABlockAlongThatWasAboutToLeaveForTheDevice) {
     EXPECT_EQ(r.query().device_bytes, 0u);
     EXPECT_EQ(r.query().host_bytes, to_host ? kBlock : 0u);
     EXPECT_EQ(words[0], 7u);
-    // Advice waits for blocks that move, and the books may say later than the access that it is over.
+    // Advice waits for blocks in transition, whose state may change later than the access succeeds.
     EXPECT_EQ(vmem_advise(words, kBlock, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << vmem_last_error();
     EXPECT_EQ(vmem::api::Runtime::get().check(), "");
   }
@@ -87,7 +88,8 @@ TEST_F(DeviceOrder, SyncWritesABlockThatWasAboutToLeaveForTheDevice) {
   EXPECT_EQ(r.query().device_bytes, kBlock);
 }
 
-// The sync has looked for blocks on devices, and not yet for those in host memory, when one of these goes there.
+// The sync has visited blocks on devices, but not yet those in host memory, when one of these moves
+// to the device.
 TEST_F(DeviceOrder, SyncWritesABlockThatComesToTheDeviceBehindItsBack) {
   if (IsSkipped()) return;
   const TempFile file(4 * kBlock);
@@ -100,7 +102,7 @@ TEST_F(DeviceOrder, SyncWritesABlockThatComesToTheDeviceBehindItsBack) {
   const bool there = stopped();
   EXPECT_EQ(vmem_prefetch(words + kWords, kBlock, 0, nullptr), 0) << vmem_last_error();
   EXPECT_TRUE(until([&] { return r.query().device_bytes == 2 * kBlock; }));
-  // Advice waits for blocks that move.
+  // Advice waits for blocks in transition.
   EXPECT_EQ(vmem_advise(words + kWords, kBlock, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << vmem_last_error();
   go_on();
   syncing.join();
@@ -110,7 +112,8 @@ TEST_F(DeviceOrder, SyncWritesABlockThatComesToTheDeviceBehindItsBack) {
   EXPECT_EQ(r.query().device_bytes, 2 * kBlock) << "what is synced stays";
 }
 
-// One that looks whether a stream has come to a release has given the lock away, and finds nothing to do afterwards.
+// A worker has dropped the lock to check whether a stream has reached a release, and finds no work
+// afterwards.
 class DeviceWorker : public SystemTest {};
 
 TEST_F(DeviceWorker, EndsThoughItIsToldSoWhileItHasGivenTheLockAway) {
@@ -140,7 +143,8 @@ TEST(DeviceWorkerChild, DISABLED_IsToldToStop) {
     if (std::strcmp(step, "reap.looking") != 0 || !vmem::core::on_library_thread() || looking.exchange(true)) return;
     while (!stopping) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   });
-  ASSERT_EQ(vmem_prefetch(at, kBlock, VMEM_HOST, nullptr), 0) << vmem_last_error();  // a worker asks after the lease
+  // makes a worker query the lease
+  ASSERT_EQ(vmem_prefetch(at, kBlock, VMEM_HOST, nullptr), 0) << vmem_last_error();
   wait_for(looking);
   vmem_shutdown();  // with the hint
   vmem::core::step_hook.store(nullptr);
@@ -150,9 +154,9 @@ TEST(DeviceWorkerChild, DISABLED_IsToldToStop) {
   others->destroy_stream(stream);
 }
 
-// All workers are looking whether a stream has come to a release when a block becomes ready for the device: nobody
-// sleeps who could be woken. The first that comes back begins with it, and does not look at the device's memory first,
-// which is what comes after a sleep.
+// All workers check whether a stream has reached a release when a block becomes ready for the
+// device, so none sleeps that could be woken. The first to return begins with the block. It does
+// not first check the device's memory, which it does after a sleep.
 class DeviceWorkers : public systest::SimTest {
  protected:
   void SetUp() override { start(1, {}, true); }
@@ -196,8 +200,8 @@ TEST_F(DeviceWorkers, SeeWhatBecameReadyWhileTheyHadGivenTheLockAway) {
   looking_ = may_pass_ = 0;
   made_ = looked_first_ = free_ = held_ = false;
   vmem::core::step_hook.store(on_step);
-  // A block that does not come, so that the hint which asks it away is there until the end, and every worker asks after
-  // the lease for it.
+  // A block that does not come. So the hint that asks for it elsewhere stays to the end, and every
+  // worker queries the lease for it.
   void* const other = stream(0);
   aside([=] {
     EXPECT_EQ(vmem_acquire(words + kWords, kBlock, VMEM_READ, 0, other), 0) << vmem_last_error();

@@ -1,5 +1,6 @@
-// Blocks that have no room on their device and go to another one that has: there as here their bytes are right, whoever
-// wants them while they move; and the room is the other device's own whenever it needs it. On simulated devices.
+// Blocks that spill from a full device to another one: their bytes are right on both, whichever
+// thread needs them during the transition, and the other device can use the memory for its own
+// blocks at any time. On simulated devices.
 #include <array>
 #include <cstring>
 
@@ -14,12 +15,13 @@ using vmem::device::SimOp;
 
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 constexpr size_t kWords = kBlock / 8;
-constexpr size_t kRoom = 16, kGuests = 8;  // blocks of a device's budget; .. of which spilled blocks may have so many
+// blocks of a device's budget; how many of them may be spilled blocks
+constexpr size_t kRoom = 16, kGuests = 8;
 
 struct Backend {
   const char* name;
   bool handles;                         // page tables of their own
-  const char* way = "device.spilling";  // the step where a block is on its way
+  const char* way = "device.spilling";  // the step at which a block is in transition
 };
 void PrintTo(const Backend& backend, std::ostream* os) {
   *os << backend.name;
@@ -36,7 +38,7 @@ class Peers : public systest::SimTest, public ::testing::WithParamInterface<Back
     streams_of_ = {stream_};
     for (int d = 1; d < devices; ++d) {
       streams_of_.push_back(stream(d));
-      device(d);  // used from now on
+      device(d);  // marks it as used from now on
     }
   }
   void TearDown() override {
@@ -51,12 +53,12 @@ class Peers : public systest::SimTest, public ::testing::WithParamInterface<Back
     return s;
   }
   static size_t guests(int d) { return device(d).guest_bytes / kBlock; }
-  // So that it is they that leave first.
+  // Makes these blocks the first to leave.
   static void cold(const vmem::region& r, size_t blocks) {
     EXPECT_EQ(vmem_advise(r.data(), blocks * kBlock, VMEM_ADVISE_COLD, 0), 0) << said();
   }
   static uint64_t* word(const vmem::region& r, size_t b) { return static_cast<uint64_t*>(r.data()) + b * kWords; }
-  // A kernel of the device stores to the block's first word, or says what is there.
+  // A kernel of the device stores to the block's first word (put), or reads it (seen).
   void put(const vmem::region& r, size_t b, uint64_t value, int d = 0) {
     void* const s = streams_of_[static_cast<size_t>(d)];
     ASSERT_EQ(vmem_acquire(word(r, b), kBlock, kBoth, d, s), 0) << said();
@@ -86,7 +88,7 @@ class Peers : public systest::SimTest, public ::testing::WithParamInterface<Back
     for (size_t b = 0; b < r.size() / kBlock; ++b) EXPECT_EQ(load(word(r, b)), 100 + b) << b;
     EXPECT_EQ(vmem::stats().lost_blocks, 0u);
   }
-  // Whichever are spilled blocks, all of one region.
+  // Returns the number of spilled blocks on all devices; all are of one region.
   static size_t guests_somewhere(int devices) {
     size_t sum = 0;
     for (int d = 0; d < devices; ++d) sum += guests(d);
@@ -133,7 +135,7 @@ TEST_P(Peers, TheirRoomIsTheDevicesOwnWhenItIsNeeded) {
   expect_all(r);
 }
 
-// Spilled blocks leave before any block of the device itself.
+// Spilled blocks leave before any of the device's own blocks.
 TEST_P(Peers, TheyLeaveFirst) {
   if (IsSkipped()) return;
   const vmem::region own((kRoom - kGuests) * kBlock), r((kRoom + kGuests) * kBlock), more(2 * kBlock);
@@ -201,7 +203,7 @@ TEST_P(Peers, TheyLeaveForALoweredBudgetAndForOthersOnTheDevice) {
   ASSERT_EQ(vmem_set("device_budget", "32MiB"), 0) << said();
   fill(r);
   ASSERT_TRUE(until([] { return guests(1) >= kGuests - 1; }));
-  // Of the device's 128 MiB less than 1/32 is left for others.
+  // Less than 1/32 of the device's 128 MiB is left for others.
   sim().leave_to_others(1, (uint64_t{128} << 20) - device(1).used_bytes);
   EXPECT_TRUE(until([] { return guests(1) == 0; }));
   sim().leave_to_others(1, 0);
@@ -254,7 +256,7 @@ TEST_P(Peers, ADeviceThatCannotTakeOneIsLeftAloneForAWhile) {
   expect_all(r);
 }
 
-// What only it had is lost, and said to be.
+// Blocks that were only there are lost, and calls report that.
 TEST_P(Peers, ALostPeerTakesWhatOnlyItHad) {
   if (IsSkipped()) return;
   const vmem::region r((kRoom + kGuests) * kBlock);
@@ -274,7 +276,7 @@ TEST_P(Peers, ALostPeerTakesWhatOnlyItHad) {
   }
   EXPECT_EQ(lost, kGuests);
   ASSERT_EQ(vmem_advise(r.data(), r.size(), VMEM_ADVISE_DONT_NEED, 0), 0) << said();
-  put(r, 0, 7);  // the device that is left goes on
+  put(r, 0, 7);  // the remaining device works
   EXPECT_EQ(load(word(r, 0)), 7u);
 }
 
@@ -303,7 +305,7 @@ TEST_P(Peers, WhereTheirOwnDeviceIsLostGuestsAreRight) {
   for (size_t b = 0; b < kGuests; ++b) EXPECT_EQ(load(word(r, b)), 100 + b) << b;
 }
 
-// Two devices that are full of leases but for one block each, which is what the other one waits for.
+// Two devices that are full of leases except for one block each, which the other device waits for.
 TEST_P(Peers, TwoDevicesThatWaitForEachOthersBlocksChangeThem) {
   if (IsSkipped()) return;
   ASSERT_EQ(vmem_set("peer_spill_percent", "0"), 0) << said();
@@ -328,11 +330,11 @@ TEST_P(Peers, TwoDevicesThatWaitForEachOthersBlocksChangeThem) {
   EXPECT_EQ(load(word(y, 0)), 8u);
 }
 
-// ---- whoever comes while a block moves there
+// ---- other operations while a block spills
 
 class PeersMeanwhile : public Peers {
  protected:
-  // The device is full, and its first block is on its way to the other one.
+  // The device is full, and its first block is in transition to the other one.
   void spill(const vmem::region& r) {
     cold(r, 1);
     for (size_t b = 0; b < kRoom; ++b) put(r, b, 100 + b);
@@ -342,7 +344,8 @@ class PeersMeanwhile : public Peers {
     EXPECT_EQ(guests(1), 1u);
     EXPECT_EQ(device(1).used_bytes, kBlock) << "it counts on both";
   }
-  // What is done meanwhile, by a thread of its own, which may have to wait until the block is there.
+  // Runs `what` during the transition on its own thread, which may have to wait until the block
+  // arrives.
   void meanwhile(std::function<void()> what) {
     aside(std::move(what));
     usleep(20000);
@@ -423,7 +426,7 @@ TEST_P(PeersMeanwhile, TheOtherDeviceIsLost) {
   sim().lose(1, "lost by the test");
   go_on();
   join();
-  expect_all(r);  // it is where it was, or has gone on to host memory
+  expect_all(r);  // it is where it was, or has moved on to host memory
 }
 
 TEST_P(PeersMeanwhile, ItsOwnDeviceIsLost) {
@@ -505,7 +508,7 @@ TEST_P(FourPeers, WhatHasNoRoomGoesWhereMostIsLeft) {
   expect_all(own);
 }
 
-// Each device has more than it has room for, and all of them use what they have in turn.
+// Each device has more blocks than it can hold, and all use theirs in turn.
 TEST_P(FourPeers, DevicesThatAllLackRoomAreRight) {
   if (IsSkipped()) return;
   constexpr size_t kBlocks = kRoom + 4;

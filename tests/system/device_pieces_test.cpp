@@ -1,5 +1,6 @@
-// A load of a block on a device, under a READ lease there: it goes on as soon as the piece that it needs is in place,
-// and what fails afterwards leaves nothing that grows old. On simulated devices with page tables of their own.
+// A load of a block on a device, under a READ lease there. It continues as soon as its piece is in
+// place, and later failures leave no stale data behind. On simulated devices with page tables of
+// their own.
 #include <cerrno>
 #include <cstring>
 #include <vector>
@@ -24,7 +25,8 @@ class DevicePieces : public systest::LargeBlocks {
     ASSERT_EQ(vmem_release(words(r), kLarge, stream_), 0) << said();
     ASSERT_TRUE(sim().synchronize(stream_).ok());
   }
-  // Whatever is copied from the device fails, but for the piece in the middle; what it does then.
+  // Copies from the device fail, except for the piece in the middle. `op` is the operation that
+  // fails.
   static void fail_the_rest(const vmem::region& r, SimOp op) {
     static std::atomic<uintptr_t> middle;
     middle = reinterpret_cast<uintptr_t>(words(r) + kPlaces[1]);

@@ -1,4 +1,5 @@
-// Blocks of 8 MiB that a kernel waits for, of which most is on the device before all has been read.
+// Blocks of 8 MiB that a kernel waits for: most of a block is on the device before the read is
+// complete.
 #include <atomic>
 #include <cerrno>
 #include <cstring>
@@ -19,11 +20,11 @@ using vmem::device::SimOp;
 
 class PipelinedCopy : public systest::LargeBlocks {
  protected:
-  static constexpr size_t kStride = systest::kSanitized ? 64 : 1;  // words that have a value
+  static constexpr size_t kStride = systest::kSanitized ? 64 : 1;  // distance of words with a value
   static uint64_t word(size_t i) { return i * 0x9e3779b97f4a7c15 + 1; }
 
   void SetUp() override {
-    start_large(1, {{"io_depth", "1"}, {"io_threads", "1"}});  // a block's parts come one after the other
+    start_large(1, {{"io_depth", "1"}, {"io_threads", "1"}});  // the parts of a block come one after the other
     if (IsSkipped()) return;
     {
       const std::lock_guard lock(mutex_);
@@ -33,7 +34,8 @@ class PipelinedCopy : public systest::LargeBlocks {
     r_ = vmem::region(2 * kLarge);
     for (size_t i = 0; i < r_.size() / 8; i += kStride) words(r_)[i] = word(i);
     ASSERT_EQ(vmem_evict(r_.data(), r_.size(), VMEM_SSD), 0) << said();
-    // A read ends when a worker has been at what came of it, so that there always are parts.
+    // A read ends only after a worker has handled the part before it, so that there always are
+    // parts.
     vmem::core::step_hook.store([](const char* step) {
       if (std::strcmp(step, "device.part") == 0) ++parts_;
       if (std::strcmp(step, "device.read") == 0 && !until([] { return parts_ != 0; })) ++gives_up_;
@@ -46,7 +48,8 @@ class PipelinedCopy : public systest::LargeBlocks {
     r_ = {};
     LargeBlocks::TearDown();
   }
-  // of: SimOp::copy_in, or what else is to be asked about; refuse: its answer for a copy of so many bytes.
+  // of: SimOp::copy_in, or another operation to intercept. refuse: returns the result for a copy of
+  // that many bytes.
   template <typename Refuse>
   void watch(SimOp of, const Refuse& refuse) {
     sim().set_hook([this, of, refuse](SimOp op, int, uintptr_t, size_t size) {
@@ -131,7 +134,8 @@ TEST_F(PipelinedCopy, ADeviceThatHasNoMemoryYetGetsAllAtOnce) {
   EXPECT_EQ(sizes(), std::vector<size_t>{kLarge});
 }
 
-// While the first part is copied, and before the rest is issued. The SSD has all of it.
+// The device is lost while the first part is copied, before the rest is issued. The SSD has all of
+// it.
 TEST_F(PipelinedCopy, ADeviceThatIsLostMeanwhileTakesNothingWithIt) {
   if (IsSkipped()) return;
   watch(SimOp::copy_in, [](size_t) { return vmem::core::error(EIO, "lost, as the test wants it"); });
@@ -146,7 +150,7 @@ TEST_F(PipelinedCopy, ADeviceThatIsLostMeanwhileTakesNothingWithIt) {
   EXPECT_EQ(wrong_on_cpu(), 0u);
 }
 
-// The acquire is over when all is issued: then its stream tells of the loss.
+// The acquire returns when all parts are issued; after that its stream reports the loss.
 TEST_F(PipelinedCopy, ADeviceThatIsLostBehindAnAcquireTakesNothingWithIt) {
   if (IsSkipped()) return;
   std::atomic<bool> acquired{false};
@@ -160,7 +164,7 @@ TEST_F(PipelinedCopy, ADeviceThatIsLostBehindAnAcquireTakesNothingWithIt) {
   EXPECT_EQ(wrong_on_cpu(), 0u);
 }
 
-// Nobody waits for copies that stand still but who asked for the block; what is asked of others goes on.
+// Only the thread that requested the block waits for blocked copies; requests of others continue.
 TEST_F(PipelinedCopy, OthersGoOnWhileThePartsStandStill) {
   if (IsSkipped()) return;
   std::atomic<bool> still{true}, came{false};
@@ -185,7 +189,7 @@ TEST_F(PipelinedCopy, OthersGoOnWhileThePartsStandStill) {
   ASSERT_EQ(vmem_release(words(r_), kLarge, stream_), 0) << said();
 }
 
-// What has come of it is in no kernel's sight, and the device has its memory back.
+// No kernel sees the partial block, and the device gets its memory back.
 TEST_F(PipelinedCopy, ABlockOfWhichTheFileHasOnlyTheFirstHalfComesToNoDevice) {
   if (IsSkipped()) return;
   const systest::TempFile file(kLarge);

@@ -1,6 +1,6 @@
-// Advice about places: what is said to be best on a device stays there while others leave, what is said to be best in
-// host memory leaves first, what is read most keeps its copy in host memory; and whatever was advised, bytes are right
-// and nothing is refused. On simulated devices.
+// Advice about places. A block advised for a device stays there while others leave. A block advised
+// for host memory leaves first. A READ_MOSTLY block keeps its copy in host memory. In all cases
+// bytes are right and nothing is refused. On simulated devices.
 #include <cerrno>
 #include <vector>
 
@@ -18,7 +18,7 @@ class Places : public systest::SimTest, public ::testing::WithParamInterface<boo
     start(2, {{"peer_spill_percent", "50"}, {"device_block_size", "2MiB"}}, GetParam());
     if (IsSkipped()) return;
     streams_of_ = {stream_, stream(1)};
-    device(1);  // used from now on
+    device(1);  // marks it as used from now on
   }
   void TearDown() override {
     vmem_set("peer_spill_percent", "50");
@@ -42,7 +42,7 @@ class Places : public systest::SimTest, public ::testing::WithParamInterface<boo
       EXPECT_EQ(*static_cast<const volatile uint64_t*>(word(r, b)), 100 + b) << b;
     EXPECT_EQ(vmem::stats().lost_blocks, 0u);
   }
-  // Leases a block of each after the other, until the release has been reached.
+  // Leases the blocks one after the other, and waits until the stream has reached the releases.
   void pass(const vmem::region& r, size_t first, size_t count, int d = 0, unsigned access = VMEM_READ) {
     void* const s = streams_of_[static_cast<size_t>(d)];
     for (size_t b = first; b < first + count; ++b) {
@@ -72,7 +72,7 @@ TEST_P(Places, WhatIsBestOnADeviceStaysThereWhileOthersLeave) {
   pass(r, 0, 8);
   for (int turn = 0; turn < 2; ++turn) pass(others, 0, 3 * kRoom);
   EXPECT_EQ(on_devices(r, 0, 8), 8u);
-  // More than the device holds all the same.
+  // More than the device holds nevertheless.
   advise(others, 0, 3 * kRoom, VMEM_ADVISE_SET_PREFERRED_LOCATION, 0);
   pass(others, 0, 3 * kRoom);
   advise(others, 0, 3 * kRoom, VMEM_ADVISE_UNSET_PREFERRED_LOCATION);
@@ -147,7 +147,8 @@ TEST_P(Places, FromAnotherDeviceItGoesBackAndIsNoGuestThere) {
   expect_all(others);
 }
 
-// The staging frames hold 20 blocks or fewer: by age alone the copies of what is used first go.
+// The staging frames hold at most 20 blocks: by age alone, the copies of blocks used first would
+// go.
 TEST_P(Places, WhatIsReadMostKeepsItsCopyInHostMemory) {
   if (IsSkipped()) return;
   vmem_set("peer_spill_percent", "0");
@@ -165,14 +166,15 @@ TEST_P(Places, WhatIsReadMostKeepsItsCopyInHostMemory) {
     does();
     return vmem::stats().read_bytes - before;
   };
-  // Until what nobody advised has left: how often others come before that is the policy's business.
+  // Repeat until the blocks without advice have left. The policy decides how many others come
+  // before that.
   EXPECT_TRUE(until([&] {
     pass(others, 0, 40);
     EXPECT_EQ(read_by([&] { pass(r, 0, 4); }), 0u) << "none came from the disk";
     EXPECT_EQ(read_by([&] { pass(r, 0, 4, 1); }), 0u) << ".. for either device";
     return read_by([&] { pass(plain, 0, 4); }) != 0;
   }));
-  // What may have changed has none.
+  // A block that may have changed has no copy.
   advise(r, 0, 4, VMEM_ADVISE_UNSET_READ_MOSTLY);
   const uint64_t out = vmem::stats().device_to_host_bytes;
   pass(r, 0, 4, 1, VMEM_READ | VMEM_WRITE);

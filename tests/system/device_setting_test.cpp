@@ -1,4 +1,4 @@
-// Setting device, as a program sets it: which backend it gets, and who says so.
+// Setting device as a program sets it: which backend it selects, and which call reports it.
 #include <cstddef>
 
 #include "sim_support.h"
@@ -30,7 +30,7 @@ TEST_F(DeviceSetting, SimIsLikeManagedMemoryAndSimHandlesLikePhysicalHandles) {
     start(handles ? "sim-handles" : "sim");
     if (IsSkipped()) return;
     EXPECT_EQ(backend(), handles ? VMEM_BACKEND_HANDLES : VMEM_BACKEND_MANAGED);
-    // Who asks with the struct of an older header is answered what that has.
+    // A caller with the struct of an older header gets only that struct's fields.
     struct vmem_device_stats old = {};
     old.size = offsetof(struct vmem_device_stats, backend);
     old.backend = 77;
@@ -49,7 +49,7 @@ TEST_F(DeviceSetting, SimIsLikeManagedMemoryAndSimHandlesLikePhysicalHandles) {
   }
 }
 
-// On a machine with a GPU that has it, it is had.
+// On a machine whose GPU supports the size, it is used.
 TEST_F(DeviceSetting, BlocksAreAsLargeAsItSays) {
   const auto block_size = [](const char* size) { EXPECT_EQ(vmem_set("device_block_size", size), 0) << size; };
   vmem_shutdown();

@@ -1,5 +1,5 @@
-// Devices whose memory others take and give back: blocks that nobody leases make room, and what comes free again is
-// used. On simulated devices.
+// Devices whose memory others take and return: unleased blocks make room, and memory that becomes
+// free is used again. On simulated devices.
 #include <atomic>
 
 #include "kernel_fixture.h"
@@ -19,10 +19,10 @@ constexpr size_t kMemory = 64;  // blocks of each device
 class DeviceShort : public systest::SimTest, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override { start(2, {{"fault_timeout_ms", "3000"}}, GetParam()); }
-  // All of a device's memory but so many blocks is somebody else's now.
+  // Others now have all of the device's memory except so many blocks.
   static void leave_room(int device, size_t blocks) { sim().leave_to_others(device, (kMemory - blocks) * kBlock); }
   static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
-  // At a device; nobody leases it afterwards.
+  // Leases the blocks at a device, stores to them, and releases them.
   void visit(vmem::region& r, size_t first, size_t blocks, uint64_t value, int d, void* stream) {
     uint64_t* const at = words(r) + first * kWords;
     ASSERT_EQ(vmem_acquire(at, blocks * kBlock, kBoth, d, stream), 0) << vmem_last_error();
@@ -63,7 +63,7 @@ TEST_P(DeviceShort, MemoryThatOthersGiveBackIsUsedAgain) {
   leave_room(0, 2);
   visit(r, 4, 2, 200, 0, stream_);
   leave_room(0, kMemory);
-  visit(r, 8, 16, 300, 0, stream_);  // all of the budget at once
+  visit(r, 8, 16, 300, 0, stream_);  // the whole budget at once
   EXPECT_TRUE(until([] { return budget(0) == 16 * kBlock; }));
   expect(r, 0, 2, 100);
   expect(r, 4, 2, 200);

@@ -1,5 +1,5 @@
-// Signals while a call waits for copies from a device: their handlers run, and may access what is not present. On
-// simulated devices of either backend.
+// Signals while a call waits for copies from a device: their handlers run, and may access absent
+// blocks. On simulated devices of either backend.
 #include <pthread.h>
 #include <signal.h>
 
@@ -20,7 +20,7 @@ class DeviceSignals : public systest::SimTest, public ::testing::WithParamInterf
  protected:
   void SetUp() override { start(1, {}, GetParam()); }
 
-  // A copy takes as long as a stream is held that shares a hardware queue with it.
+  // A copy lasts as long as a stream is blocked that shares a hardware queue with it.
   static Status hold_copies(SimOp op, int, uintptr_t, size_t) {
     if (op != SimOp::copy_out) return {};
     copying = true;

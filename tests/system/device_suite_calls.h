@@ -1,5 +1,5 @@
-// Blocks on a device that has page tables of its own, as system calls, DMA and forked children meet them. Instantiated
-// for backends that have.
+// System calls, DMA and forked children on blocks of a device with page tables of its own.
+// Instantiated for backends that have them.
 #pragma once
 
 #include <fcntl.h>
@@ -11,12 +11,12 @@
 
 namespace systest {
 
-// Whether the kernel may wait for a block in a system call.
+// Returns whether the kernel may wait for a block in a system call.
 inline bool system_calls_wait() {
   vmem::api::Runtime::Use pager;
   return vmem::api::Runtime::get().use(&pager).ok() && pager->trap().caps().system_calls;
 }
-// pread() or pwrite() by io_uring. -ENOSYS: there is none.
+// pread() or pwrite() by io_uring. Returns -ENOSYS if there is none.
 inline ssize_t by_ring(int fd, void* buffer, unsigned size, bool in) {
   io_uring ring;
   if (io_uring_queue_init(1, &ring, 0) != 0) return -ENOSYS;
@@ -34,7 +34,7 @@ inline ssize_t by_ring(int fd, void* buffer, unsigned size, bool in) {
   return done;
 }
 
-// The kernel loads and stores where the program does, and waits where it may.
+// The kernel loads and stores like the program, and waits if it may.
 TEST_P(DeviceTierViews, SystemCallsOnBlocksOnADeviceWaitAsAccessesDo) {
   start();
   vmem::region r(4 * kMiB, 0);
@@ -65,7 +65,7 @@ TEST_P(DeviceTierViews, SystemCallsOnBlocksOnADeviceWaitAsAccessesDo) {
     ASSERT_EQ(read(pipes[0], bytes + 2 * kMiB, 4096), 4096) << strerror(errno);  // a store
     EXPECT_EQ(cpu_wrong(words(r) + 2 * kWordsPerMiB, 512, 0, 2), 0u);
     if (leased) {
-      app_->check(s, words(r), n, 0, 1);  // what it acquired
+      app_->check(s, words(r), n, 0, 1);  // the data that it acquired
       VMEM_DO(release(words(r), n, s));
     }
     right_so_far(s);
@@ -78,7 +78,7 @@ TEST_P(DeviceTierViews, SystemCallsOnBlocksOnADeviceWaitAsAccessesDo) {
   close(pipes[1]);
 }
 
-// What finishes later needs a lease at VMEM_HOST, which keeps devices away meanwhile.
+// I/O that completes later needs a lease at VMEM_HOST, which keeps devices away until then.
 TEST_P(DeviceTierViews, DirectAndAsynchronousIoUnderAHostLeaseMeetsTheDevicesBytes) {
   start();
   const size_t size = 4 * kMiB, n = size / 8;
@@ -133,7 +133,7 @@ TEST_P(DeviceTierViews, AForkedChildHasNothingOfItAndTheParentGoesOn) {
   cpu_set(words(r), n, 0, 1);
   void* s = stream();
   lease_and_check(r, 1, VMEM_READ, s);
-  EXPECT_EQ(cpu_wrong(words(r), n / 2, 0, 1), 0u);  // one block has a copy for the CPU
+  EXPECT_EQ(cpu_wrong(words(r), n / 2, 0, 1), 0u);  // now one block has a copy for the CPU
   int pipes[2];
   ASSERT_EQ(pipe2(pipes, O_CLOEXEC), 0);
   EXPECT_EQ(status_of_fork([&] {

@@ -1,4 +1,5 @@
-// Copies of a device's blocks that stay in host memory, the staging pool, and the driver's own pages.
+// Copies of a device's blocks that stay in host memory, the staging pool, and the driver's own
+// pages.
 #pragma once
 
 #include <vector>
@@ -8,8 +9,8 @@
 
 namespace systest {
 
-// Host memory holds all of it: after the first pass nothing comes from the disk, and nothing comes back from the
-// device.
+// Host memory holds everything: after the first pass nothing comes from the disk, and nothing comes
+// back from the device.
 TEST_P(DeviceTier, WhatLeavesUnchangedIsStillInHostMemory) {
   for (const bool on_disk : {true, false}) {
     start({{"host_budget", "256MiB"}});
@@ -38,13 +39,14 @@ TEST_P(DeviceTier, WhatLeavesUnchangedIsStillInHostMemory) {
     EXPECT_EQ(device_stats().out_bytes, back);
     EXPECT_EQ(back, 0u);
     EXPECT_EQ(cpu_wrong(words(r), n, 0, 6), 0u);
-    r.evict();  // what only host memory had is written
+    r.evict();  // writes the data that only host memory had
     EXPECT_EQ(r.query().ssd_bytes, r.size());
     EXPECT_EQ(cpu_wrong(words(r), n, 0, 6), 0u);
   }
 }
 
-// A tenth of 256 MiB and the device together cannot hold all of it; half can, half of that kept free.
+// A tenth of 256 MiB and the device together cannot hold everything. Half can, even with half of
+// that kept free.
 TEST_P(DeviceTier, TheShareOfHostMemoryForTheDeviceTierIsASetting) {
   for (const char* share : {"10", "50"}) {
     start({{"host_budget", "256MiB"}, {"device_budget", "8MiB"}, {"staging_share", share}});
@@ -94,7 +96,7 @@ TEST_P(DeviceTier, TheShareOfHostMemoryForTheDeviceTierIsASetting) {
   EXPECT_EQ(vmem_set("staging_share", "50"), 0);
 }
 
-// Every way a block can change on its device, with a copy of what it was in host memory.
+// Every way in which a block can change on its device while host memory has an old copy.
 TEST_P(DeviceTier, AHostCopyOfWhatChangedIsNotUsed) {
   start({{"host_budget", "192MiB"}});
   vmem::region r(16 * kMiB, 0), other(64 * kMiB, 0);
@@ -110,7 +112,7 @@ TEST_P(DeviceTier, AHostCopyOfWhatChangedIsNotUsed) {
   for (uint64_t round = 2; round < 8; ++round) {
     VMEM_DO(acquire(words(r), n, VMEM_READ, s));
     app_->check(s, words(r), n, 0, round - 1);
-    if (round % 3 == 0) {  // the CPU, under the lease, when the kernel has looked
+    if (round % 3 == 0) {  // the CPU stores, under the lease, after the kernel has checked
       ASSERT_TRUE(app_->synchronize(s).ok());
       cpu_set(words(r), half, 0, round);
       VMEM_DO(release(words(r), n, s));
@@ -138,7 +140,8 @@ TEST_P(DeviceTier, AHostCopyOfWhatChangedIsNotUsed) {
   EXPECT_EQ(app_->wrong(), 0u);
 }
 
-// Copies never keep others from memory: a load of changed blocks beside one of unchanged ones, in frames for neither.
+// Copies never keep memory from other blocks: changed and unchanged blocks are loaded in turn, with
+// too few frames for either.
 TEST_P(DeviceTier, HostCopiesGiveWay) {
   start({{"host_budget", "64MiB"}});
   vmem::region read(64 * kMiB, 0), changed(64 * kMiB, 0);
@@ -164,7 +167,7 @@ TEST_P(DeviceTier, HostCopiesGiveWay) {
   EXPECT_EQ(cpu_wrong(words(read), n, 0, 3), 0u);
 }
 
-// Host memory is full of what the CPU uses, so that the staging pool may grow and cannot.
+// Host memory is full of blocks that the CPU uses, so the staging pool may grow but cannot.
 TEST_P(DeviceTier, AStagingPoolThatCannotGrowServesTheDevice) {
   start({{"host_budget", "320MiB"}});
   vmem::region cpu(320 * kMiB, VMEM_HOST_ONLY), r(96 * kMiB, 0);
@@ -173,7 +176,8 @@ TEST_P(DeviceTier, AStagingPoolThatCannotGrowServesTheDevice) {
   for (uint64_t round = 1; round < 4; ++round) {
     cpu_set(words(cpu), cpu.size() / 8, 0, round);
     for (size_t at = 0; at < n; at += part) {
-      // Not what the CPU reads next: a touch may then fall between the mapping of a block and its shutting.
+      // Do not prefetch the block that the CPU reads next: the read could come between the block's
+      // mapping and its closing.
       if (round != 3 || at + part < n) {
         VMEM_DO(vmem_prefetch(words(r) + (at + part) % n, part * 8, 0, s));
       }
@@ -190,9 +194,9 @@ TEST_P(DeviceTier, AStagingPoolThatCannotGrowServesTheDevice) {
   EXPECT_EQ(cpu_wrong(words(cpu), cpu.size() / 8, 0, 3), 0u);
 }
 
-// A thread that touched a block on its way from the SSD to the device sleeps until the block is made. Were it sent
-// round, it would meet the block between its mapping and its shutting, which is as long here as a busy machine may make
-// it.
+// A thread that touches a block on its way from the SSD to the device sleeps until the block is
+// made. If it were woken to retry, it would access the block between its mapping and its closing,
+// which takes as long here as on a busy machine.
 TEST_P(DeviceTier, ATouchOfABlockOnItsWayWaitsUntilItIsMade) {
   start();
   vmem::region r(16 * kMiB, 0);
@@ -204,7 +208,7 @@ TEST_P(DeviceTier, ATouchOfABlockOnItsWayWaitsUntilItIsMade) {
   vmem::core::step_hook.store(nullptr);
 }
 
-// A CPU that reads what is on a device makes the driver take host pages, beside every budget.
+// CPU reads of blocks on a device make the driver take host pages, outside of every budget.
 TEST_P(DeviceTier, HostPagesOfTheDriverAreCountedAndGivenBack) {
   if (GetParam().own_page_tables) GTEST_SKIP() << "the driver takes none";
   start();

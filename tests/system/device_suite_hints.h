@@ -1,4 +1,4 @@
-// Prefetches and hints, and the share of host memory that they live in.
+// Prefetches and hints, and the share of host memory that they use.
 #pragma once
 
 #include <vector>
@@ -34,7 +34,8 @@ TEST_P(DeviceTier, PrefetchMovesBetweenAllTiers) {
   EXPECT_EQ(app_->wrong(), 0u);
 }
 
-// The leases end after the hint's blocks have come: by time of use alone those would be the first to go.
+// The leases end after the hint's blocks have come: by time of use alone, the hint's blocks would
+// leave first.
 TEST_P(DeviceTier, OfAColdRegionWhatAHintBroughtStaysUntilItIsUsed) {
   start({{"block_size", "2MiB"}});
   vmem::region r(64 * kMiB, 0);
@@ -69,7 +70,7 @@ TEST_P(DeviceTier, OfAColdRegionWhatAHintBroughtStaysUntilItIsUsed) {
   EXPECT_EQ(after.prefetched_blocks - before.prefetched_blocks, 8u);
   EXPECT_EQ(after.prefetch_hits - before.prefetch_hits, 8u);
   EXPECT_EQ(after.prefetch_wasted, before.prefetch_wasted);
-  // Not used: these are the waste.
+  // These are not used: they are the waste.
   VMEM_DO(vmem_prefetch(words(r) + 36 * mib, 4 * kMiB, 0, nullptr));
   EXPECT_TRUE(until([&] { return there(36, 4); }));
   VMEM_DO(vmem_prefetch(words(r) + 36 * mib, 4 * kMiB, VMEM_SSD, nullptr));
@@ -126,7 +127,7 @@ TEST_P(DeviceTier, OnlyWhatIsAskedElsewhereIsTakenOutOfAHint) {
   EXPECT_EQ(b.query().device_bytes, 0u);
   VMEM_DO(release(words(a), a.size() / 8, s));
   ASSERT_TRUE(app_->synchronize(s).ok());
-  // Both come. Neither has been used, so the second may chase out the first.
+  // Both blocks come. Neither has been used, so the second may evict the first.
   EXPECT_TRUE(until([&] { return vmem::stats().prefetched_blocks == before + 2; }));
   EXPECT_TRUE(until([&] { return b.query().device_bytes != 0; }));
   struct vmem_residency middle = {};
@@ -136,8 +137,8 @@ TEST_P(DeviceTier, OnlyWhatIsAskedElsewhereIsTakenOutOfAHint) {
   EXPECT_EQ(cpu_wrong(words(b), n, 0, 1), 0u);
 }
 
-// The reserve for faults is kept from the largest share too, for the largest blocks; a region that comes later and does
-// not fit beside it is refused.
+// The reserve for faults is kept even with the largest share and the largest blocks. A later region
+// that does not fit beside it is refused.
 TEST_P(DeviceTier, TheLargestShareLeavesFaultsTheirReserve) {
   start({{"host_budget", "256MiB"}, {"device_budget", "8MiB"}, {"staging_share", "90"}, {"block_size", "32MiB"}});
   vmem::region large(96 * kMiB, VMEM_HOST_ONLY);
@@ -154,7 +155,8 @@ TEST_P(DeviceTier, TheLargestShareLeavesFaultsTheirReserve) {
   const uint64_t before = vmem::stats().evictions;
   cpu_set(words(large), large.size() / 8, 0, 2);
   EXPECT_EQ(cpu_wrong(words(large), large.size() / 8, 0, 2), 0u);
-  // Three blocks, two passes, and what is kept free ahead of them; hundreds, where the block in use is taken away.
+  // Three blocks, two passes, and the blocks evicted ahead of time. If blocks in use were evicted,
+  // there would be hundreds.
   EXPECT_LE(vmem::stats().evictions - before, 12u) << "taken away while it is used";
   within_budget();
   ASSERT_EQ(vmem_set("block_size", "32MiB"), 0);

@@ -1,4 +1,4 @@
-// What kernels and the CPU see of each other under leases, and what is refused.
+// Leases: visibility of stores between kernels and the CPU, and the calls that are refused.
 #pragma once
 
 #include <atomic>
@@ -106,7 +106,7 @@ TEST_P(DeviceTier, RefusalsNameWhatWasWrongAndChangeNothing) {
   EXPECT_EQ(vmem_prefetch(r.data(), r.size(), devices_, nullptr), -ENODEV);
   std::vector<uint64_t> heap(64);
   EXPECT_EQ(acquire(heap.data(), 8, VMEM_READ, s), -EINVAL);
-  // What live leases hold is not waited for.
+  // A call does not wait for blocks under live leases.
   VMEM_DO(acquire(words(r), 24 * kWordsPerMiB, VMEM_READ, s));
   EXPECT_EQ(acquire(words(r) + 64 * kWordsPerMiB, 16 * kWordsPerMiB, VMEM_READ, s), -ENOMEM);
   EXPECT_EQ(vmem_acquire(r.data(), 4096, VMEM_READ, VMEM_HOST, nullptr), -EBUSY) << "live at another location";
@@ -145,7 +145,7 @@ TEST_P(DeviceTier, AnAcquireWaitsForStreamsThatHaveBeenToldToEndAndForNothingEls
   app_->stand_still(a, gate);
   VMEM_DO(acquire(words(r), 24 * kWordsPerMiB, VMEM_READ | VMEM_WRITE, a));
   app_->set(a, words(r), 24 * kWordsPerMiB, 0, 1);
-  VMEM_DO(release(words(r), 24 * kWordsPerMiB, a));  // the stream has not got there
+  VMEM_DO(release(words(r), 24 * kWordsPerMiB, a));  // the stream has not reached it
   EXPECT_EQ(device_stats().leased_bytes, 24 * kMiB);
   std::atomic<bool> through{false};
   std::thread other([&] {

@@ -1,4 +1,5 @@
-// What the CPU sees of blocks on a device that has page tables of its own. Instantiated for backends that have.
+// The CPU's view of blocks on a device with page tables of its own. Instantiated for backends
+// that have them.
 #pragma once
 
 #include <sys/mman.h>
@@ -16,7 +17,7 @@ namespace systest {
 
 class DeviceTierViews : public DeviceTier {
  protected:
-  // Leases the whole region at device 0 for a kernel that sees round `seen`.
+  // Leases the whole region at device 0 for a kernel, which checks for round `seen`.
   void lease_and_check(vmem::region& r, uint64_t seen, unsigned access, void* s) {
     VMEM_DO(acquire(words(r), r.size() / 8, access, s));
     app_->check(s, words(r), r.size() / 8, 0, seen);
@@ -81,14 +82,15 @@ TEST_P(DeviceTierViews, AStoreToWhatTheCpuWasShownWithoutALeaseIsWhatTheDeviceSe
     EXPECT_EQ(cpu_wrong(words(r), n, 0, round + 1), 0u);
     lease_and_check(r, round + 1, VMEM_READ, s);
     VMEM_DO(release(words(r), n, s));
-    right_so_far(s);  // the lease is over
+    right_so_far(s);  // the lease has ended
   }
   VMEM_DO(vmem_sync(r.data(), r.size()));
   const auto bytes = file.read();
   EXPECT_EQ(cpu_wrong(reinterpret_cast<const uint64_t*>(bytes.data()), n, 0, 4), 0u);
 }
 
-// Of the soak, in a process that the kernel would end for it; as it does where page tables are shared.
+// The soak makes none of these calls. It runs in a process that the kernel would end for one, as it
+// does with shared page tables.
 TEST_P(DeviceTierViews, NeitherSignalHandlersNorChangesOfAccessNorThePagemapServeIt) {
   start();
   if (IsSkipped()) return;
@@ -136,11 +138,11 @@ TEST_P(DeviceTierViews, AStoreUnderAReadLeaseIsTheCpusUntilTheRelease) {
   lease_and_check(r, 1, VMEM_READ, s);
   cpu_set(words(r), n, 0, 2);
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 2), 0u);
-  app_->check(s, words(r), n, 0, 1);  // what it acquired
+  app_->check(s, words(r), n, 0, 1);  // the data that it acquired
   EXPECT_EQ(acquire(words(r), n, VMEM_READ, s), -EBUSY) << "these bytes are not to be had at the device";
   VMEM_DO(vmem_sync(r.data(), r.size()));
   EXPECT_EQ(device_stats().used_bytes, r.size()) << "a kernel may use it";
-  cpu_set(words(r), n, 0, 3);  // not taken for written
+  cpu_set(words(r), n, 0, 3);  // must not count as written
   app_->check(s, words(r), n, 0, 1);
   VMEM_DO(release(words(r), n, s));
   lease_and_check(r, 3, VMEM_READ, s);
@@ -181,7 +183,7 @@ TEST_P(DeviceTierViews, WhatTheProgramMayNotReadGoesToADeviceAndIsWritten) {
   lease_and_check(r, 1, VMEM_READ, s);
   right_so_far(s);
   ASSERT_EQ(mprotect(page, 4096, PROT_READ | PROT_WRITE), 0);
-  cpu_set(words(r), n, 0, 2);  // the CPU's until the release
+  cpu_set(words(r), n, 0, 2);  // the CPU may store until the release
   ASSERT_EQ(mprotect(page, 4096, PROT_NONE), 0);
   VMEM_DO(vmem_sync(r.data(), r.size()));
   VMEM_DO(release(words(r), n, s));
@@ -228,7 +230,7 @@ TEST_P(DeviceTierViews, AnAccessUnderAWriteLeaseIsGivenUpAfterTheTimeOutAndNothi
   EXPECT_TRUE(raises_sigbus([&] { (void)*static_cast<volatile uint64_t*>(words(r)); }));
   VMEM_DO(release(words(r), n, s));
   right_so_far(s);
-  // The next access asks again, and who looks at the queue takes the refusal back.
+  // The next access requests it again, and the thread that handles the queue retracts the refusal.
   VMEM_DO(vmem_evict(r.data(), r.size(), VMEM_HOST));
   EXPECT_EQ(cpu_wrong(words(r), n, 0, 7), 0u);
 }

@@ -1,4 +1,4 @@
-// Files, failures of the disk, threads and kernels at once, several devices, and the loss of one.
+// Files, disk failures, concurrent threads and kernels, several devices, and the loss of one.
 #pragma once
 
 #include <atomic>
@@ -108,13 +108,14 @@ TEST_P(DeviceTier, ASlowDiskDelaysAnAcquireAndNobodyElse) {
   EXPECT_EQ(app_->wrong(), 0u);
 }
 
-// Touches without a lease while blocks are on the device, leave it and come back to the host. (While a block enters, a
-// touch without a lease is the program's error: lib/device/README.md.)
+// Touches without a lease while blocks are on the device, leave it and come back to the host. (A
+// touch without a lease while a block enters is the program's error: docs/internals.md.)
 TEST_P(DeviceTier, CpuReadersAndWritersBesideBlocksThatLeaveLoseNothing) {
   start();
   vmem::region r(24 * kMiB, 0);
   const size_t n = r.size() / 8;
-  constexpr size_t kPiece = 8192;  // words; the last of each is the CPU's, kernels only read the others
+  // words; the last word of each piece is the CPU's, kernels only read the others
+  constexpr size_t kPiece = 8192;
   cpu_set(words(r), n, 0, 1);
   std::vector<uint64_t> counts(n / kPiece);
   void* s = stream();
@@ -152,10 +153,11 @@ TEST_P(DeviceTier, CpuReadersAndWritersBesideBlocksThatLeaveLoseNothing) {
   }
 }
 
-// Kernels of several streams and CPU threads check every word of a block and change it, in turns, while blocks are
-// prefetched, evicted, synced, advised, and regions come and go. Where devices have page tables of their own the CPU
-// also loads and stores without a lease, and beside a kernel's READ lease. Lasts a fixed number of turns, or
-// VMEM_SOAK_SECONDS. VMEM_SOAK_WATCHED: watched.h, in a process of its own.
+// Kernels of several streams and CPU threads take turns: they check every word of a block and
+// change it, while blocks are prefetched, evicted, synced and advised, and regions come and go. If
+// devices have page tables of their own, the CPU also loads and stores without a lease, and beside
+// a kernel's READ lease. Lasts a fixed number of turns, or VMEM_SOAK_SECONDS. VMEM_SOAK_WATCHED:
+// uses watched.h, in a process of its own.
 TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
   start();
   vmem::region r(128 * kMiB, 0);
@@ -168,7 +170,7 @@ TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(soak != nullptr ? atoi(soak) : 0);
   const int turns = kSanitized ? 40 : 120;
   std::vector<uint64_t> rounds(blocks);
-  std::vector<std::mutex> owners(blocks);  // who changes a block
+  std::vector<std::mutex> owners(blocks);  // held by the thread that changes a block
   std::atomic<size_t> bad{0}, all_turns{0};
   const auto must = [&](int rc, const char* what) {
     if (rc == 0) return;
@@ -177,7 +179,7 @@ TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
   const auto party = [&](unsigned seed, void* s, int device) {
     std::mt19937_64 random(seed);
     for (int turn = 0; soak != nullptr ? std::chrono::steady_clock::now() < end && bad == 0 : turn < turns; ++turn) {
-      // Every third turn on blocks of its own: there the stream is not waited for.
+      // Every third turn uses blocks of the thread's own, and does not wait for the stream.
       const size_t b = turn % 3 != 0 ? random() % (blocks / 2) : blocks / 2 + random() % (blocks / 16) * 8 + seed - 1;
       std::lock_guard owner(owners[b]);
       uint64_t* w = words(r) + b * block;
@@ -198,7 +200,7 @@ TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
         } else {
           --rounds[b];
         }
-        if (round != 0) app_->check(s, w, block, b * block, round);  // what it acquired
+        if (round != 0) app_->check(s, w, block, b * block, round);  // the data that it acquired
         must(release(w, block, s), "release");
         if (turn % 3 != 0 && !app_->synchronize(s).ok()) ++bad;
       } else {
@@ -206,7 +208,7 @@ TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
         if (round != 0) app_->check(s, w, block, b * block, round);
         app_->set(s, w, block, b * block, round + 1);
         must(release(w, block, s), "release");
-        // Leases order a block's moves, not the kernels of two streams.
+        // Leases order a block's transitions, not the kernels of two streams.
         if (turn % 3 != 0 && !app_->synchronize(s).ok()) ++bad;
       }
       if (turn % 7 == 0) must(vmem_evict(w, block * 8, turn % 2 == 0 ? VMEM_SSD : VMEM_HOST), "evict");
@@ -222,7 +224,7 @@ TEST_P(DeviceTier, CpuAndKernelsTakeTurnsByLeases) {
           app_->set(s, words(other), other.size() / 8, 0, 9);
           must(release(words(other), other.size() / 8, s), "release of another region");
         }
-      }  // freed with work in flight
+      }  // freed with work in progress
       ++all_turns;
     }
   };
@@ -274,7 +276,7 @@ TEST_P(DeviceTier, BlocksMoveBetweenDevicesByLeases) {
   EXPECT_EQ(app_->wrong(), 0u);
 }
 
-// Until the last byte has been moved, both devices hold the block.
+// Until the last byte has moved, both devices hold the block.
 TEST_P(DeviceTier, ABlockOnItsWayBetweenDevicesCountsForBoth) {
   if (devices_ < 2) GTEST_SKIP() << "one device";
   start();
@@ -307,12 +309,13 @@ TEST_P(DeviceTier, ABlockOnItsWayBetweenDevicesCountsForBoth) {
   EXPECT_EQ(app_->wrong(), 0u);
 }
 
-// A region that is larger than a device's budget, and not than that and what the next has to spare for it.
+// A region larger than a device's budget, but no larger than that and the spare budget of the next
+// device.
 TEST_P(DeviceTier, WhatHasNoRoomGoesToAPeerAndComesBackAndGivesWay) {
   if (devices_ < 2) GTEST_SKIP() << "one device";
   if (!app_->linked(0, 1)) GTEST_SKIP() << "devices 0 and 1 have no NVLink between them";
   start({{"peer_spill_percent", "50"}});
-  device_stats(1);  // used from here on
+  device_stats(1);  // marks it as used from here on
   const vmem::region r(44 * kMiB, 0), own(32 * kMiB, 0);
   const size_t n = r.size() / 8, part = 4 * kWordsPerMiB;
   auto* const w = static_cast<uint64_t*>(r.data());

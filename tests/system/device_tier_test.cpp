@@ -1,4 +1,4 @@
-// The device tier on simulated devices: four of them, with every call checked as a GPU would and more.
+// The device tier on four simulated devices, which check every call at least as strictly as a GPU.
 #include "device/sim/sim_device.h"
 #include "device_suite.h"
 #include "device_suite_calls.h"
@@ -69,7 +69,7 @@ class SimApp final : public GpuApp {
 
  private:
   static SimDevices& sim() { return *vmem::device::current_sim(); }
-  // Pieces, so that a kernel meets several blocks at different times.
+  // In pieces, so that a kernel meets several blocks at different times.
   template <typename Word, typename Body>
   void launch(void* stream, Word* words, size_t count, bool store, Body body) {
     const auto s = sim().launch(stream, [=](SimKernel& kernel) {
@@ -103,7 +103,8 @@ INSTANTIATE_TEST_SUITE_P(Sim, DeviceTierLoss, ::testing::ValuesIn(kBackends),
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceTier, ::testing::ValuesIn(kBackends),
                          [](const auto& p) { return std::string(p.param.name); });
 
-// The toucher sleeps since its block is on its way, and the block does not get there: the CPU's own way serves it.
+// The thread sleeps because its block is in transition, and the block does not arrive: it is then
+// served in host memory.
 TEST_P(SimDeviceTier, ATouchOfABlockThatCannotBeMadeIsServedInHostMemory) {
   start();
   vmem::region r(16 * kMiB, 0);

@@ -1,5 +1,6 @@
-// Many blocks at once on their way from one device to another: whichever is stuck, refused, or under way when a device
-// is lost, the others arrive, and each is whole on one of the two. On simulated devices with page tables of their own.
+// Many blocks at once in transition from one device to another. If one is blocked or refused, or a
+// device is lost during it, the others arrive, and each is intact on one of the two. On simulated
+// devices with page tables of their own.
 #include <cerrno>
 #include <cstring>
 #include <string>
@@ -15,7 +16,7 @@ using vmem::device::SimOp;
 
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 constexpr size_t kWords = kBlock / 8;
-constexpr size_t kBlocks = 24;  // more than may be under way at once, which are 16
+constexpr size_t kBlocks = 24;  // more than the 16 that may be in transition at once
 
 class DeviceToDevice : public systest::SimTest {
  protected:
@@ -31,7 +32,7 @@ class DeviceToDevice : public systest::SimTest {
   static size_t index(const vmem::region& r, uintptr_t at) {
     return (at - reinterpret_cast<uintptr_t>(r.data())) / kBlock;
   }
-  // .. changed on device 0, and nowhere else.
+  // Changed on device 0 only.
   void fill(const vmem::region& r) {
     ASSERT_EQ(vmem_acquire(r.data(), r.size(), kBoth, 0, stream_), 0) << said();
     for (size_t b = 0; b < r.size() / kBlock; ++b) launch_store(stream_, word(r, b), 100 + b);
@@ -53,7 +54,7 @@ class DeviceToDevice : public systest::SimTest {
   void* other_ = nullptr;  // a stream of device 1
 };
 
-// Nobody waits for a block that comes after his own, however many there are.
+// A thread does not wait for blocks behind its own, however many there are.
 TEST_F(DeviceToDevice, OneThatHasArrivedIsThereWhileTheNextIsStuck) {
   if (IsSkipped()) return;
   const vmem::region r(kBlocks * kBlock);
@@ -62,7 +63,7 @@ TEST_F(DeviceToDevice, OneThatHasArrivedIsThereWhileTheNextIsStuck) {
   sim().set_hook([&](SimOp op, int, uintptr_t at, size_t) {
     const size_t b = index(r, at);
     if (op == SimOp::send && b == 1) stuck_long_enough = until([&] { return leased.load(); });
-    // On the stream of block 0, which so has been copied before block 4 begins.
+    // This block uses the stream of block 0, which therefore has been copied before block 4 begins.
     if (op == SimOp::send && b == 2) later_sent = true;
     if (op == SimOp::migrate && b == 4) until([&] { return later_sent.load(); });
     return Status();
@@ -78,7 +79,7 @@ TEST_F(DeviceToDevice, OneThatHasArrivedIsThereWhileTheNextIsStuck) {
   expect_all(r);
 }
 
-// Whichever step is refused for whichever of them, once: that one stays, and comes when it is asked for again.
+// Any step of any of them is refused once: that block stays, and comes when it is requested again.
 TEST_F(DeviceToDevice, OneThatIsRefusedStaysAndTheOthersArrive) {
   if (IsSkipped()) return;
   const vmem::region r(kBlocks * kBlock);
@@ -90,7 +91,7 @@ TEST_F(DeviceToDevice, OneThatIsRefusedStaysAndTheOthersArrive) {
       std::atomic<bool> refused{false};
       sim().set_hook([&](SimOp op, int, uintptr_t at, size_t) {
         if (op != step || index(r, at) != stays || refused.exchange(true)) return Status();
-        return vmem::core::error(EBUSY, "as the test wants it");  // of ENOMEM a device is taken to be full
+        return vmem::core::error(EBUSY, "as the test wants it");  // after ENOMEM a device counts as full
       });
       ASSERT_EQ(vmem_prefetch(r.data(), r.size(), 1, nullptr), 0) << said();
       EXPECT_TRUE(until([] { return used(1) == (kBlocks - 1) * kBlock && used(0) == kBlock; }));
@@ -105,8 +106,8 @@ TEST_F(DeviceToDevice, OneThatIsRefusedStaysAndTheOthersArrive) {
   }
 }
 
-// .. and refused for want of memory, which makes the device count as full: what is there or goes elsewhere meanwhile is
-// whole, and all come when they are asked for.
+// Refused for want of memory, which makes the device count as full. Blocks there, or moving
+// elsewhere, stay intact, and all come when they are requested.
 TEST_F(DeviceToDevice, OneThatIsRefusedForWantOfMemoryComesWhenItIsAskedFor) {
   if (IsSkipped()) return;
   const vmem::region r(kBlocks * kBlock);
@@ -132,7 +133,8 @@ TEST_F(DeviceToDevice, OneThatIsRefusedForWantOfMemoryComesWhenItIsAskedFor) {
   }
 }
 
-// .. and where all are refused from one on, whoever wants them is told so, and the rest has arrived.
+// If all blocks from one on are refused, the caller gets an error, and the blocks before have
+// arrived.
 TEST_F(DeviceToDevice, WhereThereIsNoMemoryForTheRestThatStays) {
   if (IsSkipped()) return;
   ASSERT_EQ(vmem_set("fault_timeout_ms", "300"), 0);
@@ -154,7 +156,7 @@ TEST_F(DeviceToDevice, WhereThereIsNoMemoryForTheRestThatStays) {
   expect_all(r);
 }
 
-// What is called while the first have arrived, one is stuck, and others have not begun.
+// Calls made when the first blocks have arrived, one is blocked, and others have not begun.
 TEST_F(DeviceToDevice, CallsThatComeMeanwhileWaitForThoseThatTheyNeed) {
   if (IsSkipped()) return;
   enum Call { evict, host, sync, free, dropped, lower, back, store, ended };
@@ -198,7 +200,7 @@ TEST_F(DeviceToDevice, CallsThatComeMeanwhileWaitForThoseThatTheyNeed) {
       }
     };
     aside([&] { EXPECT_EQ(make_call(), 0) << said(); });
-    usleep(20000);  // enough for one that does not wait
+    usleep(20000);  // enough for a call that does not wait
     go = true;
     join();
     sim().set_hook(nullptr);
@@ -235,13 +237,13 @@ TEST_F(DeviceToDevice, ShutdownWaitsForThoseThatAreUnderWay) {
   ASSERT_EQ(vmem_prefetch(p, kBlocks * kBlock, 1, nullptr), 0) << said();
   ASSERT_TRUE(until([&] { return stuck.load(); }));
   aside([] { vmem_shutdown(); });
-  usleep(20000);  // enough for one that does not wait
+  usleep(20000);  // enough for a call that does not wait
   go = true;
   join();
   EXPECT_EQ(vmem::device::current_sim(), nullptr);
 }
 
-// The device that is lost, and at which step of which block.
+// Which device is lost, and at which step of which block.
 struct Loss {
   int device;
   SimOp step;
@@ -252,7 +254,8 @@ void PrintTo(const Loss& loss, std::ostream* os) {
 }
 class DeviceToDeviceLoss : public DeviceToDevice, public ::testing::WithParamInterface<Loss> {};
 
-// Each is right, or only the lost device had it, which is said; the other device goes on.
+// Each block is right, or was only on the lost device, which calls report; the other device
+// continues.
 TEST_P(DeviceToDeviceLoss, LeavesEachWholeOrSaidToBeLost) {
   if (IsSkipped()) return;
   ASSERT_EQ(vmem_set("fault_timeout_ms", "300"), 0);
@@ -265,7 +268,7 @@ TEST_P(DeviceToDeviceLoss, LeavesEachWholeOrSaidToBeLost) {
     if (op == step && index(r, at) == block && !lost.exchange(true)) sim().lose(device, "lost by the test");
     return Status();
   });
-  // Where the last had begun to leave device 0, all may have come.
+  // If the last block had begun to leave device 0, all may have come.
   const int rc = vmem_acquire(r.data(), r.size(), VMEM_READ, 1, other_);
   if (rc == 0) {
     EXPECT_EQ(device, 0);

@@ -1,6 +1,6 @@
-// A load of a block on a device that nobody leases, in a range advised READ_MOSTLY: the CPU is shown a copy and goes on
-// when it has its piece, and the device keeps the block until something is stored to it. On simulated devices with page
-// tables of their own.
+// A load of an unleased block on a device, in a range advised READ_MOSTLY. The CPU gets a copy and
+// continues when it has its piece; the device keeps the block until there is a store to it. On
+// simulated devices with page tables of their own.
 #include "device_large_blocks.h"
 
 namespace {
@@ -63,7 +63,7 @@ TEST_F(DeviceUnleased, AStoreTakesTheBlockFromTheDeviceWithoutAnotherCopy) {
   const vmem::region r = read_mostly(kLarge);
   put(r, 10);
   expect(r, 10);
-  at_rest(words(r));  // all of it is shown
+  at_rest(words(r));  // all of it is mapped for the CPU
   EXPECT_EQ(device().used_bytes, kLarge);
   const uint64_t out = device().out_bytes;
   words(r)[kPlaces[1]] = 31;
@@ -93,7 +93,7 @@ TEST_F(DeviceUnleased, AReadLeaseKeepsTheCopyAndAWriteLeaseDropsIt) {
   const vmem::region r = read_mostly(kLarge);
   put(r, 10);
   expect(r, 10);
-  at_rest(words(r));  // all of it is shown
+  at_rest(words(r));  // all of it is mapped for the CPU
   EXPECT_EQ(device().used_bytes, kLarge);
   const uint64_t out = device().out_bytes;
   ASSERT_EQ(vmem_acquire(words(r), kLarge, VMEM_READ, 0, stream_), 0) << said();
@@ -133,7 +133,7 @@ TEST_F(DeviceUnleased, WhatIsShownOutlivesTheDevice) {
   const vmem::region r = read_mostly(kLarge);
   put(r, 10);
   expect(r, 10);
-  at_rest(words(r));  // all of it is shown
+  at_rest(words(r));  // all of it is mapped for the CPU
   sim().lose(0, "the test took it away");
   expect(r, 10);
   EXPECT_NE(vmem_acquire(words(r), kLarge, VMEM_READ, 0, stream_), 0);
@@ -143,7 +143,7 @@ TEST_F(DeviceUnleased, WhatIsShownOutlivesTheDevice) {
 
 TEST_F(DeviceUnleased, WhatIsShownAndHasToLeaveTheDeviceIsTheBlock) {
   if (IsSkipped()) return;
-  const vmem::region r = read_mostly(kLarge), more(8 * kLarge);  // all of the device
+  const vmem::region r = read_mostly(kLarge), more(8 * kLarge);  // the whole device
   put(r, 10);
   expect(r, 10);
   ASSERT_EQ(vmem_acquire(words(more), 8 * kLarge, kBoth, 0, stream_), 0) << said();
@@ -158,7 +158,7 @@ TEST_F(DeviceUnleased, ALeaseTakesItToAnotherDeviceAndOneAtTheHostOrAnEvictionFr
   const vmem::region r = read_mostly(kLarge);
   put(r, 10);
   expect(r, 10);
-  at_rest(words(r));  // all of it is shown
+  at_rest(words(r));  // all of it is mapped for the CPU
   void* const other = stream(1);
   ASSERT_EQ(vmem_prefetch(words(r), kLarge, 1, nullptr), 0) << said();
   expect(r, 10);
@@ -179,7 +179,7 @@ TEST_F(DeviceUnleased, ALeaseTakesItToAnotherDeviceAndOneAtTheHostOrAnEvictionFr
   expect(r, 30);
 }
 
-// More than host memory has room for; and again, by loads and stores in turn.
+// Scans more than host memory holds; then again, with loads and stores in turn.
 TEST_F(DeviceUnleased, AScanIsRightWhereHostMemoryIsShort) {
   if (IsSkipped()) return;
   ASSERT_EQ(vmem_set("host_budget", "128MiB"), 0) << said();

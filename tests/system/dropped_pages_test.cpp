@@ -1,7 +1,7 @@
-// Pages that the program drops itself (madvise) at any step of what goes on with their block, under every setting that
-// decides who reads it on the way: nobody waits for ever, and each page is what it was, or zeros. That no thread which
-// serves faults reads a region at all is asserted wherever it is read (core/fault_server.h), also where this test does
-// not come by in time.
+// The program drops pages (madvise) at any step of their block's transition, under every setting
+// that decides which thread reads the block: no thread waits forever, and each page keeps its
+// contents or becomes zeros. Every read of a region asserts that no thread that serves faults does
+// it (core/fault_server.h), so that untested paths are covered too.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -31,13 +31,14 @@ Drops drops;
 void Drops::step(const char* name) {
   std::byte* const from = drops.at.load();
   if (from == nullptr) return;
-  // What is all zeros before it is looked at is not written.
+  // A block that is all zeros before it is compared is not written.
   if (!drops.all && !std::string_view(name).starts_with("store.") && name != std::string_view("evict.decided")) return;
   madvise(from, drops.size, MADV_DONTNEED);
   ++drops.times;
 }
 
-// Drops all pages of the range at every step that any thread makes, as long as it lives; or at those of a write.
+// While it lives, drops all pages of the range at every step that any thread makes, or only at the
+// steps of a write.
 class Dropping {
  public:
   Dropping(void* at, size_t size, bool all) {
@@ -74,7 +75,7 @@ class DroppedPages : public SystemTest, public testing::WithParamInterface<Way> 
                {"io_depth", "2"},
                {"readahead", "0"}});
   }
-  // Bytes of the range that are neither 7 nor, a page at a time, 0.
+  // Returns the number of bytes that are neither 7 nor in a page of zeros.
   static size_t wrong(const unsigned char* bytes, size_t size) {
     size_t bad = 0;
     for (size_t at = 0; at < size; at += kPage) {
@@ -90,7 +91,7 @@ TEST_P(DroppedPages, StopNothingWhereBlocksGoToTheStore) {
   start();
   if (IsSkipped()) return;
   if (on_module()) GTEST_SKIP() << "advice drops nothing there";
-  vmem::region region(16 << 20, VMEM_HOST_ONLY);  // more than there are buffers to encrypt in
+  vmem::region region(16 << 20, VMEM_HOST_ONLY);  // more than the buffers for encryption
   auto bytes = region.view<unsigned char>();
   for (int round = 0; round < 4; ++round) {
     memset(bytes.data(), 7, bytes.size());
@@ -107,7 +108,7 @@ TEST_P(DroppedPages, StopNothingWhereBlocksGoToTheStore) {
   EXPECT_EQ(vmem::stats().checksum_errors, 0u);
 }
 
-// The file ends in the midst of a page, and of a block.
+// The file ends in the middle of a page, and of a block.
 TEST_P(DroppedPages, StopNothingWhereBlocksGoToAFile) {
   start();
   if (IsSkipped()) return;
@@ -143,7 +144,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, DroppedPages,
 
 class DroppedFilePages : public SystemTest {};
 
-// The file was cut, so that the block is to go; and what was stored meanwhile is where the file still is.
+// The file was truncated, so the block must go. Data stored during that survives where the file
+// still exists.
 TEST_F(DroppedFilePages, AStoreToOneWhileItsFileIsCutIsKept) {
   static std::atomic<unsigned char*> page;
   static const char* path;

@@ -1,4 +1,5 @@
-// Setting encryption: what lies on the disk tells nothing, what comes back is right, on every way that blocks travel.
+// Setting encryption: the data on the disk is unreadable, and the data read back is right, on every
+// path of a block.
 #include <fcntl.h>
 #include <sys/wait.h>
 
@@ -22,15 +23,15 @@ struct Way {
   const char *engine, *compression, *transfer, *direct;
 };
 
-// ThreadSanitizer does not see what keeps an image from changing while it is written (tests/tsan.supp), and takes its
-// time over each word of it that was stored.
+// ThreadSanitizer does not see why an image cannot change while it is written (tests/tsan.supp),
+// and is slow for each stored word in it.
 #if defined(__SANITIZE_THREAD__)
 constexpr size_t kSparse = 4096;
 #else
 constexpr size_t kSparse = 8;
 #endif
 
-// At once: a character at a time takes minutes where every access is checked.
+// Read everything at once: one character at a time takes minutes if every access is checked.
 std::string contents(const std::string& path) {
   std::string all(std::filesystem::file_size(path), '\0');
   std::ifstream(path, std::ios::binary).read(all.data(), static_cast<std::streamsize>(all.size()));
@@ -57,7 +58,7 @@ class Encryption : public SystemTest, public ::testing::WithParamInterface<Way> 
                {"host_budget", "16MiB"}});
   }
   static size_t stride() { return GetParam().compression == std::string("none") ? kSparse : 8; }
-  // A marker in every block, between bytes that compress by half.
+  // Stores a marker in every block, between bytes that compress by half.
   static void write(const vmem::region& r, uint64_t round) {
     auto* bytes = static_cast<char*>(r.data());
     for (size_t b = 0; b < kBlocks; ++b) {
@@ -96,9 +97,9 @@ TEST_P(Encryption, TheDiskTellsNothingAndEveryByteComesBack) {
     vmem::region r(kBlocks * kBlock, VMEM_HOST_ONLY);
     write(r, 1);
     EXPECT_EQ(wrong(r, 1), 0u);
-    write(r, 2);  // over what is stored already
+    write(r, 2);  // over the blocks already in the store
     r.evict();
-    // With compression off a plain store shows the marker: so the look would find it.
+    // Without compression, a plain store shows the marker: so the check would find it.
     const bool would_show = GetParam().compression == std::string("none");
     if (encrypted || would_show) {
       EXPECT_EQ(holds_marker(store.path()), !encrypted);
@@ -148,7 +149,7 @@ TEST(EncryptionChild, DISABLED_StoresAndWaits) {
   for (;;) pause();
 }
 
-// Device memory to the store and back, through staging frames.
+// Moves blocks from device memory to the store and back, through staging frames.
 TEST_F(EncryptionDevice, BlocksThatADeviceChangedComeBack) {
   const std::string device = vmem::get("device");
   systest::TempFile store;
@@ -181,7 +182,8 @@ TEST_F(EncryptionDevice, BlocksThatADeviceChangedComeBack) {
   ASSERT_EQ(vmem_set("device_budget", "32MiB"), 0);
 }
 
-// Who writes to the store may have kept what lay in a place, which decrypts there as well as what lies there now.
+// An attacker who writes to the store can put back the old contents of a place, which also decrypt
+// there.
 TEST_F(EncryptionDevice, AnOlderPageInItsOldPlaceIsFound) {
   systest::TempFile store;
   configure({{"ssd_path", store.path()}, {"encryption", "on"}, {"device", "none"}, {"block_size", "64KiB"}});
@@ -194,7 +196,7 @@ TEST_F(EncryptionDevice, AnOlderPageInItsOldPlaceIsFound) {
     return contents(store.path());
   };
   const std::string older = stored(1), kZeros(4096, '\0');
-  size_t again = 0;  // pages that have been written over: a block may go to another place first
+  size_t again = 0;  // pages that have been overwritten in place: a block may move first
   for (int round = 2; round < 9 && again == 0; ++round) {
     const std::string newer = stored(round);
     for (size_t at = 0; at + 4096 <= std::min(older.size(), newer.size()); at += 4096)

@@ -1,4 +1,4 @@
-// Processes that end without exit(), and what their shared files have then.
+// Processes that end without exit(), and the contents of their shared files then.
 #include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
@@ -26,7 +26,7 @@ class Ends : public systest::SystemTest {
     SystemTest::SetUp();
     configure({});
   }
-  // Until the child has done what it is to do: it says so in the second file.
+  // Waits until the child has done its part: it writes so into the second file.
   static bool says(const TempFile& note, const char* word) {
     return eventually([&] { return systest::text_of(note.path()).find(word) != std::string::npos; },
                       std::chrono::seconds(60));
@@ -58,7 +58,7 @@ void set_flush_on(std::initializer_list<int> signals) {
   ASSERT_EQ(vmem_flush_on(signals.begin(), signals.size()), 0) << vmem_last_error();
 }
 
-// Stores, tells the parent when that is so far, and ends as it is told to.
+// Stores, tells the parent, and ends in the requested way.
 TEST(EndsChild, DISABLED_Stores) {
   for (const auto& [name, value] : {std::pair{"host_budget", "64MiB"}, {"device", "none"}})
     ASSERT_EQ(vmem_set(name, value), 0);
@@ -68,7 +68,7 @@ TEST(EndsChild, DISABLED_Stores) {
   char* const p = map_shared("VMEM_TEST_FILE", kSize, VMEM_HOST_ONLY);
   memset(p, 'k', kSize);
   if (is("kill")) {
-    // The statistic says when all of it is in the file.
+    // The statistic shows when all data is in the file.
     ASSERT_TRUE(eventually([] { return vmem::stats().dirty_bytes == 0; }, std::chrono::seconds(60)));
     ASSERT_GE(vmem::stats().background_write_bytes, kSize);
     note("written");
@@ -84,7 +84,7 @@ TEST(EndsChild, DISABLED_Stores) {
     _exit(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM ? 7 : 8);
   }
   if (is("closed")) {
-    vmem_shutdown();  // it may close what it likes from here on
+    vmem_shutdown();  // from here on the program may close any descriptor
     for (int fd = STDERR_FILENO + 1; fd < 256; ++fd) close(fd);
     for (int i = 0; i < 64; ++i) open(getenv("VMEM_TEST_NOTE"), O_RDWR | O_CLOEXEC);
     kill(getpid(), SIGTERM);
@@ -108,7 +108,7 @@ TEST_F(Ends, ByKillNothingIsLostThatHasBeenWritten) {
   unsetenv("VMEM_TEST_BLOCK");
 }
 
-// More than is written at once, and nothing else happens that would wake those who write.
+// More than one write's worth of data, and no other event that would wake the writing threads.
 TEST_F(Ends, AllOfALotThatWasStoredIsWrittenInTime) {
   configure({{"host_budget", "512MiB"}, {"writeback_interval", "1"}});
   const TempFile file(size_t{60} << 20);
@@ -129,7 +129,7 @@ TEST_F(Ends, BySignalsThatFlushNothingIsLost) {
   }
 }
 
-// A daemon closes all descriptors, and opens others in their place.
+// A daemon closes all descriptors and opens others in their place.
 TEST_F(Ends, ASignalThatFlushesNeedsNoDescriptor) {
   const TempFile file(kSize), note;
   const std::string before = systest::text_of(note.path());
@@ -139,7 +139,7 @@ TEST_F(Ends, ASignalThatFlushesNeedsNoDescriptor) {
   EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'k'));
 }
 
-// The kernel takes no default action there.
+// The kernel takes no default action in process 1.
 TEST_F(Ends, ASignalThatFlushesEndsProcessOneOfAContainer) {
   if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
   const TempFile file(kSize), note;
@@ -192,7 +192,7 @@ TEST_F(Ends, AFlushWithoutRegionsIsNothing) {
   EXPECT_EQ(vmem_flush(), 0);
 }
 
-// Python has it as at exit: blocks under a live lease for writing, too.
+// Python uses this at exit: it also writes blocks under a live lease for writing.
 TEST_F(Ends, AFlushWritesWhatIsLeased) {
   configure({{"writeback_interval", "0"}});
   const TempFile file(kSize);

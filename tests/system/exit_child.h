@@ -1,4 +1,4 @@
-// A program with a simulated device that ends: it is this binary again, and what it is to do is in its environment.
+// A program with a simulated device that ends: this binary again, with its task in its environment.
 #pragma once
 
 #include <fcntl.h>
@@ -40,7 +40,7 @@ inline std::string text_of(const std::string& path) {
   return text.str();
 }
 
-// Runs the child to its end; what it logged.
+// Runs the child to its end; returns its log.
 inline std::string run_to_exit(const std::string& child, Environment environment) {
   const TempFile log(0);
   setenv("VMEM_TEST_LOG", log.path().c_str(), 1);
@@ -52,7 +52,7 @@ inline std::string run_to_exit(const std::string& child, Environment environment
   return text_of(log.path());
 }
 
-// What is registered as the device comes up runs between two turns of the exit work.
+// Handlers registered by `as_it_comes_up` run between two turns of the exit work.
 inline void start_device(bool handles, void (*as_it_comes_up)() = nullptr) {
   vmem::api::test_hooks().make_devices = [=](size_t unit, std::unique_ptr<vmem::device::Devices>* out) {
     if (as_it_comes_up != nullptr) as_it_comes_up();

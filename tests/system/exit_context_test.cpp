@@ -1,5 +1,5 @@
-// Between the first turn of the exit work and the next a device's context goes, with what only the device has. What the
-// file has by then is not lost, and what is lost is said.
+// Between two turns of the exit work, a device's context goes away with the data that only the
+// device has. Data that the file has by then is not lost, and lost data is reported.
 #include <cstring>
 #include <thread>
 
@@ -33,8 +33,8 @@ void say(const char* call, int answer) {
   dprintf(STDERR_FILENO, "%s: %d\n", call, answer);
 }
 
-// Acquires while the last copy that the first turn writes, that of what is leased, has been made, and is not written
-// yet.
+// Makes an acquire after the first turn's last copy, that of a leased block, and before that copy
+// is written.
 class LateLease {
  public:
   static void on_step(const char* step) {
@@ -80,7 +80,8 @@ TEST(ExitContextChild, DISABLED_LosesItsContext) {
   systest::start_device(path_of("VMEM_TEST_HOW") == "handles", [] { std::atexit(between); });
   held = systest::map_shared("VMEM_TEST_FILE", 4 * kExitBlock);
   stream = vmem::device::current_sim()->create_stream(0);
-  // The second block is only to be there: were it to come while the first is written, that would be written again.
+  // The second block must be present already: if it arrived while the first is written, the first
+  // would be written again.
   ASSERT_EQ(vmem_acquire(held, 2 * kExitBlock, kBoth, 0, stream), 0) << vmem_last_error();
   store_there(7);
   ASSERT_EQ(vmem_release(held + kExitBlock, kExitBlock, stream), 0) << vmem_last_error();
@@ -91,7 +92,7 @@ TEST(ExitContextChild, DISABLED_LosesItsContext) {
 
 class ExitContext : public testing::TestWithParam<const char*> {
  protected:
-  // Runs the child; false: it cannot.
+  // Runs the child. Returns false if it cannot.
   bool run(const char* what) {
     log_ = systest::run_to_exit(
         "ExitContextChild.DISABLED_LosesItsContext",
@@ -117,7 +118,8 @@ TEST_P(ExitContext, WhatIsLeasedWhileTheFileIsWrittenIsNotTakenForWritten) {
   EXPECT_TRUE(logged("changes of a shared file did not reach it")) << log_;
 }
 
-// Only where the CPU and kernels see the same memory: with page tables of their own it waits for the lease's end.
+// Only if the CPU and kernels see the same memory: with page tables of their own, exit waits for
+// the lease's end.
 TEST_P(ExitContext, WhatTheCpuStoresLaterIsSaidToBeLost) {
   if (GetParam() == std::string("handles")) GTEST_SKIP() << "the CPU cannot store under the lease";
   if (!run("cpu store")) GTEST_SKIP() << "no way to trap absent blocks here";

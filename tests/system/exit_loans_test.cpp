@@ -1,5 +1,5 @@
-// exit() while kernels have blocks that are lent to them, and never give them up: what the CPU had changed of such a
-// block is in its file, and whoever accesses it later does not wait for ever.
+// exit() while kernels have borrowed blocks that they never return: the CPU's changes to such a
+// block are in its file, and later accesses do not wait forever.
 #include <cstring>
 #include <thread>
 
@@ -25,7 +25,7 @@ void* stream;
 struct vmem_kernel* range;
 std::atomic<bool> all_are_pinned{false}, kernel_may_end{false};
 
-// A static object of the program, whose end comes between two turns of the exit work.
+// A static object of the program, which is destroyed between two turns of the exit work.
 struct Late {
   bool lost = false, ends = false;
   ~Late() {
@@ -44,7 +44,7 @@ uint64_t device_bytes() {
   return where.device_bytes;
 }
 
-// Pins all blocks where they are, and keeps them.
+// Pins all blocks in place, permanently.
 void pin_all(const View& view) {
   vmem::paging::Group<vmem::paging::HostAtomics> group(view.table, UINT64_MAX);
   for (uint32_t b = 0; b < kBlocks; ++b) {

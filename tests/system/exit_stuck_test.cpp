@@ -1,4 +1,5 @@
-// exit() beside a device that does not answer: what it has nothing to do with is in the files.
+// exit() beside a device that does not answer: data that is unrelated to the device is in the
+// files.
 #include <cstring>
 
 #include "core/step.h"
@@ -16,7 +17,7 @@ constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 
 char* above;
 
-// A file of the host alone, on one side of an address; where exactly depends on what is there already.
+// Maps a host-only file below or above an address; the distance depends on existing mappings.
 char* map_beside(const char* variable, const char* there, bool below) {
   const std::string path = path_of(variable);
   for (size_t far = 8 * kExitBlock; far < 65536 * kExitBlock; far *= 2) {
@@ -40,7 +41,7 @@ void on_step(const char* step) {
 
 TEST(ExitStuckChild, DISABLED_BesideWhatDoesNotAnswer) {
   const bool service = path_of("VMEM_TEST_WHAT") == "service";
-  // Between two turns of the exit work.
+  // Runs between two turns of the exit work.
   systest::start_device(true, [] { std::atexit([] { above[1] = 6; }); });
   char* const there = systest::map_shared("VMEM_TEST_FILE", 2 * kExitBlock);
   char* const below = map_beside("VMEM_TEST_BELOW", there, true);
@@ -61,7 +62,7 @@ TEST(ExitStuckChild, DISABLED_BesideWhatDoesNotAnswer) {
     vmem::core::step_hook = on_step;
   } else {
     vmem::device::current_sim()->set_hook([](vmem::device::SimOp op, int, uintptr_t, size_t) {
-      static std::atomic<bool> leaving;  // what waits for a block that has come is let by
+      static std::atomic<bool> leaving;  // waits for arriving blocks succeed
       if (op == vmem::device::SimOp::issue_out) leaving = true;
       if (op == vmem::device::SimOp::wait && leaving)
         for (;;) pause();
@@ -90,7 +91,8 @@ class ExitStuck : public testing::Test {
   std::string log_;
 };
 
-// The thread that serves kernels is in a call that does not return; the device answers everybody else.
+// The thread that serves kernels is in a call that does not return; the device answers other
+// threads.
 TEST_F(ExitStuck, AThreadThatServesKernelsKeepsNothingElseFromItsFile) {
   if (!run("service")) GTEST_SKIP() << "no way to trap absent blocks here";
   EXPECT_EQ(below_.read()[0], 5) << log_;
@@ -99,7 +101,8 @@ TEST_F(ExitStuck, AThreadThatServesKernelsKeepsNothingElseFromItsFile) {
   EXPECT_NE(log_.find("open to kernels were not given back"), std::string::npos) << log_;
 }
 
-// Nor does a device that answers nobody, and what is stored when it has been given up is written, too.
+// Nor does a device that answers no thread. Data stored after exit has given the device up is
+// written too.
 TEST_F(ExitStuck, ADeviceKeepsNothingFromItsFileThatItHasNot) {
   if (!run("device")) GTEST_SKIP() << "no way to trap absent blocks here";
   EXPECT_EQ(below_.read()[0], 5) << log_;

@@ -1,5 +1,6 @@
-// However a program ends: nothing crashes or hangs, and shared files have what was stored before. For the static
-// library and for the shared one; each includes this once. The other half, ExitChild, runs in processes of its own.
+// However a program ends, nothing crashes or hangs, and shared files have the data stored before.
+// Tested with the static library and with the shared one; each test program includes this once. The
+// other half, ExitChild, runs in processes of its own.
 #pragma once
 
 #include <fcntl.h>
@@ -21,16 +22,18 @@ namespace exit_suite {
 
 constexpr size_t kPage = 4096, kWordsOfPage = kPage / sizeof(uint64_t);
 constexpr size_t kPages = 6144, kSize = kPages * kPage;  // three times the budget
-constexpr size_t kLatePages = kPages / 8;                // the last ones are for the destructor
+constexpr size_t kLatePages = kPages / 8;                // the last pages are for the destructor
 constexpr size_t kThreads = 3;
 constexpr uint64_t kLate = 0xfffffe;
 
-// Word `index` in the state `round`: where it is and when it was stored. 0: as the file was made.
+// Word `index` in state `round`: identifies its place and when it was stored. 0: as the file was
+// made.
 constexpr uint64_t word(size_t index, uint64_t round) {
   return (index * 0x9e3779b1u) << 24 | round;
 }
 
-// What the child's threads have finished when it ends: at least these rounds must be in the file.
+// The rounds that the child's threads have finished when it ends: at least these must be in the
+// file.
 using Finished = std::array<uint64_t, kThreads>;
 
 inline std::vector<uint64_t> contents(int fd) {
@@ -43,7 +46,7 @@ inline std::vector<uint64_t> contents(int fd) {
   return words;
 }
 
-// Empty when every byte is right.
+// Returns "" if every byte is right.
 inline std::string check(const std::vector<uint64_t>& words, const Finished& finished, bool late) {
   if (words.empty()) return "the file cannot be read";
   for (size_t i = 0; i < words.size(); ++i) {
@@ -70,8 +73,9 @@ inline unsigned runs() {
   return getenv("VMEM_LONG") != nullptr ? 1000 : getenv("VMEM_QUICK") != nullptr ? 3 : systest::kSanitized ? 4 : 25;
 }
 
-// One run of `child` with VMEM_TEST_HOW=how, on a file of its own: what a process had under way at its end may still
-// be written. late: its destructor stores. False: it cannot run here.
+// Runs `child` once with VMEM_TEST_HOW=how, on a file of its own: I/O that a process had in
+// progress at its end may still be written. late: its destructor stores. Returns false if it cannot
+// run here.
 inline bool check_run(const std::string& child, const std::string& how, bool late) {
   const char* tmp = getenv("TMPDIR");
   std::string path = std::string(tmp != nullptr ? tmp : "/var/tmp") + "/vmem-exit.XXXXXX";
@@ -108,7 +112,7 @@ inline void* anonymous = nullptr;
 inline std::array<std::atomic<uint64_t>, kThreads> rounds{};
 inline bool late_stores = false, late_frees = false;
 
-// A static object of the program: destroyed when exit() is well under way.
+// A static object of the program, which is destroyed in the course of exit().
 struct Late {
   ~Late() {
     if (!late_stores) return;
@@ -135,7 +139,7 @@ inline void store_for_ever(size_t mine) {
   }
 }
 
-// Maps the file, and stores to it on threads that never end.
+// Maps the file, and starts threads that store to it and never end.
 inline void start_storing() {
   for (const auto& [name, value] : {std::pair{"host_budget", "8MiB"}, {"block_size", "64KiB"}, {"device", "none"}}) {
     ASSERT_EQ(vmem_set(name, value), 0) << vmem_last_error();
@@ -152,7 +156,7 @@ inline void start_storing() {
   }
 }
 
-// From here on it may end: what is stored by now must be in the file.
+// The child may end from here on: all data stored by now must be in the file.
 inline void note_what_is_finished() {
   Finished finished{};
   for (size_t t = 0; t < kThreads; ++t) finished[t] = rounds[t];

@@ -8,7 +8,7 @@ using namespace exit_suite;
 
 std::atomic<const char*> step_to_end_at{nullptr};
 
-// As a signal handler that calls exit() in the middle of a call: with locks held.
+// Ends like a signal handler that calls exit() in the middle of a call, with locks held.
 TEST(ExitChild, DISABLED_EndsInsideACall) {
   const std::string how = getenv("VMEM_TEST_HOW");
   start_storing();
@@ -25,14 +25,15 @@ TEST(ExitChild, DISABLED_EndsInsideACall) {
     if (!shutdown) note_what_is_finished();
     exit(0);
   };
-  // The gate is open, or closed by this thread, which holds the settings too.
+  // The gate is open, or this thread has closed it and holds the settings too.
   if (how == "free") vmem_free(anonymous);
   if (shutdown) {
     note_what_is_finished();
     vmem_shutdown();
   }
   for (size_t at = 0; how == "acquire"; at = (at + kSize / 4 + kPage) % kSize / kPage * kPage) {
-    char* block = static_cast<char*>(anonymous) + at;  // some acquires have to wait for memory and start nothing
+    // some acquires have to wait for memory and start nothing
+    char* block = static_cast<char*>(anonymous) + at;
     ASSERT_EQ(vmem_acquire(block, kPage, VMEM_READ, VMEM_HOST, nullptr), 0) << vmem_last_error();
     ASSERT_EQ(vmem_release(block, kPage, nullptr), 0) << vmem_last_error();
   }
@@ -45,7 +46,8 @@ TEST_P(ExitInsideACall, NeitherCrashesNorHangsNorLoses) {
 }
 INSTANTIATE_TEST_SUITE_P(Steps, ExitInsideACall, testing::Values("acquire", "free", "shutdown"));
 
-// Held for good by a thread that never goes on: exit() does not wait for locks of calls for ever.
+// A thread that blocks forever holds the lock: exit() waits for locks of calls only for a limited
+// time.
 std::atomic<bool> held{false};
 TEST(ExitChild, DISABLED_EndsBesideACallThatNeverReturns) {
   start_storing();
@@ -58,7 +60,7 @@ TEST(ExitChild, DISABLED_EndsBesideACallThatNeverReturns) {
   };
   std::thread([] { vmem_free(anonymous); }).detach();
   while (!held) usleep(100);
-  std::thread([] { vmem_set("io_depth", "8"); }).detach();  // wants to be alone
+  std::thread([] { vmem_set("io_depth", "8"); }).detach();  // needs exclusive access
   note_what_is_finished();
 }
 
@@ -66,7 +68,7 @@ TEST(Exit, ACallThatNeverReturnsDoesNotHoldItUp) {
   check_runs("ExitChild.DISABLED_EndsBesideACallThatNeverReturns", "", false);
 }
 
-// In the sink of the log no lock is held: files are written, and calls that destructors make work.
+// No lock is held in the log's sink: files are written, and calls by destructors work.
 TEST(ExitChild, DISABLED_EndsInASink) {
   const std::string how = getenv("VMEM_TEST_HOW");
   start_storing();

@@ -1,4 +1,5 @@
-// exit() beside what never ends: it ends itself, says what was not written, and the rest is in the files.
+// exit() beside work that never ends: exit() completes, reports what was not written, and the rest
+// is in the files.
 #include <cstring>
 #include <thread>
 
@@ -62,10 +63,11 @@ TEST_P(ExitBesideAStream, ThatNeverEndsEndsAndWritesTheRest) {
 }
 INSTANTIATE_TEST_SUITE_P(Leases, ExitBesideAStream, testing::Values("released", "live"));
 
-// A kernel that runs under a live lease when the program ends, and stores when exit has written all that there was.
+// A kernel runs under a live lease when the program ends, and stores after exit has written
+// everything.
 TEST(ExitWaitsChild, DISABLED_AKernelUnderALiveLease) {
   start_device(path_of("VMEM_TEST_HOW") == "handles");
-  ASSERT_EQ(vmem_set("fault_timeout_ms", "60000"), 0);  // it is waited for, however busy the machine
+  ASSERT_EQ(vmem_set("fault_timeout_ms", "60000"), 0);  // exit waits for it, however busy the machine
   char* p = map_shared("VMEM_TEST_FILE", 2 * kBlock);
   void* stream = vmem::device::current_sim()->create_stream(0);
   ASSERT_EQ(vmem_acquire(p, kBlock, VMEM_READ | VMEM_WRITE, 0, stream), 0) << vmem_last_error();
@@ -93,7 +95,8 @@ TEST_P(ExitUnderALease, WritesWhatTheStreamHasBeenToldToDo) {
 }
 INSTANTIATE_TEST_SUITE_P(Backends, ExitUnderALease, testing::Values("managed", "handles"));
 
-// A program that uses regions before it uses CUDA: the context comes up last, and goes down first.
+// A program that uses regions before it uses CUDA: the context is created last, and destroyed
+// first.
 TEST(ExitWaitsChild, DISABLED_AContextThatComesUpLate) {
   start_device(path_of("VMEM_TEST_HOW").starts_with("handles"),
                [] { std::atexit([] { vmem::device::current_sim()->reset("its context was destroyed"); }); });
@@ -126,7 +129,8 @@ TEST_P(ExitAfterTheContext, WritesWhatOnlyTheDeviceHadBefore) {
 INSTANTIATE_TEST_SUITE_P(Backends, ExitAfterTheContext,
                          testing::Values("managed", "handles", "managed, live", "handles, live"));
 
-// A kernel that asks for one block after the other and adds to each, for ever; what it had done before the end is told.
+// A kernel requests one block after the other, adds to each, and never ends. It reports what it had
+// done before the end.
 TEST(ExitWaitsChild, DISABLED_AKernelThatAsks) {
   start_device(true);
   constexpr uint32_t kBlocks = 4;
@@ -201,8 +205,8 @@ TEST(ExitWaitsChild, DISABLED_AStoreUnderAReadLease) {
   });
 }
 
-// The kernel runs on while the program ends, and may use what it leased: were that unmapped it would lose the device,
-// with what is there alone and was not written yet.
+// The kernel keeps running while the program ends, and may use its leased blocks. Unmapping them
+// would lose the device, with the data that is only there and not yet written.
 TEST_P(ExitBesideAStream, LeavesWhatItReadsAndWritesWhatTheCpuStored) {
   const TempFile held(2 * kBlock);
   const std::string log = run_to_exit("ExitWaitsChild.DISABLED_AStoreUnderAReadLease",
@@ -214,14 +218,16 @@ TEST_P(ExitBesideAStream, LeavesWhatItReadsAndWritesWhatTheCpuStored) {
   EXPECT_EQ(log.find("unmapped"), std::string::npos) << log;
 }
 
-// The thread that exits is in the sink: other threads' lines must not wait for it, or for what they write.
+// The thread that exits is in the sink: other threads' lines must not wait for it, or for its
+// output.
 TEST(ExitWaitsChild, DISABLED_InTheLogSink) {
   for (const auto& [name, value] :
        {std::pair{"host_budget", "16MiB"}, {"block_size", "64KiB"}, {"device", "none"}, {"log", "info"}}) {
     ASSERT_EQ(vmem_set(name, value), 0) << vmem_last_error();
   }
   if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
-  // One of the two that became shorter comes before the whole one, whichever way addresses are given out.
+  // One of the two truncated files comes before the complete one, in whichever order addresses are
+  // assigned.
   for (const char* file : {"VMEM_TEST_SHORT", "VMEM_TEST_FILE", "VMEM_TEST_SHORT2"}) {
     memset(map_shared(file, 8 * 4096), 5, 8 * 4096);
   }
@@ -229,7 +235,7 @@ TEST(ExitWaitsChild, DISABLED_InTheLogSink) {
   ASSERT_EQ(truncate(path_of("VMEM_TEST_SHORT2").c_str(), 4096), 0);
   log_to_file();
   vmem_log([](int, const char*, void*) { exit(0); }, nullptr);
-  vmem_set("host_budget", "1000TiB");  // a line: on this thread, as a rule
+  vmem_set("host_budget", "1000TiB");  // logs a line, usually on this thread
   for (;;) pause();
 }
 

@@ -1,5 +1,5 @@
-// vmem_export: memory of leased blocks in the hands of somebody else, who maps it here by the descriptor. A simulated
-// device's descriptor is of all its memory, and its offset where the block is.
+// vmem_export: another process has the memory of leased blocks, and maps it here by the descriptor.
+// A simulated device's descriptor covers all of its memory; the offset is the block's place in it.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ class Export : public systest::SimTest {
   static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
   int acquire(const void* at, size_t size, unsigned access) { return vmem_acquire(at, size, access, 0, stream_); }
   int release(const void* at, size_t size) { return vmem_release(at, size, stream_); }
-  // What the other one sees of a block, until the test ends.
+  // Maps the importer's view of a block, until the test ends.
   uint64_t* map(int fd, size_t size = kBlock) {
     void* const at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, lseek(fd, 0, SEEK_CUR));
     EXPECT_NE(at, MAP_FAILED);
@@ -57,7 +57,7 @@ TEST_F(Export, ADmaBufIsOfAllBlocksThatHaveAByteOfTheRange) {
   vmem::region r(4 * kBlock);
   uint64_t* const w = words(r);
   for (size_t b = 0; b < 4; ++b) w[b * kWords] = b + 1;
-  for (size_t b = 0; b < 4; ++b) {  // one by one: they lie side by side
+  for (size_t b = 0; b < 4; ++b) {  // one by one, so that they are adjacent in device memory
     ASSERT_EQ(acquire(w + b * kWords, kBlock, VMEM_READ), 0) << said();
   }
   int fd = -1;
@@ -69,7 +69,7 @@ TEST_F(Export, ADmaBufIsOfAllBlocksThatHaveAByteOfTheRange) {
   ASSERT_EQ(release(w, r.size()), 0) << said();
 }
 
-// The bytes stay where they are for whoever has them, and no block has that memory next.
+// The bytes stay in place for the importer, and no other block uses that memory next.
 TEST_F(Export, MemoryThatWasExportedIsNoOtherBlocksAfterTheLease) {
   if (IsSkipped()) return;
   vmem::region r(kBlock), other(24 * kBlock);
@@ -88,7 +88,7 @@ TEST_F(Export, MemoryThatWasExportedIsNoOtherBlocksAfterTheLease) {
     }
     EXPECT_EQ(seen[0], round);
     EXPECT_EQ(seen[1], 0u);
-    for (size_t i = 0; i < kWords; ++i) seen[i] = 99;  // nobody's business any more
+    for (size_t i = 0; i < kWords; ++i) seen[i] = 99;  // no block uses this memory any more
     for (size_t b = 0; b < 24; ++b) {
       ASSERT_EQ(words(other)[b * kWords], 100 * round + b);
       ASSERT_EQ(words(other)[b * kWords + 1], 200 * round + b);
@@ -151,7 +151,7 @@ TEST_F(Export, WhatTheDeviceRefusesIsAnErrorAndTheBlockStays) {
   EXPECT_EQ(w[1], 3u);
 }
 
-// Whatever else is asked of the block meanwhile waits until it is exported, and is done then.
+// Other operations on the block wait until it has been exported, and are done then.
 TEST_F(Export, ABlockIsNotMovedWhileItIsExported) {
   if (IsSkipped()) return;
   vmem::region r(kBlock);

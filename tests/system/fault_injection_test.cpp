@@ -1,4 +1,5 @@
-// Disks that fail, lie, are slow or full, seen through the C API: errors with words or the right bytes, nothing else.
+// Disks that fail, lie, are slow or full, seen through the C API: either an error with a message or
+// the right bytes.
 #include <sys/mman.h>
 #include <sys/utsname.h>
 
@@ -24,7 +25,8 @@ using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 using vmem::store::Io;
 
-// Where it has none, only an acquire takes SIGBUS back: nothing else could do that in one step.
+// If the kernel has none, only an acquire removes the SIGBUS: nothing else could replace the page
+// in one step.
 bool kernel_has_poison() {
   utsname name = {};
   unsigned major = 0, minor = 0;
@@ -38,7 +40,8 @@ constexpr size_t kWords = kBlock / sizeof(uint64_t);
 
 class FaultInjection : public SystemTest, public ::testing::WithParamInterface<const char*> {
  protected:
-  // Parameter: how blocks travel, which decides whose memory is written and whose is dropped.
+  // The parameter: the way that blocks are transferred, which decides whose memory is written and
+  // whose is dropped.
   void start(Settings more = {}) {
     systest::wrap_engine(&disk);
     Settings settings{{"transfer", GetParam()}, {"readahead", "0"}};
@@ -136,7 +139,7 @@ TEST_P(FaultInjection, AFlippedBitIsNeverShown) {
   EXPECT_TRUE(right(r, 0, 1));
 }
 
-// A disk that lies in any part of a long block, whose digest is taken while it comes.
+// The disk corrupts any part of a long block, whose digest is computed while it arrives.
 TEST_P(FaultInjection, AFlippedBitInAnyPartOfALongBlockIsFound) {
   constexpr size_t kLong = 8 << 20;
   TempFile store;
@@ -146,7 +149,7 @@ TEST_P(FaultInjection, AFlippedBitInAnyPartOfALongBlockIsFound) {
   for (size_t b = 0; b < 2 * kLong / kBlock; ++b) write(r, b, 1);
   r.evict();
   const auto* first = reinterpret_cast<const char*>(r.view<uint64_t>().data());
-  const uint64_t word = stamp(kLong / sizeof(uint64_t), 1);  // the second block begins with it
+  const uint64_t word = stamp(kLong / sizeof(uint64_t), 1);  // the second block begins with this word
   const std::vector<unsigned char> bytes = store.read();
   size_t begin = 0;
   while (begin < bytes.size() && memcmp(bytes.data() + begin, &word, sizeof word) != 0) begin += 4096;
@@ -176,7 +179,7 @@ TEST_P(FaultInjection, AFlippedBitInAnyPartOfALongBlockIsFound) {
   EXPECT_EQ(vmem::stats().checksum_errors, errors);
 }
 
-// At a depth of one each part but the last is over while the next one has not come.
+// At a depth of one, each part but the last is complete before the next one arrives.
 TEST_P(FaultInjection, TheDigestOfALongBlockIsTakenWhileItComes) {
   constexpr size_t kLong = 8 << 20;
   start({{"io_depth", "1"}, {"io_threads", "1"}});
@@ -192,7 +195,7 @@ TEST_P(FaultInjection, TheDigestOfALongBlockIsTakenWhileItComes) {
   EXPECT_GE(digested.load(), 1);
 }
 
-// As an allocator drops pages, whatever they are.
+// Drops pages as an allocator does, whatever they contain.
 TEST_P(FaultInjection, ADroppedPageOfAFailedBlockGetsSigbusAllTheSame) {
   start();
   if (IsSkipped()) return;
@@ -208,7 +211,7 @@ TEST_P(FaultInjection, ADroppedPageOfAFailedBlockGetsSigbusAllTheSame) {
   EXPECT_TRUE(right(r, 0, 1));
 }
 
-// Whether a region is verified is its own affair where it was asked for.
+// The region's attribute decides whether it is verified, if it is set.
 TEST_P(FaultInjection, ARegionIsVerifiedAsItsAttributeSays) {
   start();
   if (IsSkipped()) return;
@@ -278,7 +281,8 @@ TEST_P(FaultInjection, AFullBudgetEndsInSigbusAndTheSameBytesAreReadableLater) {
   EXPECT_EQ(vmem_sync(r.data(), b * kBlock), -ENOSPC);
   for (size_t i = 0; i < b; ++i) EXPECT_TRUE(right(r, i, 1)) << i;
   vmem::set("ssd_budget", "1T");
-  vmem::lease lease(at(r, b), kBlock, VMEM_READ | VMEM_WRITE);  // waits for memory, revives the block
+  // waits for memory, and makes the block usable again
+  vmem::lease lease(at(r, b), kBlock, VMEM_READ | VMEM_WRITE);
   write(r, b, 1);
   for (size_t i = 0; i <= b; ++i) EXPECT_TRUE(right(r, i, 1)) << i;
 }

@@ -1,4 +1,4 @@
-// The store's engine, wrapped into one that breaks on demand.
+// Wraps the store's engine into one that fails on demand.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@
 
 namespace systest {
 
-// For the next start of the library: *disk is its engine then, until vmem_shutdown().
+// Takes effect at the next start of the library: *disk is then its engine, until vmem_shutdown().
 inline void wrap_engine(vmem::store::FaultyEngine** disk) {
   using vmem::store::Engine, vmem::store::FaultyEngine;
   vmem::api::test_hooks().wrap_engine = [disk](std::unique_ptr<Engine> inner) -> std::unique_ptr<Engine> {

@@ -1,5 +1,5 @@
-// RLIMIT_FSIZE below what the store, or a shared file, is to be: an error with a number and its reason, no SIGXFSZ, and
-// nothing is lost or waits for ever.
+// RLIMIT_FSIZE below the size of the store or of a shared file: an error with a number and its
+// reason, no SIGXFSZ, no lost data, and no endless wait.
 #include <sys/resource.h>
 
 #include <atomic>
@@ -78,16 +78,16 @@ TEST_P(FileLimit, AStoreThatMayNotBeLongerRefusesAndAllThatIsThereCanBeRead) {
     ASSERT_LT(b, 512u) << "there is no room for all";
     EXPECT_EQ(vmem_sync(r.data(), b * kBlock), -ENOSPC);
     EXPECT_NE(std::string(vmem_last_error()).find("File too large"), std::string::npos) << vmem_last_error();
-    // Room for a block or two, through which all that is on the SSD comes and goes.
+    // Make room for a block or two, through which all blocks on the SSD come and go.
     const size_t gone = b - 8;
     ASSERT_EQ(vmem_advise(at(r, gone), 8 * kBlock, VMEM_ADVISE_DONT_NEED, VMEM_HOST), 0) << vmem_last_error();
     for (int again = 0; again < 3; ++again)
       for (size_t i = 0; i < gone; ++i) ASSERT_TRUE(right(r, i, 1)) << i;
     lift();
-    vmem_sync(r.data(), r.size());  // tells of the writes that failed before
+    vmem_sync(r.data(), r.size());  // reports the writes that failed before
     r.sync();
     for (size_t i = 0; i < 512; ++i) {
-      vmem::lease lease(at(r, i), kBlock, VMEM_READ | VMEM_WRITE);  // revives the block that was refused
+      vmem::lease lease(at(r, i), kBlock, VMEM_READ | VMEM_WRITE);  // makes the refused block usable again
       write(r, i, 2);
     }
     r.sync();
@@ -111,7 +111,7 @@ TEST_P(FileLimit, WhatLiesBeyondItOfASharedFileStaysInMemory) {
     EXPECT_EQ(vmem_evict(r.data(), r.size(), VMEM_SSD), -EFBIG);
     for (size_t b = 0; b < 64; ++b) ASSERT_TRUE(right(r, b, 1)) << b;
     lift();
-    vmem_sync(r.data(), r.size());  // tells of the writes that failed before
+    vmem_sync(r.data(), r.size());  // reports the writes that failed before
     r.sync();
   }
   const auto bytes = file.read();

@@ -154,7 +154,7 @@ TEST_F(FilesMore, SharedIsExclusive) {
 TEST_F(FilesMore, SharedRegionsOfOneFileKeepToTheirOwnBytes) {
   for (const char* block : {"2MiB", "64KiB"}) {
     ASSERT_EQ(vmem_set("block_size", block), 0);
-    constexpr size_t kPart = 4 * kMiB + 12288;  // ends inside a block, where the next begins
+    constexpr size_t kPart = 4 * kMiB + 12288;  // ends inside a block, where the next part begins
     TempFile file(3 * kPart + 77, 14);
     auto want = TempFile::content(3 * kPart + 77, 14);
     std::vector<vmem::region> parts;
@@ -164,7 +164,7 @@ TEST_F(FilesMore, SharedRegionsOfOneFileKeepToTheirOwnBytes) {
     EXPECT_EQ(map(file.path(), 8192, kPart - 4096, VMEM_MAP_SHARED), -EBUSY);
     const std::string numbers = "bytes " + std::to_string(kPart - 4096) + " to " + std::to_string(kPart + 4096);
     EXPECT_TRUE(words(numbers.c_str())) << vmem_last_error();
-    // All blocks are in memory before the first changes: each holds some bytes of the neighbour as they were.
+    // Bring in all blocks before the first change: each holds some old bytes of the adjacent part.
     for (size_t n = 0; n < 3; ++n) {
       ASSERT_EQ(memcmp(parts[n].data(), want.data() + n * kPart, parts[n].size()), 0);
     }
@@ -173,7 +173,7 @@ TEST_F(FilesMore, SharedRegionsOfOneFileKeepToTheirOwnBytes) {
         const size_t n = std::min<size_t>(i / kPart, 2);
         parts[n].view<unsigned char>()[i - n * kPart] = want[i] = static_cast<unsigned char>(i + 3);
       }
-      // In an order that would bring old bytes back at both edges.
+      // Sync and evict in an order that could bring back old bytes at both edges.
       parts[1].sync();
       parts[0].sync();
       parts[2].evict();
@@ -227,7 +227,7 @@ TEST_F(FilesMore, AFileThatBecomesShorterGivesSigbusAndSaysWhy) {
 }
 
 TEST_F(FilesMore, WhatAFileThatWasCutDidNotTakeIsStillAChangeUnderALease) {
-  ASSERT_EQ(vmem_set("writeback_interval", "0"), 0);  // what had been written before would be gone
+  ASSERT_EQ(vmem_set("writeback_interval", "0"), 0);  // otherwise data written earlier would be gone
   for (const char* block : {"2MiB", "64KiB"}) {
     ASSERT_EQ(vmem_set("block_size", block), 0);
     TempFile file(4 * kMiB, 17);
@@ -250,7 +250,7 @@ TEST_F(FilesMore, WhatAFileThatWasCutDidNotTakeIsStillAChangeUnderALease) {
   }
 }
 
-// A file that changes its length under a region, beside a mapping of the same file.
+// A file whose length changes under a region, compared with a plain mapping of the same file.
 class Truncation : public SystemTest, public ::testing::WithParamInterface<Case> {
  protected:
   void SetUp() override {
@@ -274,7 +274,7 @@ class Truncation : public SystemTest, public ::testing::WithParamInterface<Case>
     SystemTest::TearDown();
   }
   vmem::region map(unsigned how) { return vmem::region(kSize, file_.path(), 0, how | VMEM_HOST_ONLY); }
-  // Loads of both at each offset give the same, signals included.
+  // Loads at each offset give the same result in both, signals included.
   void expect_as_mmap(volatile unsigned char* bytes, const char* when) {
     for (const size_t at : kOffsets) {
       int ours = -1, theirs = -1;
@@ -368,7 +368,7 @@ TEST_P(Truncation, ALeaseGetsWhatTheFileHas) {
   EXPECT_EQ(vmem_advise(bytes, kSize, VMEM_ADVISE_DONT_NEED, VMEM_HOST), 0) << vmem_last_error();
   EXPECT_EQ(memcmp(bytes, want.data(), kSize), 0);
 }
-// The last block is larger than what the region has of it.
+// The last block is larger than its part of the region.
 TEST_P(Truncation, BeyondTheEndOfARegionThatShowsItsFileAccessesGetSigbus) {
   if (std::string(GetParam().block) == "4KiB") GTEST_SKIP() << "such blocks end where the region does";
   TempFile file(5 * 4096, 18);
@@ -397,7 +397,7 @@ TEST_F(FilesMore, ChangesOfASharedFileReachItAtExit) {
   EXPECT_TRUE(file.read() == want);
 }
 
-// Run by the test above in a process of its own: leaves without vmem_sync, vmem_free or vmem_shutdown.
+// Run by the test above in its own process: exits without vmem_sync, vmem_free or vmem_shutdown.
 TEST(FilesChild, DISABLED_WritesAndExits) {
   void* p = nullptr;
   const char* path = getenv("VMEM_TEST_FILE");

@@ -1,5 +1,6 @@
-// Calls of userfaultfd that the program forbids itself after the library has started, by a filter of system calls: what
-// can go on does, the rest is an error with its reason, nobody hangs and nothing is lost.
+// The program forbids itself calls of userfaultfd after the library has started, by a filter of
+// system calls. Operations that can continue do, others give an error with its reason; no thread
+// hangs, and no data is lost.
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
@@ -29,7 +30,7 @@ constexpr size_t kSize = 32 << 20, kWords = kSize / sizeof(uint64_t), kStep = 51
 
 class ForbiddenCalls : public SystemTest, public testing::WithParamInterface<const char*> {
  protected:
-  // log: where the child writes what it says.
+  // log: the file that receives the child's output.
   void run(const std::string& test, int wanted = 0, const std::string& log = "", const char* device = "none") {
     configure({{"trap", "uffd"}});
     if (IsSkipped()) return;
@@ -64,7 +65,8 @@ TEST_P(ForbiddenCalls, WithoutAnyTheProcessEndsInPlaceOfAThreadThatSleepsForGood
   run("All", SIGABRT);
 }
 
-// .. also where a disk does not answer, so that the end waits for it for a while; and the log says why it comes.
+// Also with a disk that does not answer, for which the end waits a while; and the log says why the
+// process ends.
 class ForbiddenCallsBesideADisk : public ForbiddenCalls {};
 INSTANTIATE_TEST_SUITE_P(Blocks, ForbiddenCallsBesideADisk, testing::Values("2MiB"));
 
@@ -103,12 +105,12 @@ size_t wrong(std::span<uint64_t> words, uint64_t round) {
   return found;
 }
 
-// They are many, and each is a matter of several calls.
+// There are many such blocks, and each takes several calls.
 bool small_blocks() {
   return getenv("VMEM_BLOCK_SIZE") == std::string("4KiB");
 }
 
-// Blocks come, are stored to and leave though those calls are forbidden.
+// Blocks come, are stored to and leave although those calls are forbidden.
 void go_on_without(std::initializer_list<unsigned long> forbidden, bool writes) {
   systest::LogLines log;
   vmem::region region(writes && small_blocks() ? kSize / 8 : kSize, VMEM_HOST_ONLY);
@@ -127,7 +129,7 @@ void go_on_without(std::initializer_list<unsigned long> forbidden, bool writes) 
     EXPECT_EQ(vmem_evict(region.data(), region.size(), VMEM_SSD), 0) << vmem_last_error();
   }
   if (!writes) {
-    // What fits: changed blocks that are copied stay.
+    // Use only as much as fits: changed blocks that are copied stay in memory.
     const auto part = words.subspan(0, words.size() / 4);
     {
       const vmem::lease lease(region.data(), region.size() / 8, VMEM_READ);  // these cannot leave and come back
@@ -154,14 +156,14 @@ TEST(ForbiddenCallsChild, DISABLED_WakeAndWriteProtect) {
 TEST(ForbiddenCallsChild, DISABLED_AllBesideADiskThatHangs) {
   const int log = open(getenv("TEST_LOG"), O_WRONLY | O_CLOEXEC);
   ASSERT_EQ(dup2(log, STDERR_FILENO), STDERR_FILENO);
-  ASSERT_EQ(vmem_set("host_budget", "256MiB"), 0);  // nothing is written for want of room
+  ASSERT_EQ(vmem_set("host_budget", "256MiB"), 0);  // large enough that no block is evicted
   vmem::store::FaultyEngine* disk = nullptr;
   systest::wrap_engine(&disk);
   const systest::TempFile file(kSize / 4);
   const vmem::region shared(kSize / 4, file.path(), 0, VMEM_MAP_SHARED);
   const vmem::region region(kSize / 4, VMEM_HOST_ONLY);
   write(shared.view<uint64_t>(), 1);
-  // What has come back from a device is written from where it is: for that nothing has to be protected.
+  // Blocks that have come back from a device are written in place, which needs no write protection.
   { const vmem::lease lease(shared.data(), shared.size(), VMEM_READ | VMEM_WRITE, 0); }
   ASSERT_EQ(vmem_evict(shared.data(), shared.size(), VMEM_HOST), 0) << vmem_last_error();
   vmem::store::Fault hangs;
@@ -201,7 +203,8 @@ void store_without(std::initializer_list<unsigned long> forbidden) {
   const auto words = region.view<uint64_t>();
   write(words, 1);
   ASSERT_EQ(vmem_sync(region.data(), region.size()), 0) << vmem_last_error();
-  EXPECT_EQ(wrong(words.subspan(0, part), 1), 0u);  // these are in memory, and protected where they are copied
+  // these are in memory, and write-protected if blocks are copied
+  EXPECT_EQ(wrong(words.subspan(0, part), 1), 0u);
   for (const unsigned long request : forbidden)
     if (!vmem::test::forbid_ioctl(request, EPERM)) _exit(77);
   write(words.subspan(0, part), 2);

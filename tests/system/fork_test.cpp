@@ -1,4 +1,4 @@
-// What a forked child keeps of its parent, and what not.
+// Which objects of its parent a forked child keeps, and which not.
 #include <dirent.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -53,11 +53,12 @@ TEST(ForkChild, DISABLED_DiesAndLeavesAChild) {
   kill(getpid(), SIGKILL);
 }
 
-// What a program does before it forks may access blocks, while other threads make calls.
+// The program's own handler before a fork accesses blocks, while other threads make calls.
 volatile char* touched = nullptr;
 std::atomic<bool> goes_on{true};
 
-// In a child: 0 when a runtime of its own serves regions of its own, more than fit its budget.
+// In a child: returns 0 if a runtime of its own serves regions of its own, with more data than its
+// budget.
 int uses_regions() {
   constexpr size_t kRegion = 24 << 20;
   void *first = nullptr, *second = nullptr;
@@ -75,14 +76,14 @@ int uses_regions() {
   return vmem_free(first) == 0 ? 0 : 16;
 }
 
-// Each child begins anew.
+// Forks repeatedly; each child starts with a new runtime.
 void fork_often(int times, int (*body)()) {
   for (int i = 0; i < times; ++i) EXPECT_EQ(systest::status_of_fork(body), 0) << i;
 }
 
 TEST(ForkChild, DISABLED_AccessesBlocksBeforeItForks) {
   constexpr size_t kRegion = 64 << 20;
-  // Registered before the library's own, and so run after them.
+  // Register these before the library's handlers, so that they run after them.
   ASSERT_EQ(pthread_atfork(
                 [] {
                   static size_t n = 0;
@@ -117,7 +118,7 @@ TEST_F(Fork, WhatRunsBeforeAForkMayAccessBlocks) {
   EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");
 }
 
-// A variable of the environment is bad: nothing ever starts, and every call fails with words.
+// An environment variable is invalid: nothing ever starts, and every call fails with a message.
 TEST(ForkChild, DISABLED_ForksWhileCallsFail) {
   EXPECT_EQ(vmem_init(), -EINVAL);
   std::thread caller([] {
@@ -160,7 +161,8 @@ TEST_F(Fork, AChildOfADeadParentKeepsNeitherItsStoreNorItsFile) {
   kill(child, SIGKILL);
 }
 
-// No handler runs in such a child, neither of ours nor of the C library; its end runs all of exit()'s.
+// Such a child runs no handler, neither ours nor the C library's; at its end it runs all handlers
+// of exit().
 TEST(ForkChild, DISABLED_MakesAChildByASystemCall) {
   if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
   vmem::region region(kSize, getenv("VMEM_TEST_FILE"), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
@@ -193,7 +195,7 @@ TEST_F(Fork, AChildByASystemCallIsRefusedAndMayExit) {
   EXPECT_EQ(file.read()[kSize / 2], 5);
 }
 
-// Descriptors of this process but those in `known`, by what they are open on.
+// Returns the descriptors of this process except those in `known`, by what they are open on.
 std::string descriptors(const std::set<int>& known, std::set<int>* all) {
   std::string text;
   DIR* const d = opendir("/proc/self/fd");
@@ -209,7 +211,8 @@ std::string descriptors(const std::set<int>& known, std::set<int>* all) {
   return text;
 }
 
-// With a descriptor of the trap a child that gave up its rights could write to its parent's memory.
+// With a descriptor of the trap, a child that gave up its rights could write to its parent's
+// memory.
 TEST_F(Fork, AChildHasNoDescriptorOfTheLibrary) {
   if (IsSkipped()) return;
   if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
@@ -242,7 +245,8 @@ TEST_F(Fork, AChildHasNoDescriptorOfTheLibrary) {
   close(told[1]);
 }
 
-// Threads of the parent are in every kind of call, and have any lock of the library, when the child is made.
+// When the child is made, threads of the parent are in every kind of call, and hold any lock of the
+// library.
 TEST(ForkChild, DISABLED_ForksBesideCalls) {
   for (const auto& [name, value] : {std::pair{"host_budget", "24MiB"}, {"compression", "zstd"}, {"log", "info"}})
     ASSERT_EQ(vmem_set(name, value), 0) << vmem_last_error();
@@ -278,7 +282,7 @@ TEST_F(Fork, AChildBeginsAnewWhateverThreadsOfItsParentDo) {
   EXPECT_EQ(status, 0) << (status == -1 ? "hung" : "ended by itself");
 }
 
-// What a child makes, and its own children, by generations; each ends by exit().
+// Makes descendants of several generations; each ends by exit().
 [[noreturn]] void begin_again(int generations, const std::string& folder) {
   const std::string path = folder + "/" + std::to_string(generations);
   vmem::region shared(kSize, path, 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
@@ -316,7 +320,7 @@ TEST_F(Fork, ChildrenOfChildrenHaveRuntimesAndFilesOfTheirOwn) {
   EXPECT_EQ(own.view<const unsigned char>()[5], 9);
 }
 
-// All at once, as the workers of a server.
+// Many workers at once, as in a server.
 TEST_F(Fork, ManyWorkersServeBesideTheirParent) {
   if (IsSkipped()) return;
   if (!systest::kChildrenStart) GTEST_SKIP() << "sanitizers know of no threads that such a child starts";
@@ -367,7 +371,7 @@ TEST_F(Fork, CallsOfAChildWithItsParentsRegionsAreRefusedAndStartNothing) {
   ASSERT_EQ(vmem_lease_end(lease, nullptr), 0);
 }
 
-// The standard error of a child that accesses this, and its wait status.
+// Returns the standard error of a child that accesses this address, and its wait status.
 std::string end_by_access(const volatile char* at, bool handles, int* status) {
   int said[2];
   EXPECT_EQ(pipe2(said, O_CLOEXEC), 0);
@@ -409,7 +413,7 @@ TEST_F(Fork, AnAccessOfAnInheritedRegionSaysWhyItEndsTheChild) {
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
 }
 
-// Whatever it maps, an old pointer means nothing else there.
+// An old pointer never points to another object, whatever the child maps.
 TEST_F(Fork, TheAddressesOfInheritedRegionsStayFree) {
   if (IsSkipped()) return;
   if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
@@ -424,7 +428,7 @@ TEST_F(Fork, TheAddressesOfInheritedRegionsStayFree) {
 
 std::atomic<int> status_of_inner{-2};
 
-// By the handler of a signal, while the call waits: it would go on with what its parent has.
+// A signal handler forks while the call waits: the child would continue with its parent's objects.
 TEST_F(Fork, AChildMadeInsideACallIsRefused) {
   if (IsSkipped()) return;
   if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
@@ -440,9 +444,10 @@ TEST_F(Fork, AChildMadeInsideACallIsRefused) {
   struct Waiter {
     pthread_t thread = pthread_self();
     std::string path = "/proc/self/task/" + std::to_string(gettid()) + "/status";
-    // The lease may be ready before the call that asks for it returns: a signal that comes then runs after that call.
+    // The lease may be ready before the call that requests it returns. A signal that comes then
+    // runs after that call.
     std::atomic<bool> ends{false};
-    // In a call all signals are blocked, but for a moment now and then.
+    // All signals are blocked in a call, except for short moments.
     bool is_in_call() const {
       if (!ends) return false;
       std::ifstream in(path);
@@ -483,7 +488,7 @@ TEST_F(Fork, AChildDoesNotGetTheFileThatItsParentHasNorFreesIt) {
   anonymous.evict();
   for (int i = 0; i < 2; ++i) {
     EXPECT_EQ(systest::status_of_fork([&] {
-                if (vmem_init() != -EBUSY) return 1;  // one store serves one process
+                if (vmem_init() != -EBUSY) return 1;  // a store serves only one process
                 if (vmem_set("ssd_path", systest::temp_folder().c_str()) != 0 || vmem_init() != 0) return 2;
                 void* p = nullptr;
                 return vmem_map(&p, kSize, file.path().c_str(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY) == -EBUSY ? 0 : 3;

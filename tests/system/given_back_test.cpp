@@ -1,5 +1,5 @@
-// Memory is given back: whatever a program has done with a region, what the library holds and what the process has in
-// memory come back to what they were.
+// Memory is returned: after any use of a region, the library's memory and the process's resident
+// memory are as before.
 #include <unistd.h>
 
 #include <fstream>
@@ -14,7 +14,7 @@ using systest::SystemTest;
 using systest::TempFile;
 
 constexpr size_t kMiB = size_t{1} << 20, kSize = 96 * kMiB, kPage = 4096;
-constexpr size_t kSlack = 12 * kMiB;  // tables, I/O buffers of a size of blocks, what the system keeps for itself
+constexpr size_t kSlack = 12 * kMiB;  // tables, I/O buffers for one block size, memory that the system keeps
 
 size_t resident() {
   size_t all = 0, pages = 0;
@@ -29,7 +29,7 @@ void store(void* region, size_t size) {
 
 struct Use {
   const char* name;
-  bool frees;  // or the region stays, and none of it is in memory
+  bool frees;  // else the region stays, with nothing of it in memory
   void (*with)(std::byte* region);
   const char* compression = "none";
 };
@@ -88,7 +88,7 @@ TEST_P(GivenBack, WhateverCameBefore) {
   const auto& [block, use] = GetParam();
   configure({{"host_budget", "256MiB"}, {"block_size", block}, {"compression", use.compression}});
   if (IsSkipped()) return;
-  {  // what the first region needs for all that follow stays
+  {  // memory that the first region allocates for all later ones stays
     vmem::region first(4 * kMiB, VMEM_HOST_ONLY);
     store(first.data(), 4 * kMiB);
     first.evict();
@@ -115,7 +115,7 @@ TEST_P(GivenBack, WhateverCameBefore) {
   }
 }
 
-// Staging frames, too, of a size of blocks that no region has any more.
+// Also staging frames for a block size that no region has any more.
 TEST_F(GivenBackByDevices, StagingFramesThatNoRegionNeeds) {
   const size_t held = vmem::stats().host_bytes;
   {

@@ -1,6 +1,7 @@
-// Streams that the application holds, and launch queues that are full: whoever puts more on such a stream waits in the
-// driver, and nobody else waits for him. On simulated devices, which end the process when they are called under the
-// pager's lock; tests/gpu/held_queue_test.cpp does the same on a GPU.
+// Streams that the application blocks, and full launch queues. A thread that queues more on such a
+// stream waits in the driver, and no other thread waits for it. On simulated devices, which end the
+// process if they are called under the pager's lock; tests/gpu/held_queue_test.cpp does the same on
+// a GPU.
 #include <cstring>
 #include <functional>
 #include <thread>
@@ -62,14 +63,14 @@ class HeldStream : public SystemTest {
                             })
                     .ok());
   }
-  // Nothing more fits on the stream, which is held.
+  // Fills the queue of the blocked stream.
   static void fill(void* s) {
     for (size_t i = 0; i < kQueue; ++i) ASSERT_TRUE(sim().launch(s, [](SimKernel&) {}).ok());
   }
   static bool until(const std::function<bool()>& condition) { return vmem::test::eventually(condition); }
-  // Runs on a thread of its own, which may wait for as long as the stream is held.
+  // Runs on its own thread, which may wait as long as the stream is blocked.
   void aside(std::function<void()> what) { threads_.emplace_back(std::move(what)); }
-  // True when it has ended in time; it need not.
+  // Returns whether it has ended in time, which it need not.
   bool ends(std::function<void()> what) {
     auto ended = std::make_shared<std::atomic<bool>>(false);
     aside([ended, what = std::move(what)] {
@@ -91,7 +92,7 @@ class HeldStream : public SystemTest {
     return s.leased_bytes;
   }
 
-  // A step hook: the first thread that comes to `stop_at_` stays there until `at_step_` is taken back.
+  // A step hook: stops the first thread that reaches `stop_at_` until `at_step_` is cleared.
   static void stop(const char* step) {
     if (std::strcmp(step, stop_at_) != 0 || at_step_.exchange(true)) return;
     while (at_step_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -158,7 +159,7 @@ TEST_F(HeldStream, FromAFewToTooManyLaunchesNobodyElseWaits) {
     ASSERT_TRUE(until([&] { return done || sim().waiting() == 1; }));
     host.evict();
     EXPECT_TRUE(ends([&] { EXPECT_EQ(static_cast<const volatile char*>(host.data())[5 * kMiB], 1); })) << launches;
-    // Other streams' blocks come and go: device threads do not wait for this stream.
+    // Blocks of other streams come and go: device threads do not wait for this stream.
     EXPECT_TRUE(ends([&] {
       for (size_t at = 0; at < other.size(); at += 8 * kMiB) {
         EXPECT_EQ(vmem_acquire(static_cast<char*>(other.data()) + at, 8 * kMiB, VMEM_READ, 0, free_stream), 0)
@@ -185,7 +186,7 @@ TEST_F(HeldStream, AnAcquireThatWaitsForTheQueueKeepsNobody) {
   void* s = stream();
   hold(s);
   fill(s);
-  stop_at("device.issued");  // the acquire has something to order its stream after
+  stop_at("device.issued");  // the acquire must order its stream after something
   std::atomic<bool> done{false};
   aside([&] {
     EXPECT_EQ(vmem_acquire(r.data(), r.size(), VMEM_READ, 0, s), 0) << vmem_last_error();
@@ -222,7 +223,7 @@ TEST_F(HeldStream, ALeaseIsReleasedOnceThoughTheReleaseWaitsForTheQueue) {
   EXPECT_EQ(device_leased(), 0u);
 }
 
-// What the release could not mark on the stream has not been released.
+// A release that could not mark the stream has released nothing.
 TEST_F(HeldStream, AReleaseThatIsRefusedLeavesTheLease) {
   if (IsSkipped()) return;
   vmem::region r(8 * kMiB);
@@ -239,7 +240,7 @@ TEST_F(HeldStream, AReleaseThatIsRefusedLeavesTheLease) {
   EXPECT_EQ(device_leased(), 0u);
 }
 
-// The leases at the host would have ended at once.
+// The leases at the host could have ended at once.
 TEST_F(HeldStream, AReleaseOfSeveralLocationsThatIsRefusedLeavesAllLeases) {
   if (IsSkipped()) return;
   vmem::region r(8 * kMiB);
@@ -258,7 +259,8 @@ TEST_F(HeldStream, AReleaseOfSeveralLocationsThatIsRefusedLeavesAllLeases) {
   EXPECT_EQ(vmem_release(at, 2 * kMiB, s), -EINVAL) << "nothing is leased any more";
 }
 
-// The first store to a block on a device is let in without the lock: the block stays until then, and counts as changed.
+// The first store to a block on a device is allowed without the lock. Until then the block stays,
+// and it counts as changed.
 TEST_F(HeldStream, AStoreThatIsBeingLetInIsNotLostToAnEviction) {
   if (IsSkipped()) return;
   vmem::region r(2 * kMiB);
@@ -286,7 +288,8 @@ TEST_F(HeldStream, AStoreThatIsBeingLetInIsNotLostToAnEviction) {
   EXPECT_EQ(at[0], 2);
 }
 
-// A block that was synced is open for reading before the books say that it stays: a store in between waits for them.
+// A synced block is opened for reading before its new state is recorded. A store in between waits
+// for that.
 TEST_F(HeldStream, AStoreBetweenASyncAndItsBooksIsKept) {
   if (IsSkipped()) return;
   vmem::region r(2 * kMiB);
@@ -313,7 +316,7 @@ TEST_F(HeldStream, AStoreBetweenASyncAndItsBooksIsKept) {
   EXPECT_EQ(at[0], 2);
 }
 
-// Who polls vmem_query before he touches a block that he has prefetched must not meet it half way.
+// A thread that polls vmem_query before it touches a prefetched block must not access it half way.
 TEST_F(HeldStream, ABlockOnItsWayCountsAsHostMemoryUntilItsCopyIsIssued) {
   if (IsSkipped()) return;
   vmem::region zeros(2 * kMiB), in_host(2 * kMiB), in_ssd(2 * kMiB);
@@ -365,7 +368,7 @@ TEST_F(HeldStream, ABlockThatIsNamedTwiceNeedsRoomOnce) {
   EXPECT_EQ(vmem_release(r.data(), 28 * kMiB, s), -EINVAL) << "not all of it is leased";
   VMEM_DO(vmem_release_ranges(twice, 4, s));
   EXPECT_EQ(vmem_release(r.data(), 2 * kMiB, s), -EINVAL);
-  // The same at the host, where the stream does not matter.
+  // The same at the host, where the stream has no effect.
   VMEM_DO(vmem_acquire_ranges(twice, 4, VMEM_HOST, s));
   EXPECT_EQ(vmem_release_ranges(twice, 4, s), 0) << vmem_last_error();
   EXPECT_EQ(vmem_release(r.data(), 2 * kMiB, nullptr), -EINVAL);

@@ -1,5 +1,5 @@
-// Files with holes: what is not there is not read, not read ahead, and not written; what somebody writes into a hole is
-// seen by the next fault.
+// Files with holes: a hole is not read, not read ahead, and not written. The next fault sees data
+// that another program writes into a hole.
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -18,7 +18,8 @@ constexpr size_t kMiB = size_t{1} << 20, kBlock = 64 << 10;
 
 class Holes : public SystemTest {
  protected:
-  // An empty file of so many bytes; skips the test where the file system's word on holes is not taken.
+  // Makes an empty file of that many bytes; skips the test if the library does not trust the file
+  // system's report of holes.
   void make(size_t bytes) {
     configure({{"block_size", std::to_string(kBlock)}, {"host_budget", "16MiB"}, {"readahead", "8MiB"}});
     if (IsSkipped()) return;
@@ -59,7 +60,7 @@ TEST_F(Holes, AWordInEachBlockOfANewFileReadsNothing) {
   }
 }
 
-// .. and what was written, evicted and read again is no hole any more.
+// Data that was written, evicted and read again is no hole any more.
 TEST_F(Holes, WhatWasWrittenComesBack) {
   constexpr size_t kBytes = 64 * kMiB;
   make(kBytes);
@@ -91,7 +92,8 @@ TEST_F(Holes, ReadingThemAllocatesNothing) {
   EXPECT_EQ(allocated(), before);
 }
 
-// Another program writes where there was a hole, after its neighbours were found to be one: the next fault sees it.
+// Another program writes into a hole, after the blocks beside it were found to be one. The next
+// fault sees the data.
 TEST_F(Holes, WhatSomebodyElseWritesIntoAHoleIsSeen) {
   constexpr size_t kBytes = 8 * kMiB;
   make(kBytes);
@@ -108,7 +110,7 @@ TEST_F(Holes, WhatSomebodyElseWritesIntoAHoleIsSeen) {
   ASSERT_EQ(pwrite(fd, &value, sizeof value, at(80)), 8);
   EXPECT_EQ(word(80), 41u);
 
-  // Over blocks that are reserved, which are still a hole until it is stored.
+  // Write into preallocated blocks, which still count as a hole until then.
   if (fallocate(fd, 0, 90 * kBlock, kBlock) == 0) {
     value = 42;
     ASSERT_EQ(pwrite(fd, &value, sizeof value, at(90)), 8);

@@ -1,4 +1,5 @@
-// Streams of requests: blocks that come before a kernel asks for them. Simulated devices, whose kernels are threads.
+// Streams of requests: blocks arrive before a kernel requests them. Simulated devices, whose
+// kernels are threads.
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -33,8 +34,8 @@ class KernelAhead : public KernelPaging {
     EXPECT_EQ(vmem_device_stats(0, &stats), 0) << vmem_last_error();
     return stats.in_bytes / kBlock;
   }
-  // A kernel that has these blocks one after the other, each for as long as it takes to page in another one. How many
-  // were there when it came to them.
+  // A kernel acquires these blocks one after the other, and holds each as long as it takes to page
+  // in another one. Returns how many were present at their acquire.
   int had_at_once(const View& view, const std::vector<uint32_t>& list) {
     std::atomic<int> there{0}, failed{0};
     launch(stream_, [&, view](SimKernel&) {
@@ -73,7 +74,7 @@ TEST_F(KernelAhead, WhatFollowsInAStreamOfRequestsComesBeforeItIsAskedFor) {
   open.end();
 }
 
-// In an order that no stream has, and more than the range may have at once.
+// The blocks repeat in an order that no stream has, and are more than the range may hold at once.
 TEST_F(KernelAhead, WhatIsGoneThroughAgainComesBeforeItIsAskedFor) {
   if (IsSkipped()) return;
   vmem::region r(4096 * kBlock);
@@ -90,7 +91,7 @@ TEST_F(KernelAhead, NothingElseComes) {
   if (IsSkipped()) return;
   vmem::region r(3 * kBlocks * kBlock);
   memset(r.data(), 1, r.size());
-  const std::vector<uint32_t> list{22, 1, 34, 9, 0, 32, 4, 15};  // no two are as far apart as two others
+  const std::vector<uint32_t> list{22, 1, 34, 9, 0, 32, 4, 15};  // no two distances are equal
   {
     Open open(r.data(), r.size(), VMEM_READ, stream_, kBlocks * kBlock);
     EXPECT_EQ(had_at_once(open.view(), list), 0);

@@ -1,4 +1,5 @@
-// Kernels of a simulated device that page data in by themselves: ranges that are open to them, and what they access.
+// Kernels of a simulated device that page data in: ranges that are open to them, and the data they
+// access.
 #pragma once
 
 #include <atomic>
@@ -29,7 +30,7 @@ inline uint64_t long_enough() {
   return static_cast<uint64_t>(std::chrono::nanoseconds(vmem::test::patiently(std::chrono::seconds(60))).count());
 }
 
-// A range that is open to kernels, for as long as it lives.
+// A range that is open to kernels for the life of the object.
 class Open {
  public:
   Open(const void* at, size_t size, unsigned access, void* stream, size_t budget = 0) : stream_(stream) {
@@ -61,7 +62,7 @@ class KernelPaging : public SimTest {
     SimTest::TearDown();
     vmem::api::test_hooks().wrap_engine = nullptr;
   }
-  // As SetUp(), and reads of disk_ can be made to fail.
+  // Like SetUp(), but reads of disk_ can be made to fail.
   void start_on_a_faulty_disk() {
     vmem_shutdown();
     wrap_engine(&disk_);
@@ -76,13 +77,14 @@ class KernelPaging : public SimTest {
     auto* const address = reinterpret_cast<const void*>(view.first + block * kBlock + 8 * at);
     return reinterpret_cast<std::atomic<uint64_t>*>(k.at(address, 8, store));
   }
-  // What a gather gives: at a block's own address, or where the block is in place.
+  // Returns the bytes of a gather's piece: in a device block, or where the block is in host memory.
   static const std::byte* bytes_of(SimKernel& k, const View& view, const vmem::paging::Piece& piece) {
     const uint64_t end = view.first + (uint64_t{view.table.blocks} << view.shift);
     const auto* const at = reinterpret_cast<const std::byte*>(piece.address);
     return piece.address < view.first || piece.address >= end ? at : k.at(at, piece.bytes, false);
   }
-  // A kernel that acquires a block, adds to its first word and gives it up; what it was told, or -1: it runs yet.
+  // Launches a kernel that acquires a block, adds to its first word and releases it. told: the
+  // answer, or -1 while it runs.
   static void launch_add(void* stream, const View& view, uint32_t block, std::atomic<int>* told) {
     *told = -1;
     launch(stream, [=](SimKernel& k) {

@@ -1,4 +1,5 @@
-// Rows that lie apart, gathered by kernels that page in what they need: simulated devices, whose kernels are threads.
+// Separate rows, gathered by kernels that page in the blocks they need. Simulated devices, whose
+// kernels are threads.
 #include <atomic>
 #include <barrier>
 #include <cstring>
@@ -39,7 +40,7 @@ struct Rows {
   }
 };
 
-// Lanes that are threads, each a kernel on a stream of its own.
+// Lanes are threads, each a kernel on its own stream.
 struct Lanes {
   explicit Lanes(uint32_t count) : together(count), words(count) {}
   std::barrier<> together;
@@ -93,7 +94,7 @@ class KernelGather : public KernelPaging {
     };
   }
   static uint32_t pieces(const View& view, uint64_t bytes) { return vmem::paging::pieces_of(view, bytes, true); }
-  // A kernel that is alone, and gathers rows of so many words.
+  // Launches a single-lane kernel that gathers rows of that many words.
   static void launch_gather(void* stream, const View& view, const std::vector<uint64_t>& ids, uint64_t words,
                             std::vector<uint64_t>* out, Gathered* got, uint64_t longest = UINT64_MAX) {
     out->assign(ids.size() * words, ~uint64_t{0});
@@ -117,7 +118,7 @@ class KernelGather : public KernelPaging {
   }
 };
 
-// Four times what may be there at once, by four kernels; some rows lie across the ends of blocks.
+// Four kernels gather four times what the range may hold at once; some rows cross block borders.
 TEST_F(KernelGather, RowsThatLieApartComeWhole) {
   if (IsSkipped()) return;
   constexpr uint32_t kBlocks = 32, kKernels = 4;
@@ -142,7 +143,7 @@ TEST_F(KernelGather, RowsThatLieApartComeWhole) {
   }
 }
 
-// Two teams of three lanes each, with more rows than they look for at a time.
+// Two teams of three lanes each, with more rows than a team handles at a time.
 TEST_F(KernelGather, TeamsShareTheRowsOfTheirGroup) {
   if (IsSkipped()) return;
   constexpr uint32_t kLanes = 3, kThreads = 2 * kLanes;
@@ -173,7 +174,7 @@ TEST_F(KernelGather, TeamsShareTheRowsOfTheirGroup) {
   EXPECT_EQ(wrong_words(ids, kRow, out), 0u);
 }
 
-// Of several lengths, none at all among them.
+// Ranges of several lengths, some of them empty.
 TEST_F(KernelGather, RangesOfSeveralLengthsAreVisitedWhole) {
   if (IsSkipped()) return;
   struct Ranges {
@@ -212,7 +213,8 @@ TEST_F(KernelGather, RangesOfSeveralLengthsAreVisitedWhole) {
   for (size_t i = 0; i < list.size(); ++i) EXPECT_EQ(seen[i], list[i].second) << "range " << i;
 }
 
-// Who waits holds nothing: otherwise one frame would not be enough for rows that lie in several blocks.
+// A waiting group holds no blocks: otherwise one frame would not suffice for rows that lie in
+// several blocks.
 TEST_F(KernelGather, OneFrameIsEnoughForRowsOfSeveralBlocks) {
   if (IsSkipped()) return;
   constexpr uint64_t kRow = kWords + kWords / 2;
@@ -232,7 +234,7 @@ TEST_F(KernelGather, OneFrameIsEnoughForRowsOfSeveralBlocks) {
   }
 }
 
-// A range that begins inside a block: its rows are counted from there.
+// A range that begins inside a block: rows are counted from there.
 TEST_F(KernelGather, RowsOfARangeThatBeginsInsideABlock) {
   if (IsSkipped()) return;
   constexpr uint64_t kRow = 512, kBefore = 100;
@@ -254,11 +256,12 @@ TEST_F(KernelGather, RowsThatCannotBeHadKeepNobodyFromTheOthers) {
   if (IsSkipped()) return;
   TempFile file(4 * kBlock);
   vmem::region r(4 * kBlock, file.path(), 0, VMEM_MAP_READ);
-  constexpr uint64_t kRow = 1000;  // one of them lies across the end of block 1
+  constexpr uint64_t kRow = 1000;  // one of the rows crosses the end of block 1
   const uint64_t broken_from = 2 * kWords / kRow, broken_to = 3 * kWords / kRow;
   std::vector<uint64_t> ids = some_rows(100, 4 * kWords / kRow, 3), out;
   ids[0] = 1, ids[30] = 4 * kWords / kRow, ids[99] = 0;
-  for (size_t i = 0; i < 20; ++i) ids[i] %= broken_from;  // the first that fails is another one than the first
+  // so that the first row that fails is not the first of the list
+  for (size_t i = 0; i < 20; ++i) ids[i] %= broken_from;
   ids[21] = broken_from;
   size_t first = 0;
   const auto fails = [&](uint64_t id) { return id >= broken_from && id <= broken_to; };
@@ -349,7 +352,8 @@ TEST_F(KernelGather, ShutdownEndsAWaitForRows) {
     group.release(3);
   });
   EXPECT_TRUE(until([] { return has.load(); }));
-  // It has the one frame: its rows can be had, though not while somebody tries to take it back, and no other.
+  // Another kernel has the one frame. The rows of its block can be gathered, except while it is
+  // being recalled; no other rows can.
   const std::vector<uint64_t> ids{3 * kWords / 512, 3 * kWords / 512 + 9, 0};
   std::vector<uint64_t> out(ids.size() * 512);
   Gathered got;

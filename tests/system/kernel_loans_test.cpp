@@ -1,5 +1,5 @@
-// Blocks that kernels load from where they are: lent staging frames, and whoever wants such a block meanwhile.
-// Simulated devices, whose kernels are threads.
+// Blocks that kernels load in place: lent staging frames, and threads that want such a block at
+// that time. Simulated devices, whose kernels are threads.
 #include <atomic>
 #include <cstring>
 #include <string>
@@ -30,7 +30,7 @@ using vmem::paging::Piece;
 constexpr uint32_t kBlocks = 8;
 constexpr uint64_t kRow = 64;  // words
 
-// One row of each block, the same one.
+// The same row of each block.
 struct RowOfEach {
   uint64_t row;
   uint64_t offset(uint64_t block) const { return block * kBlock + row * kRow * 8; }
@@ -52,7 +52,7 @@ class KernelLoans : public KernelPaging {
     }
     KernelPaging::TearDown();
   }
-  // Where they are when they have left a device.
+  // Brings the blocks to where they are after leaving a device.
   void to_staging() {
     ASSERT_EQ(vmem_prefetch(region_.data(), region_.size(), 0, nullptr), 0) << vmem_last_error();
     ASSERT_TRUE(until([&] { return on_device() == region_.size(); }));
@@ -71,7 +71,7 @@ class KernelLoans : public KernelPaging {
     EXPECT_EQ(vmem_device_stats(0, &stats), 0) << vmem_last_error();
     return stats.in_bytes;
   }
-  // The first words of these rows.
+  // Gathers the first words of these rows.
   static Gathered gather(SimKernel& k, const View& view, uint64_t row, uint64_t* out) {
     Group group(view.table, long_enough());
     return vmem::paging::gather(
@@ -82,7 +82,8 @@ class KernelLoans : public KernelPaging {
                            __ATOMIC_RELAXED);
         });
   }
-  // A kernel that gathers a row of each block again and again, until told; what it found last.
+  // A kernel that gathers a row of each block repeatedly until stopped, and records what it found
+  // last.
   struct Reader {
     std::atomic<bool> over{false};
     std::atomic<int> turns{0};
@@ -139,12 +140,12 @@ TEST_F(KernelLoans, WhatWasLentStaysInHostMemory) {
   launch(stream_, [&, view](SimKernel& k) { EXPECT_TRUE(gather(k, view, 3, out)); });
   open.end();
   const uint64_t evictions = vmem::stats().evictions;
-  usleep(200000);  // who asks for it would have been served
+  usleep(200000);  // a request would have been served by now
   EXPECT_EQ(vmem::stats().evictions, evictions);
   EXPECT_EQ(region_.query().host_bytes, region_.size());
 }
 
-// Of several rows of one block: from some number on it had better come.
+// Several rows of one block: beyond a certain number, the block should move.
 TEST_F(KernelLoans, WhatIsLoadedFromAgainAndAgainComes) {
   if (IsSkipped()) return;
   const uint64_t before = came();
@@ -197,7 +198,7 @@ TEST_F(KernelLoans, AnAcquireOfABlockThatIsLentBringsIt) {
   for (uint64_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words(region_)[b * kWords], b * kWords + 1);
 }
 
-// Calls that wait for blocks that move: none waits for the end of the range.
+// Calls that wait for blocks in transition do not wait for the end of the range.
 TEST_F(KernelLoans, CallsGetBlocksThatAreLent) {
   if (IsSkipped()) return;
   Open open(region_.data(), region_.size(), VMEM_READ, stream_, kBlock);
@@ -223,7 +224,8 @@ TEST_F(KernelLoans, CallsGetBlocksThatAreLent) {
   EXPECT_EQ(reader.decreased, 0);
 }
 
-// All at once: kernels that gather, one that adds, and the CPU that adds elsewhere in the same blocks.
+// Everything at once: kernels that gather, one that adds, and the CPU, which adds elsewhere in the
+// same blocks.
 TEST_F(KernelLoans, NothingIsLostOrStaleWhileBlocksAreLentAndRecalled) {
   if (IsSkipped()) return;
   const int turns = systest::kSanitized ? 6 : 20;
@@ -248,7 +250,8 @@ TEST_F(KernelLoans, NothingIsLostOrStaleWhileBlocksAreLentAndRecalled) {
     EXPECT_TRUE(sees(of_cpu, b, b * kWords + 9 * kRow + (b % 2 == 0 ? static_cast<uint64_t>(turns) : 0)));
   }
   of_kernels.over = of_cpu.over = true;
-  for (void* s : streams) ASSERT_TRUE(sim().synchronize(s).ok());  // the end of the range waits for another one
+  // the end of the range waits for another stream
+  for (void* s : streams) ASSERT_TRUE(sim().synchronize(s).ok());
   open.end();
   for (const Reader* reader : {&of_kernels, &of_cpu}) {
     EXPECT_EQ(reader->failed, 0);
@@ -256,7 +259,7 @@ TEST_F(KernelLoans, NothingIsLostOrStaleWhileBlocksAreLentAndRecalled) {
   }
 }
 
-// Without the end of the range: whoever would call that may be who loads.
+// Works without ending the range, since the thread that would end it may be the one that loads.
 TEST_F(KernelLoans, ALostDeviceGivesBackWhatWasLent) {
   if (IsSkipped()) return;
   Open open(region_.data(), region_.size(), VMEM_READ, stream_, kBlock);
@@ -270,7 +273,7 @@ TEST_F(KernelLoans, ALostDeviceGivesBackWhatWasLent) {
   open.end();
 }
 
-// .. nor is there any need of it where a word for the kernels could not be stored, for want of memory.
+// Nor must the range end if a word for the kernels cannot be stored for want of memory.
 TEST_F(KernelLoans, AWordThatCannotBeStoredGivesBackWhatIsLentThoughTheDeviceIsWell) {
   if (IsSkipped()) return;
   Open open(region_.data(), region_.size(), VMEM_READ, stream_, kBlock);
@@ -284,7 +287,7 @@ TEST_F(KernelLoans, AWordThatCannotBeStoredGivesBackWhatIsLentThoughTheDeviceIsW
   };
   std::atomic<Answer> told{Answer::present};
   void* const other = stream(0);
-  // Two of them have to come, for there is a frame for one.
+  // Both of these must move, as there is one frame.
   for (uint32_t b = 0; b < 2; ++b) {
     launch(other, [b, view = open.view(), &told](SimKernel&) {
       Group group(view.table, long_enough());

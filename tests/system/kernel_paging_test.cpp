@@ -1,6 +1,6 @@
-// Kernels that page data in by themselves, through the C API: simulated devices with page tables of their own, whose
-// kernels are threads and ask with the same text as a GPU's. A kernel that accesses a block that is not there, or is
-// being copied, loses the device and is written down by it.
+// Kernels that page data in, through the C API. Simulated devices with page tables of their own,
+// whose kernels are threads and make the same requests as a GPU's. A kernel that accesses an absent
+// block, or one that is being copied, loses the device, which records it.
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -73,7 +73,7 @@ TEST_F(KernelPaging, ARangeObjectIsOpenForItsLife) {
   r.free();
 }
 
-// The last block's bytes end with the region's.
+// The last block ends with the region.
 TEST_F(KernelPaging, TheLastBlockOfARegionThatEndsInsideIt) {
   if (IsSkipped()) return;
   TempFile file(kBlock + 5000);
@@ -91,8 +91,9 @@ TEST_F(KernelPaging, TheLastBlockOfARegionThatEndsInsideIt) {
   }
 }
 
-// Each thread stores to words of its own in every block, and finds there what it stored last, and the words that nobody
-// stores to; one block or two at a time, four times as many as may be there at once.
+// Each thread stores to its own words in every block, and checks the values that it stored last,
+// and the words that are never stored to. It takes one block or two at a time; the blocks are four
+// times what the range may hold at once.
 TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
   if (IsSkipped()) return;
   constexpr uint32_t kBlocks = 32, kWarps = 4;
@@ -154,7 +155,8 @@ TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
   }
 }
 
-// Groups that run one after the other, each until it waits: none is overtaken because its thread gets no time.
+// Groups that run one after the other, each until it waits: no group is overtaken because its
+// thread gets no processor time.
 struct InTurn : HostAtomics {
   static constexpr uint32_t kGroups = 48;
   static inline std::vector<std::unique_ptr<std::binary_semaphore>> may_run;
@@ -195,8 +197,9 @@ struct InTurn : HostAtomics {
   }
 };
 
-// Many groups, some of which want two neighbours at once, and few frames: while one waits, others that waited are
-// served, but not without end. It counts them, and no time.
+// Many groups, some of which want two adjacent blocks at once, and few frames. While a group waits,
+// others that waited are served, but only a limited number. The test counts groups, and measures no
+// time.
 TEST_F(KernelPaging, WhoWaitsIsNotOvertakenWithoutEnd) {
   if (IsSkipped()) return;
   constexpr uint32_t kBlocks = 32, kFrames = 8;
@@ -223,7 +226,7 @@ TEST_F(KernelPaging, WhoWaitsIsNotOvertakenWithoutEnd) {
       }
       most[count - 1] = std::max(most[count - 1], waited - before);
       waited += InTurn::pauses != 0 ? 1 : 0;
-      InTurn::pause();  // others run while it has them
+      InTurn::pause();  // others run while it has the blocks
       group.release_all(list, count);
     }
   });
@@ -257,7 +260,7 @@ TEST_F(KernelPaging, WhatAKernelHasStaysWhateverOthersAskFor) {
   first = -1;
   launch(stream(0), [view](SimKernel& k) {
     Group group(view.table, long_enough());
-    // Twice: what nobody has had yet stays in any case, for a while.
+    // Acquire twice: a block that has not been acquired yet stays for a while in any case.
     if (group.acquire(0, Intent::write) == Answer::present) group.release(0);
     first = static_cast<int>(group.acquire(0, Intent::write));
     has = true;
@@ -268,7 +271,7 @@ TEST_F(KernelPaging, WhatAKernelHasStaysWhateverOthersAskFor) {
   EXPECT_TRUE(until([] { return has.load(); }));
   EXPECT_EQ(first, kPresent);
   launch_add(stream_, view, 1, &told);
-  // It has been asked for by now, and taken notice of.
+  // The request has been made and read by now.
   EXPECT_TRUE(until([&] { return HostAtomics::load(&view.table.control->ring_head) >= 2; }));
   for (unsigned i = 0; i < 100 * vmem::test::patience(); ++i) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -327,7 +330,7 @@ TEST_F(KernelPaging, ABlockThatCannotBeReadIsAnErrorToItsKernelAndMayComeLater) 
   std::atomic<bool> mended{false};
   launch(stream_, [&](SimKernel& k) {
     Group group(view.table, long_enough());
-    // Beside one that can be had.
+    // Request it together with a block that can come.
     const uint32_t both[] = {1, 2};
     first = static_cast<int>(group.acquire_all(both, 2, Intent::read));
     while (!mended) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -385,7 +388,7 @@ TEST_F(KernelPaging, ShutdownEndsTheWaitsOfKernels) {
   ASSERT_EQ(vmem_kernel_begin(&kernel, at, 12 * kBlock, kBoth, 0, 2 * kBlock, &opaque), 0) << vmem_last_error();
   View view;
   memcpy(&view, &opaque, sizeof view);
-  // One has both frames until another has been told that nothing comes any more.
+  // One kernel has both frames until another has been told that nothing more comes.
   static std::atomic<int> has, told;
   has = told = -1;
   launch(stream_, [view](SimKernel&) {
@@ -467,12 +470,12 @@ TEST_F(KernelPaging, NoRangeIsOpenedOnceShutdownHasStoppedTheOthers) {
   vmem::core::step_hook.store(nullptr);
   EXPECT_EQ(began, -ECANCELED);
   EXPECT_EQ(kernel, nullptr);
-  // The next start is another one.
+  // The next start of the library is independent.
   vmem::region r(4 * kBlock);
   Open open(words(r), 4 * kBlock, kBoth, stream(0));
 }
 
-// The library's own leases give way to those of the program, as long as no kernel has the blocks.
+// The library's own leases make way for the program's, as long as no kernel has the blocks.
 TEST_F(KernelPaging, LeasesOfTheProgramBesideThem) {
   if (IsSkipped()) return;
   vmem::region r(32 * kBlock);
@@ -483,7 +486,8 @@ TEST_F(KernelPaging, LeasesOfTheProgramBesideThem) {
   ASSERT_TRUE(sim().synchronize(stream_).ok());
   for (const auto& t : told) EXPECT_EQ(t, kPresent);
   EXPECT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, VMEM_HOST, nullptr), -EBUSY);
-  // There is no room for more: who asks on is told, and who gives up has room made for it.
+  // There is no room for more. A kernel that keeps requesting is refused, and room is made for a
+  // kernel that releases blocks.
   EXPECT_EQ(vmem_acquire(words(r) + 16 * kWords, 8 * kBlock, kBoth, 0, stream_), -ENOMEM);
   open.end();
   EXPECT_EQ(vmem_acquire(words(r) + 16 * kWords, 14 * kBlock, kBoth, 0, stream_), 0) << vmem_last_error();
@@ -501,7 +505,7 @@ TEST_F(KernelPaging, LeasesOfTheProgramBesideThem) {
   EXPECT_EQ(vmem_release(words(r) + 16 * kWords, 14 * kBlock, stream_), 0) << vmem_last_error();
 }
 
-// They end when the kernel has: it cannot wait for their room, and gets on with what is left.
+// The leases end after the kernel, which cannot wait for their room and continues with the rest.
 TEST_F(KernelPaging, LeasesThatWereReleasedBehindTheKernelDoNotKeepItWaiting) {
   if (IsSkipped()) return;
   vmem::region r(20 * kBlock);

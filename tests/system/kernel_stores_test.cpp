@@ -1,5 +1,5 @@
-// What kernels stored to, of ranges that are open for writing, and what they did not: that is written back to nowhere.
-// Simulated devices, whose kernels are threads.
+// Blocks in ranges open for writing: those that kernels stored to are written back, and the others
+// are not. Simulated devices, whose kernels are threads.
 #include <atomic>
 #include <cstring>
 #include <random>
@@ -45,7 +45,8 @@ class KernelStores : public KernelPaging {
     EXPECT_EQ(vmem_device_stats(0, &out), 0) << vmem_last_error();
     return out;
   }
-  // A kernel that loads a word of each block, and stores to one of some. The range is open for both.
+  // A kernel that loads a word of each block, and stores to a word of one. The range is open for
+  // both.
   void turn(const Open& open, uint32_t stores_to, uint64_t value) {
     std::atomic<int> wrong{0};
     launch(stream_, [&, view = open.view()](SimKernel& k) {
@@ -95,7 +96,7 @@ TEST_F(KernelStores, WhatIsStoredIsNotLostAmongIt) {
   }
 }
 
-// What the service knows of stores is as old as its last look, and there is no other.
+// The service knows only the stores up to its last look, and cannot look again.
 TEST_F(KernelStores, WhatWasStoredOnADeviceThatIsLostIsLostAndNotAsItWas) {
   if (IsSkipped()) return;
   vmem::region r(2 * kBlock);
@@ -110,7 +111,7 @@ TEST_F(KernelStores, WhatWasStoredOnADeviceThatIsLostIsLostAndNotAsItWas) {
   EXPECT_TRUE(bus(words(r))) << "these would be the bytes before it stored";
 }
 
-// The same block in two ranges, of which one says that nobody stored to it; and in a lease of the program's own.
+// The same block is in two ranges, of which one reports no stores, and in a lease of the program.
 TEST_F(KernelStores, WhatOneRangeSaysIsNotSaidForOthers) {
   if (IsSkipped()) return;
   void* const other = stream(0);

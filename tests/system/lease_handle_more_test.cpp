@@ -1,4 +1,4 @@
-// Lease handles that are cancelled, refused, or outlive what they are of.
+// Lease handles that are cancelled, refused, or outlive their region.
 #include <atomic>
 #include <cerrno>
 
@@ -34,7 +34,8 @@ class LeasesThatEnd : public SimTest {
   FaultyEngine* disk = nullptr;
 };
 
-// What the acquire had asked for is forgotten with its leases: another's, granted at that moment, keeps its block.
+// The requests of the refused acquire are dropped with its leases. A lease that another thread gets
+// at that moment keeps its block.
 TEST_F(LeasesThatEnd, ARefusedAcquireAtADeviceTakesNoBlockFromWhoLeasesItNext) {
   if (IsSkipped()) return;
   vmem::region r(2 * kBlock);

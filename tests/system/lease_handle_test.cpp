@@ -1,5 +1,5 @@
-// Lease handles, and leases that are taken while their caller goes on: at the host and at a simulated device, the same
-// promises.
+// Lease handles, and leases that are acquired while the caller continues: the same promises at the
+// host and at a simulated device.
 #include <poll.h>
 #include <sys/wait.h>
 
@@ -19,7 +19,7 @@ using vmem::store::FaultyEngine;
 using vmem::store::Io;
 using Lease = struct vmem_lease;
 
-// What `ready` was told.
+// The arguments of `ready`.
 struct Told {
   std::atomic<int> calls{0};
   std::atomic<int> result{1};
@@ -47,7 +47,7 @@ class LeaseHandles : public SimTest, public ::testing::WithParamInterface<int> {
   static vmem_range range(const vmem::region& r, size_t block, size_t count = 1, unsigned access = VMEM_READ) {
     return {r.view<char>().data() + block * kBlock, count * kBlock, access, 0};
   }
-  // Blocks that are on the SSD, with their stamps.
+  // Blocks on the SSD with their stamps.
   static vmem::region filled(size_t blocks) {
     vmem::region r(blocks * kBlock);
     for (size_t b = 0; b < blocks; ++b) r.view<uint64_t>()[b * kBlock / 8] = stamp(b, 1);
@@ -148,7 +148,7 @@ TEST_P(LeaseHandles, AnAsynchronousLeaseWaitsAsideAndTellsInThreeWays) {
   r.free();
 }
 
-// The thread has not begun: nothing is leased yet, and the region is held all the same.
+// The thread has not begun: nothing is leased yet, but the region is held.
 TEST_P(LeaseHandles, FromTheCallOnItHoldsItsRegion) {
   if (IsSkipped()) return;
   vmem::region r = filled(1);
@@ -219,7 +219,7 @@ TEST_P(LeaseHandles, OneThatFailsSaysWhyAndHoldsNothing) {
   EXPECT_EQ(vmem_lease_end(lease, at_stream()), 0) << said();
 }
 
-// `ready` may make any call: it ends its own lease, begins another, and frees the region.
+// `ready` may make any call: here it ends its own lease, begins another, and frees the region.
 TEST_P(LeaseHandles, ReadyMayCallTheLibrary) {
   if (IsSkipped()) return;
   struct Chain {
@@ -231,7 +231,7 @@ TEST_P(LeaseHandles, ReadyMayCallTheLibrary) {
     std::atomic<bool> over{false};
     static void ready(Lease* lease, int result, void* user) {
       Chain& c = *static_cast<Chain*>(user);
-      const int left = c.left--;  // the next one may be called before this has returned
+      const int left = c.left--;  // the next `ready` may run before this one returns
       if (c.location == VMEM_HOST && word(c.r, 0) != stamp(0, 1)) ++c.wrong;
       if (result != 0 || vmem_lease_poll(lease) != 0 || vmem_lease_end(lease, c.stream) != 0) ++c.wrong;
       Lease* next = nullptr;
@@ -248,7 +248,7 @@ TEST_P(LeaseHandles, ReadyMayCallTheLibrary) {
   EXPECT_TRUE(until([&] { return chain.over.load(); }));
   EXPECT_EQ(chain.wrong, 0);
   EXPECT_EQ(vmem::stats().regions, 0u);
-  vmem_shutdown();  // until it has returned from `ready`, which uses the chain
+  vmem_shutdown();  // waits until `ready`, which uses the chain, has returned
   new (&chain.r) vmem::region();
 }
 
@@ -273,7 +273,8 @@ TEST_P(LeaseHandles, ReadyMayShutTheLibraryDown) {
   new (&r) vmem::region();
 }
 
-// Whatever comes first, the disk's answer or the shutdown: one call of `ready`, before the shutdown returns.
+// Whether the disk's answer or the shutdown comes first, `ready` is called once, before the
+// shutdown returns.
 TEST_P(LeaseHandles, ShutdownEndsThemAll) {
   if (IsSkipped()) return;
   vmem::region r = filled(2);
@@ -298,7 +299,7 @@ TEST_P(LeaseHandles, ShutdownEndsThemAll) {
   EXPECT_TRUE(told.result == 0 || told.result == -ECANCELED) << told.result;
   EXPECT_NE(vmem_lease_poll(lease), 0) << "its region is gone";
   EXPECT_EQ(vmem_lease_poll(live), -ECANCELED);
-  // A later runtime's bytes at the same addresses are nobody's of before.
+  // A later runtime's blocks at the same addresses are unrelated to the old handle.
   vmem::region later(2 * kBlock, vmem::attributes{.address = r.data()});
   ASSERT_EQ(vmem_acquire(later.data(), later.size(), VMEM_READ, VMEM_HOST, nullptr), 0) << said();
   EXPECT_EQ(vmem_lease_end(live, nullptr), 0) << said();
@@ -391,8 +392,8 @@ TEST_F(DeviceLeaseHandles, AStreamOfAnotherDeviceDoesNotEndIt) {
   EXPECT_EQ(vmem_lease_end(lease, stream_), 0) << said();
 }
 
-// A store to a block that is on a device is let in by a signal handler on the thread that stores: the application's
-// code on a thread of the library, too, has to be one that takes that signal.
+// A signal handler on the storing thread allows its store to a block on a device. So the
+// application's code on a thread of the library needs a thread that takes that signal.
 TEST_F(DeviceLeaseHandles, TheCallbackAndTheSinkMayStoreToABlockOnADevice) {
   if (IsSkipped()) return;
   static std::atomic<unsigned> stored;
@@ -434,7 +435,7 @@ TEST_F(DeviceLeaseHandles, TheCallbackAndTheSinkMayStoreToABlockOnADevice) {
         if (stored == 1) use.store(use.word);
       },
       &second);
-  std::thread thread;  // its lines are delivered by the log's own thread
+  std::thread thread;  // the log's own thread delivers its lines
   ASSERT_TRUE(vmem::core::start_thread(
                   "vmem-test", [] { vmem::core::log(vmem::core::Level::error, "a line"); }, &thread)
                   .ok());
@@ -445,7 +446,7 @@ TEST_F(DeviceLeaseHandles, TheCallbackAndTheSinkMayStoreToABlockOnADevice) {
   EXPECT_EQ(words[kBlock / 8], 7u);
 }
 
-// What the stream does next finds the bytes: it is ordered after the copies that the lease made.
+// The next work on the stream sees the bytes: it is ordered after the lease's copies.
 TEST_F(DeviceLeaseHandles, WorkAfterReadyFindsTheBytes) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
@@ -472,7 +473,7 @@ TEST_F(DeviceLeaseHandles, WorkAfterReadyFindsTheBytes) {
   for (size_t b = 0; b < 4; ++b) EXPECT_EQ(words[b * kBlock / 8], stamp(b, 2));
 }
 
-// A process ends well with leases on their way, and from inside `ready`.
+// A process may exit with leases in progress, and from inside `ready`.
 TEST(LeaseHandleChild, DISABLED_ExitsInReady) {
   ASSERT_EQ(vmem_set("device", "none"), 0);
   static vmem::region region(kBlock, VMEM_HOST_ONLY);

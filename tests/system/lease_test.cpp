@@ -1,4 +1,4 @@
-// Leases on host memory, as the header words them.
+// Leases on host memory, as the header describes them.
 #include <sys/wait.h>
 
 #include <thread>
@@ -139,7 +139,7 @@ TEST_F(Leases, DirectReadsOfAFileIntoALeasedRangeArrive) {
     vmem::lease lease(region.data(), size, VMEM_WRITE);
     ASSERT_EQ(pread(fd, region.data(), size, 0), static_cast<ssize_t>(size)) << strerror(errno);
     lease.release();
-    write(other, 3);  // chases the block out
+    write(other, 3);  // evicts the block
     const auto want = systest::TempFile::content(size, 11);
     ASSERT_EQ(memcmp(region.data(), want.data(), size), 0);
     region.advise(VMEM_ADVISE_DONT_NEED);
@@ -185,7 +185,7 @@ TEST_F(Leases, SmallBlocksUnderAWriteLeaseTakeSystemCallsToo) {
   write(region, 6);
   region.sync();
   region.evict();
-  const uint64_t first = region.view<uint64_t>()[0];  // read first: in place write-protected
+  const uint64_t first = region.view<uint64_t>()[0];  // a read first: the block is in place and write-protected
   ASSERT_EQ(first, stamp(0, 6));
   vmem::lease lease(region.data(), 64 * 1024, VMEM_WRITE);
   int pipes[2];

@@ -1,4 +1,4 @@
-// Freeing, sync, eviction and limits as seen from outside.
+// Freeing, sync, eviction and limits as a program sees them.
 #include <dirent.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -39,7 +39,8 @@ bool on_module() {
   return access("/dev/vmem", R_OK | W_OK) == 0;
 }
 
-// Frames of the module count as file memory once for each mapping they are entered in; the module counts each once.
+// The kernel counts a frame of the module as file memory once for each mapping that it is in; the
+// module counts it once.
 size_t resident_bytes(pid_t pid) {
   std::ifstream in("/proc/" + std::to_string(pid) + "/statm");
   size_t pages = 0, resident = 0, file = 0, frames = 0;
@@ -56,14 +57,14 @@ TEST_F(Lifecycle, ThreadsFaultingInARegionBeingFreedGetSigbusNotAHang) {
   if (IsSkipped()) return;
   for (const char* block : {"2MiB", "64KiB"}) {
     ASSERT_EQ(vmem_set("block_size", block), 0);
-    // SIGBUS or SIGSEGV ends the child: never a hang, never exit 0.
+    // A signal (SIGBUS or SIGSEGV) ends the child: it must neither hang nor exit with 0.
     const int status = systest::wait_for_child(
         systest::start_child("LifecycleChild.DISABLED_FreesUnderFaults", {{"VMEM_TEST_BLOCK", block}}), 120);
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 55) << status;
   }
 }
 
-// Run by the test above: a toucher must be ended by a signal when its region goes.
+// Run by the test above: a thread that touches a region gets a signal when the region is freed.
 TEST(LifecycleChild, DISABLED_FreesUnderFaults) {
   ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0);
   ASSERT_EQ(vmem_set("block_size", getenv("VMEM_TEST_BLOCK")), 0);
@@ -105,7 +106,7 @@ TEST_F(Lifecycle, MappingsDescriptorsMemoryAndDiskDoNotGrowWithRegions) {
   for (size_t i = 0; i < more; ++i) cycle(i);
   EXPECT_LE(count_lines("/proc/self/maps"), maps + 4);
   EXPECT_EQ(count_entries("/proc/self/fd"), files);
-  // What is freed stays in AddressSanitizer's quarantine, up to 256 MiB.
+  // AddressSanitizer keeps up to 256 MiB of freed memory in quarantine.
   if (!systest::kSanitized) {
     EXPECT_LE(resident_bytes(getpid()), memory + 4 * kMiB);
   }
@@ -215,16 +216,17 @@ TEST_F(Lifecycle, PagesTheProgramDropsItselfStopNothing) {
     region.sync();
     ASSERT_EQ(madvise(&bytes[5 * kMiB], 4096, MADV_DONTNEED), 0);
     region.evict();
-    // The module's mapping is shared memory: advice drops entries of the page table, never what a frame holds.
+    // The module's mapping is shared memory: the advice drops entries of the page table, never the
+    // contents of a frame.
     EXPECT_EQ(bytes[4096], on_module() ? 7 : 0);
-    // Dropped after the sync: the store's copy may come back.
+    // The page was dropped after the sync, so the store's copy may come back.
     EXPECT_TRUE(bytes[5 * kMiB] == 0 || bytes[5 * kMiB] == 7);
     EXPECT_EQ(bytes[4095], 7);
     EXPECT_EQ(bytes[8 * kMiB - 1], 7);
   }
 }
 
-// What an allocator does that gives pages back to the system and uses them again.
+// Like an allocator that gives pages back to the system and uses them again.
 TEST_F(Lifecycle, StoresToPagesThatTheProgramDroppedAreKept) {
   for (const char* block : {"2MiB", "64KiB"}) {
     for (const bool read_back : {false, true}) {
@@ -234,7 +236,7 @@ TEST_F(Lifecycle, StoresToPagesThatTheProgramDroppedAreKept) {
       vmem::region region(8 * kMiB, VMEM_HOST_ONLY);
       auto bytes = region.view<unsigned char>();
       memset(bytes.data(), 7, bytes.size());
-      region.sync();  // equal to the store from here on, and write-protected
+      region.sync();  // from here on equal to the store, and write-protected
       if (read_back) region.evict();
       for (size_t i = 0; i < bytes.size(); i += 64 << 10) {
         ASSERT_EQ(bytes[i + 4096], 7);
@@ -251,8 +253,8 @@ TEST_F(Lifecycle, StoresToPagesThatTheProgramDroppedAreKept) {
   }
 }
 
-// The thread that serves faults meets such a page in a write of its own, perhaps; and what is written is not what was
-// looked at before.
+// The thread that serves faults may meet such a page in its own write, and the data written may
+// differ from the data compared before.
 TEST_F(Lifecycle, PagesThatTheProgramDropsWhileTheirBlockIsWrittenStopNothing) {
   static std::atomic<unsigned char*> dropped;
   for (const char* block : {"2MiB", "64KiB"}) {
@@ -339,7 +341,7 @@ TEST_F(Lifecycle, PrefetchBringsBlocksBeforeTheyAreTouched) {
   EXPECT_EQ(region.query().host_bytes, 0u);
 }
 
-// A block that is coming or being written when it is asked for has its turn when that is over.
+// A block that is arriving or being written when the call comes is handled after that.
 TEST_F(Lifecycle, PrefetchToTheSsdAlsoTakesBlocksThatMoveAtTheMoment) {
   static std::atomic<bool> met, asked;
   static std::atomic<const char*> where;
@@ -356,7 +358,7 @@ TEST_F(Lifecycle, PrefetchToTheSsdAlsoTakesBlocksThatMoveAtTheMoment) {
     vmem::core::step_hook = [](const char* s) {
       if (s != std::string_view(where.load()) || met.exchange(true)) return;
       while (!asked) usleep(1000);
-      usleep(50000);  // time to pass it over; needed only to see that
+      usleep(50000);  // time for the call to pass the block over; needed only to see that
     };
     std::thread mover([&] {
       if (comes) {
@@ -394,7 +396,8 @@ TEST_F(Lifecycle, AdviceIsAcceptedAndDataStaysRight) {
   }
 }
 
-// What undoes a range of advice, or an end of one, takes no room, and is never refused; the 257th range is.
+// Undoing a range of advice, or one end of it, takes no entry and is never refused; the 257th range
+// is.
 TEST_F(Lifecycle, AdviceCanAlwaysBeUndone) {
   configure({{"host_budget", "16MiB"}, {"block_size", "4KiB"}});
   if (IsSkipped()) return;

@@ -1,8 +1,8 @@
-// No memory is asked for or given back under the pager's lock: malloc is the application's, which may hold its lock, or
-// keep its memory in a region, while it waits for the pager. Here malloc is this binary's own. A call of it by a thread
-// that holds the lock makes the test fail in whose time it came, with the way that led there. No exception, in either
-// sense: what is thrown where an allocation is refused (memory_test.cpp, device_memory_test.cpp) is not malloc's
-// either.
+// The library neither allocates nor frees memory under the pager's lock. malloc belongs to the
+// application, which may hold malloc's lock, or keep its heap in a region, while it waits for the
+// pager. Here malloc is this binary's own. A thread that calls it with the lock held makes the
+// current test fail, with a backtrace. Exceptions are not exempt: the library throws them without
+// malloc, also when an allocation is refused (memory_test.cpp, device_memory_test.cpp).
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ struct Way {
   int depth = 0;
 };
 constinit Way ways[4096];
-constinit std::atomic<bool> looking{false};  // from the first test on
+constinit std::atomic<bool> looking{false};  // set from the first test on
 constinit thread_local bool noting = false;
 
 [[gnu::noinline]] void note(const char* call) {
@@ -72,14 +72,14 @@ constinit thread_local bool noting = false;
     note(call);
 }
 
-// One line a call, the innermost first; of this binary alone.
+// Returns one line per call, the innermost first; only calls in this binary.
 std::string describe(const Way& way) {
   Dl_info self{};
   if (dladdr(reinterpret_cast<void*>(&describe), &self) == 0) return "";
   std::string command = "addr2line -Cfspie /proc/" + std::to_string(getpid()) + "/exe", text;
   for (int i = 2; i < way.depth; ++i) {
     Dl_info at{};
-    auto* const call = static_cast<char*>(way.frames[i]) - 1;  // not where it returns to
+    auto* const call = static_cast<char*>(way.frames[i]) - 1;  // not the return address
     if (dladdr(call, &at) == 0 || at.dli_fbase != self.dli_fbase) continue;
     char offset[32];
     snprintf(offset, sizeof offset, " %#zx", static_cast<size_t>(call - static_cast<char*>(at.dli_fbase)));
@@ -92,7 +92,7 @@ std::string describe(const Way& way) {
   return text;
 }
 
-// What has been noted since it was last asked; "" is nothing.
+// Returns the calls noted since it was last called; "": none.
 std::string take_noted() {
   std::string text;
   for (Way& way : ways) {
@@ -107,7 +107,7 @@ std::string take_noted() {
 class Watch : public testing::EmptyTestEventListener {
   void OnTestStart(const testing::TestInfo&) override {
     void* frames[4];
-    backtrace(frames, 4);  // loads what it needs
+    backtrace(frames, 4);  // loads its libraries
     looking.store(true);
   }
   void OnTestEnd(const testing::TestInfo&) override {
@@ -137,7 +137,8 @@ TEST(LockedMemory, ACallOfMallocUnderTheLockIsSeen) {
   EXPECT_NE(take_noted().find("free() under the pager's lock"), std::string::npos);
 }
 
-// One that is caught while another is on its way is another, and each can be thrown again and again.
+// An exception that is caught while another one is in flight is separate, and each can be thrown
+// again and again.
 TEST(LockedMemory, AnAllocationThatIsRefusedUnderTheLockCallsMallocForNoException) {
   if (systest::kSanitized) GTEST_SKIP() << "malloc is the sanitizer's";
   vmem::core::BigMutex mutex;
@@ -146,7 +147,7 @@ TEST(LockedMemory, AnAllocationThatIsRefusedUnderTheLockCallsMallocForNoExceptio
   size_t caught = 0, nested = 0, told = 0;
   for (int i = 0; i < 1000; ++i) {
     const vmem::core::BigLock lock(mutex);
-    systest::refused_in = 0;  // and all that follow
+    systest::refused_in = 0;  // and all later ones
     try {
       const vmem::core::ScopeGuard meanwhile([&] {
         nested += std::uncaught_exceptions() == 1;
@@ -179,7 +180,7 @@ TEST(LockedMemory, AnAllocationThatIsRefusedUnderTheLockCallsMallocForNoExceptio
   EXPECT_EQ(take_noted(), "");
 }
 
-// One that leaves the lock behind on its way, by many threads.
+// The exception passes the end of the lock's scope, on many threads.
 TEST(LockedMemory, ARefusalIsCaughtBeyondTheLock) {
   if (systest::kSanitized) GTEST_SKIP() << "malloc is the sanitizer's";
   vmem::core::BigMutex mutex;
@@ -206,7 +207,7 @@ TEST(LockedMemory, ARefusalIsCaughtBeyondTheLock) {
 
 }  // namespace
 
-// The whole binary's. With a sanitizer malloc is that one's.
+// The allocator of the whole binary. With a sanitizer it is the sanitizer's.
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
 extern "C" {
 void* __libc_malloc(size_t size);

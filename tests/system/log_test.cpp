@@ -1,5 +1,5 @@
-// Sinks of the log that do what they may: access absent blocks, call the library, take their time, end the process.
-// And what the default one says before a signal ends it.
+// Log sinks that do everything they may: access absent blocks, call the library, take their time,
+// end the process. And the lines of the default sink before a signal ends the process.
 #include "core/log.h"
 
 #include <atomic>
@@ -24,7 +24,8 @@ using systest::SystemTest;
 
 constexpr size_t kMiB = 1 << 20, kBlock = 2 * kMiB;
 
-// Logs from a thread of the library while it serves a fault or an acquire: at the next `step`, once.
+// Makes a thread of the library log once, at the next `step`, while it serves a fault or an
+// acquire.
 std::atomic<const char*> log_at{nullptr};
 void log_at_step(const char* step) {
   const char* wanted = log_at;
@@ -68,7 +69,8 @@ class Log : public SystemTest {
   std::vector<std::string> lines_;
 };
 
-// The line comes from the thread that reads the block that is waited for; the sink needs another one.
+// The line comes from the thread that reads the block that another thread waits for; the sink needs
+// another block.
 TEST_F(Log, ASinkMayAccessABlockThatIsNotPresent) {
   configure({{"host_budget", "16MiB"}, {"readahead", "0"}, {"device", "none"}});
   if (IsSkipped()) return;
@@ -89,7 +91,7 @@ TEST_F(Log, ASinkMayAccessABlockThatIsNotPresent) {
   EXPECT_EQ(words[kBlock / 8], 7u);
 }
 
-// How many failures the lines tell of: each is said, or counted.
+// Returns how many failures the lines report: each is logged, or counted.
 uint64_t told(const std::vector<std::string>& lines) {
   uint64_t all = 0;
   for (const std::string& line : lines) {
@@ -114,7 +116,7 @@ TEST_F(Log, AFailingDiskIsSaidOnceASecondAndWhatWasLeftOutIsCounted) {
   const auto words = r.view<uint64_t>();
   for (size_t i = 0; i < words.size(); i += kMiB / 16 / 8)
     EXPECT_TRUE(systest::raises_sigbus([&] { (void)*static_cast<volatile uint64_t*>(&words[i]); }));
-  // Also when none comes any more.
+  // The count is complete even if no further failure comes.
   EXPECT_TRUE(vmem::test::eventually([&] { return told(lines()) == vmem::stats().io_errors; }));
   EXPECT_GE(told(lines()), 128u);
   const auto took = std::chrono::steady_clock::now() - begun;
@@ -201,7 +203,7 @@ TEST_F(Log, ASinkMayShutTheLibraryDownAndTakeItselfAway) {
   };
   void* p = nullptr;
   ASSERT_EQ(vmem_alloc(&p, 4 * kMiB, VMEM_HOST_ONLY), 0) << vmem_last_error();
-  log_at = "fill.read";  // on a thread of the library, so the sink runs on the log's
+  log_at = "fill.read";  // on a thread of the library, so the sink runs on the log's thread
   static_cast<volatile char*>(p)[0] = 1;
   served = true;
   vmem::core::flush_log();
@@ -212,7 +214,7 @@ TEST_F(Log, ASinkMayShutTheLibraryDownAndTakeItselfAway) {
   EXPECT_EQ(later, 1);
 }
 
-// The lines of the parent, and its sink that is busy, are not the child's.
+// The child gets neither the parent's pending lines nor its busy sink.
 TEST_F(Log, AForkedChildStartsWithAnEmptyLog) {
   configure({{"host_budget", "16MiB"}, {"device", "none"}});
   if (IsSkipped()) return;
@@ -245,7 +247,7 @@ TEST_F(Log, AForkedChildStartsWithAnEmptyLog) {
 
 // --- the end of a process -------------------------------------------------------------------------------------------
 
-// A child of its own, whose stderr is a file.
+// A child process whose stderr is a file.
 class Ending {
  public:
   Ending(const std::string& test, const std::string& how) {
@@ -327,7 +329,7 @@ TEST(LogAtTheEnd, TheReasonOfASignalIsSaidBeforeIt) {
   }
 }
 
-// A first call that logs and fails: nothing is started, so no thread but this one delivers.
+// A first call that logs and fails. Nothing has been started, so only this thread can deliver.
 TEST(LogChild, DISABLED_LogsInACallThatFails) {
   static int called = 0;
   vmem_log(
@@ -347,7 +349,7 @@ TEST(LogOfACall, IsDeliveredBeforeItReturnsAndLeavesItsMessage) {
   EXPECT_EQ(systest::wait_for_child(child, 60), 0);
 }
 
-// A sink that is set before anything starts is not the forked child's either.
+// A sink set before anything starts does not pass to the forked child either.
 TEST(LogChild, DISABLED_ForksBeforeAnythingStarts) {
   static std::atomic<int> called{0};
   vmem_log([](int, const char*, void*) { ++called; }, nullptr);

@@ -1,5 +1,6 @@
-// VMEM_DEBUG: after an illegal access libvmem says what was leased and what was absent, so that the missing lease is
-// found. On simulated devices, whose kernels meet error 700 as a GPU's do.
+// VMEM_DEBUG: after an illegal access libvmem prints which ranges were leased and which were
+// absent, so that the missing lease can be found. On simulated devices, whose kernels get error 700
+// as a GPU's do.
 #include <mutex>
 
 #include "device/sim/sim_device.h"
@@ -34,13 +35,14 @@ class LossReport : public SystemTest {
     SystemTest::TearDown();
   }
   static SimDevices& sim() { return *vmem::device::current_sim(); }
-  // Leases the range and waits until its blocks have arrived: an acquire returns when their copies are issued, and a
-  // device that is lost meanwhile finds them on their way. Advice waits for every block that moves.
+  // Leases the range and waits until its blocks have arrived. An acquire returns when their copies
+  // are issued, and the loss of the device could otherwise find them in transition. Advice waits
+  // for every block in transition.
   static void lease(std::byte* at, size_t size, unsigned access, void* stream) {
     ASSERT_EQ(vmem_acquire(at, size, access, 0, stream), 0) << vmem_last_error();
     ASSERT_EQ(vmem_advise(at, size, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << vmem_last_error();
   }
-  // A kernel that loads a word without anybody having leased it.
+  // A kernel that loads an unleased word.
   static void touch(void* stream, const std::byte* at) {
     ASSERT_TRUE(sim().launch(stream, [at](SimKernel& k) { k.at(at, 8, false); }).ok());
     sim().synchronize(stream).ignore();
@@ -54,7 +56,7 @@ class LossReport : public SystemTest {
     }
     return out;
   }
-  // One line has all of the words.
+  // Returns whether one line contains all of the words.
   bool says(const std::vector<std::string>& words) {
     for (const std::string& line : debug_lines()) {
       bool all = true;

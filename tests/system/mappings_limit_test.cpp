@@ -1,4 +1,5 @@
-// The process has as many mappings as it may have (vm.max_map_count): every region goes on, and can be freed.
+// The process has as many mappings as it may have (vm.max_map_count): every region still works, and
+// can be freed.
 #include <sys/mman.h>
 
 #include <span>
@@ -14,7 +15,7 @@ using systest::SystemTest;
 
 constexpr size_t kMiB = size_t{1} << 20, kSize = 64 * kMiB, kPage = 4096;
 
-// Takes all mappings that are left: neighbours that cannot become one.
+// Takes all remaining mappings with adjacent mappings that cannot merge.
 class AllMappings {
  public:
   AllMappings() {
@@ -64,7 +65,7 @@ TEST_P(MappingsLimit, RegionsGoOnWithoutAMappingMore) {
     ASSERT_EQ(vmem_alloc(&p, kSize, VMEM_HOST_ONLY), 0) << vmem_last_error();
     regions.emplace_back(static_cast<uint64_t*>(p), kSize / 8);
     fill(regions.back(), 1);
-    // Of each block one page has rights of its own: it cannot be moved.
+    // One page of each block gets its own access rights, so that the block cannot be moved.
     for (size_t at = kPage; at < kSize; at += 2 * kMiB)
       ASSERT_EQ(mprotect(static_cast<std::byte*>(p) + at, kPage, PROT_READ), 0);
     EXPECT_EQ(wrong(regions.back(), 1), 0u);
@@ -86,7 +87,8 @@ TEST_P(MappingsLimit, RegionsGoOnWithoutAMappingMore) {
   EXPECT_EQ(vmem_free(regions[2].data()), 0) << vmem_last_error();
 }
 
-// Pages that are dropped go to where it shows that nobody pins them: the room for that is there before.
+// Dropped pages are first moved to a place where pins would show: that place is reserved in
+// advance.
 TEST_P(MappingsLimit, BlocksAreDroppedAndLeaveWithoutAMappingMore) {
   const size_t most = vmem::core::count_mappings().most;
   if (most == 0 || most > (size_t{1} << 18)) GTEST_SKIP() << "vm.max_map_count is " << most;

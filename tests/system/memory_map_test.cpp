@@ -1,5 +1,5 @@
-// Want of memory while a region is made, at each step of it: an error of the call, and nothing is left behind, neither
-// a descriptor nor a lock, neither address space nor a part of the budgets.
+// Memory runs out at each step of making a region: the call fails, and leaves neither a descriptor
+// nor a lock, address space or a part of the budgets behind.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>
@@ -14,7 +14,7 @@ namespace {
 
 using namespace systest;
 
-constexpr size_t kBytes = size_t{1} << 30;  // of a file without data
+constexpr size_t kBytes = size_t{1} << 30;  // size of a file without data
 
 size_t descriptors() {
   size_t n = 0;
@@ -46,7 +46,7 @@ TEST_P(MemoryMaps, LeaveNothingWhereThereIsNoMemory) {
   TempFile file;
   path = file.path();
   ASSERT_EQ(truncate(path.c_str(), kBytes), 0);
-  // What the first region needs for all that follow stays.
+  // Memory that the first region allocates for all later ones stays.
   void* p = nullptr;
   ASSERT_EQ(map(&p), 0) << vmem_last_error();
   ASSERT_EQ(vmem_free(p), 0) << vmem_last_error();

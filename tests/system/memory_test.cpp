@@ -1,4 +1,4 @@
-// Want of memory inside a call: an error of that call, and nothing is left half done.
+// Memory runs out inside a call: that call fails, and leaves nothing half done.
 #include <sys/mman.h>
 
 #include <array>
@@ -31,12 +31,12 @@ bool refuse() {
   return true;
 }
 
-// What the library does not ask operator new for.
+// Covers allocations that do not use operator new.
 const bool hooked = (vmem::core::memory_hook.store(refuse), true);
 
 }  // namespace
 
-// The whole binary's.
+// The allocator of the whole binary.
 void* operator new(size_t size) {
   void* const p = refuse() ? nullptr : malloc(size != 0 ? size : 1);
   if (p == nullptr) throw std::bad_alloc();
@@ -79,7 +79,7 @@ TEST_F(Memory, AnAcquireThatFailsHasLeasedNothing) {
   const auto word = [&](size_t block) { return reinterpret_cast<uint64_t*>(bytes + block * kBlock + 8); };
   for (size_t b = 0; b < kBlocks; b += 2) *word(b) = stamp(b, 1);
   ASSERT_EQ(vmem_evict(p, kBlocks * kBlock, VMEM_SSD), 0) << vmem_last_error();
-  // Two blocks, one of them never stored to, and in two ranges: others at each try.
+  // Acquire two blocks in two ranges, one of them never stored to; other blocks at each try.
   const auto first = [](int n) { return static_cast<size_t>(n) * 2 % kBlocks; };
   size_t failed = 0;
   refuse_each(
@@ -125,8 +125,9 @@ TEST_F(Memory, AnAcquireThatFailsHasLeasedNothing) {
   EXPECT_EQ(vmem_free(p), 0) << vmem_last_error();
 }
 
-// Once regions are there, memory that cannot be had is an error of calls, never of a touch: threads store and load,
-// blocks leave and come back, while the library's own threads get no memory (each so-many-th time, or ever).
+// Once regions exist, a lack of memory fails calls, never a touch. Threads store and load, and
+// blocks leave and come back, while the library's own threads get no memory (every n-th time, or
+// always).
 class WithoutMemory : public SystemTest,
                       public testing::WithParamInterface<std::tuple<const char*, const char*, const char*>> {};
 
@@ -153,7 +154,7 @@ constexpr size_t kPage = 4096, kPages = (48 << 20) / kPage, kFilePages = (16 << 
 struct Mapped {
   std::byte* at = nullptr;
   size_t pages = 0;
-  std::vector<uint64_t> has;  // of each page and thread
+  std::vector<uint64_t> has;  // for each page and thread
   uint64_t* word(size_t page, size_t thread) const { return reinterpret_cast<uint64_t*>(at + page * kPage) + thread; }
 };
 
@@ -222,7 +223,7 @@ TEST(WithoutMemoryChild, DISABLED_Pages) {
     for (size_t i = 0; i < r.has.size(); ++i) ASSERT_EQ(*r.word(i / kThreads, i % kThreads), r.has[i]) << i;
   }
   refuse_every = 0;
-  // What could not be written meanwhile is told once.
+  // Reports once the writes that failed before.
   vmem_sync(regions[1].at, kPage);
   EXPECT_EQ(vmem_sync(regions[1].at, kFilePages * kPage), 0) << vmem_last_error();
   EXPECT_EQ(vmem::api::Runtime::get().check(), "");
@@ -236,8 +237,8 @@ TEST(WithoutMemoryChild, DISABLED_Pages) {
   vmem_shutdown();
 }
 
-// A region more than the process may have mappings: an error of that call with the numbers, and whatever is there goes
-// on.
+// One region more than the limit of mappings allows: the call fails and names the numbers, and
+// everything else continues.
 TEST_F(Memory, TheLastMappingIsAnErrorOfTheCallThatWantsIt) {
   if (systest::kSanitized) GTEST_SKIP() << "the sanitizer needs mappings of its own";
   configure({});
@@ -254,7 +255,7 @@ TEST(MappingsChild, DISABLED_RunsOut) {
   const size_t most = vmem::core::count_mappings().most;
   if (most == 0 || most > 300000) _exit(77);
   ASSERT_EQ(vmem_init(), 0) << vmem_last_error();
-  // All but 150 are taken: every second page of this is another mapping.
+  // Take all but 150 mappings: every second page becomes a mapping of its own.
   auto* const crumbs = static_cast<char*>(mmap(nullptr, most * kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   ASSERT_NE(crumbs, MAP_FAILED);
   for (size_t i = (most - vmem::core::count_mappings().now - 150) / 2; i > 0; --i) {

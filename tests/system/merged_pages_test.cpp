@@ -1,5 +1,6 @@
-// A process whose equal pages the kernel merges (PR_SET_MEMORY_MERGE, a unit's MemoryKSM=yes): those of regions are
-// left out, since a merged page is not write-protected any more. Asked of the kernel: the flag "mg" of the mapping.
+// A process whose equal pages the kernel merges (PR_SET_MEMORY_MERGE, a unit's MemoryKSM=yes):
+// pages of regions are excluded, since a merged page loses its write protection. Checked by the
+// flag "mg" of the mapping.
 #include <sys/mman.h>
 #include <sys/prctl.h>
 
@@ -29,7 +30,7 @@ class MergedPages : public SystemTest, public ::testing::WithParamInterface<cons
 TEST_P(MergedPages, AreNoneOfARegion) {
   configure({{"trap", "uffd"}, {"transfer", GetParam()}, {"host_budget", "32MiB"}});
   if (IsSkipped()) return;
-  // To end it the kernel goes through all addresses, and a sanitizer has terabytes of them.
+  // To end merging, the kernel walks all addresses, and a sanitizer has terabytes of them.
   if (systest::kSanitized) GTEST_SKIP() << "takes minutes with a sanitizer";
   if (prctl(PR_SET_MEMORY_MERGE, 1, 0, 0, 0) != 0) GTEST_SKIP() << "this kernel merges no pages of whole processes";
   void* const plain = mmap(nullptr, kBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

@@ -42,8 +42,8 @@ TEST(MlockChild, DISABLED_Locks) {
   for (size_t i = 0; i < words.size(); i += 512) ASSERT_EQ(words[i], stamp(i, 2)) << i;
 }
 
-// What is locked keeps its memory also where the kernel is to move pages to, and a guard page is passed over before
-// that is met.
+// Locked memory stays allocated, also in the area that the kernel moves pages into. A guard page
+// must be skipped before that is noticed.
 TEST_P(Mlock, BlocksThatBeginWithAGuardPageLeave) {
   configure({});
   if (IsSkipped()) return;

@@ -1,4 +1,5 @@
-// The runtime on the kernel module: taken where it is loaded, followed in its limits, and said where it is missing.
+// The runtime on the kernel module: it uses the module if it is loaded, follows its limits, and
+// reports if it is missing.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -44,7 +45,7 @@ struct Stats : ::vmem_stats {
   }
 };
 
-// What a test waits for comes from another thread; one that never comes ends the test with words.
+// Waits for an event from another thread. An event that never comes fails the test with a message.
 template <typename Condition>
 bool comes(Condition condition) {
   return vmem::test::eventually(condition, std::chrono::seconds(60));
@@ -79,7 +80,7 @@ TEST_F(Module, IsTakenWhereItIsLoadedAndNothingIsCopied) {
   EXPECT_EQ(s.copied_bytes, 0u);
 }
 
-// A block is what the module says, wherever the application has put the mapping.
+// The module identifies a block, wherever the application has moved the mapping.
 TEST_F(Module, AnAccessThroughAMappingThatWasMovedIsServed) {
   configure({{"host_budget", "32MiB"}});
   constexpr size_t kBlock = 2 * kMiB;
@@ -101,15 +102,15 @@ TEST_F(Module, GivesEverythingBackAtShutdown) {
   for (const std::string block : {"64KiB", "2MiB", "4KiB"}) {
     configure({{"host_budget", "32MiB"}, {"block_size", block}});
     {
-      // More than the budget, but for blocks of a page: 10,000 of those took two minutes on a kernel that checks
-      // itself.
+      // More than the budget, except with blocks of a page: 10,000 of those took two minutes on a
+      // kernel with its checks enabled.
       vmem::region r(block == "4KiB" ? 8 * kMiB : 40 * kMiB, VMEM_HOST_ONLY);
       memset(r.data(), 3, r.size());
       EXPECT_EQ(static_cast<unsigned char*>(r.data())[r.size() - 1], 3);
     }
     vmem_shutdown();
     EXPECT_EQ(knob("frame_bytes"), 0u) << block;
-    // io_uring lets go of the descriptors it polled a moment after it was closed.
+    // io_uring drops the descriptors that it polled shortly after it was closed.
     EXPECT_TRUE(comes([] { return knob("contexts") == 0; })) << block;
   }
 }
@@ -163,14 +164,15 @@ TEST_F(Module, MemoryPressureIsAnswered) {
   vmem::region r(60 * kMiB, VMEM_HOST_ONLY);
   memset(r.data(), 5, r.size());
   const uint64_t before = knob("frame_bytes"), percent = knob("pressure_percent");
-  ASSERT_TRUE(set_knob("pressure_percent", 101));  // however much is available
+  ASSERT_TRUE(set_knob("pressure_percent", 101));  // however much memory is available
   drop << 2 << std::flush;                         // calls every shrinker
   if (!comes([&] { return knob("frame_bytes") < before; })) ADD_FAILURE() << "nothing was given back of " << before;
   ASSERT_TRUE(set_knob("pressure_percent", percent));
   for (size_t i = 0; i < r.size(); i += 4096) ASSERT_EQ(static_cast<unsigned char*>(r.data())[i], 5);
 }
 
-// A page that the program may not read is read for it; the module has its bytes though no page table does.
+// The library reads a page that the program may not read. The module has its bytes although no page
+// table does.
 TEST_F(Module, WhatTheProgramMayNotReadLeavesAndComesBackBesideADevice) {
   ASSERT_EQ(vmem_set("device", "sim"), 0);
   for (const char* block : {"64KiB", "2MiB"}) {
@@ -196,7 +198,7 @@ TEST_F(Module, WhatTheProgramMayNotReadLeavesAndComesBackBesideADevice) {
   ASSERT_EQ(vmem_set("device", "auto"), 0);
 }
 
-// The line of /proc/self/maps that an address is in.
+// Returns the line of /proc/self/maps that contains an address.
 std::string mapping_of(uintptr_t address) {
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);) {

@@ -1,4 +1,5 @@
-// Data several times the budget, through plain pointers, on every combination of block size and fallback.
+// Data several times the budget, through plain pointers, with every combination of block size and
+// fallback.
 #include <map>
 #include <thread>
 
@@ -22,9 +23,9 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name;
 }
 
-// How far apart the words are that a sequential pass looks at. Under a sanitizer each costs a check, and each page that
-// is looked at costs several of shadow memory: every 13th, and of large blocks every 1021st. Both meet every block and
-// every offset in a page.
+// The distance of the words that a sequential pass checks. Under a sanitizer each word costs a
+// check, and each page costs several pages of shadow memory. So a pass checks every 13th word, or
+// every 1021st with large blocks. Both distances meet every block and every offset in a page.
 size_t stride(size_t block) {
   if (!systest::kSanitized) return 1;
   return block > 2 << 20 ? 1021 : 13;
@@ -67,12 +68,13 @@ TEST_P(Paging, RandomWritesBySeveralThreadsAreAllKept) {
   vmem::region region(GetParam().bytes, VMEM_HOST_ONLY);
   auto words = region.view<uint64_t>();
   constexpr unsigned kThreads = 4;
-  // About 1 GiB of traffic whatever the block size.
+  // About 1 GiB of traffic for every block size.
   const size_t touches = std::clamp<size_t>((size_t{1} << 30) / GetParam().block / kThreads, 12, 8000);
   std::vector<std::thread> threads;
   for (unsigned t = 0; t < kThreads; ++t) {
     threads.emplace_back([&, t] {
-      // Thread t owns the words congruent to t: neighbours in one cache line and block belong to others.
+      // Thread t owns the words congruent to t, so that adjacent words in a cache line and block
+      // belong to different threads.
       uint64_t state = t + 1;
       for (size_t n = 0; n < touches; ++n) {
         state ^= state << 13, state ^= state >> 7, state ^= state << 17;
@@ -82,7 +84,7 @@ TEST_P(Paging, RandomWritesBySeveralThreadsAreAllKept) {
     });
   }
   for (std::thread& t : threads) t.join();
-  std::map<size_t, uint64_t> written;  // index of a word: how often
+  std::map<size_t, uint64_t> written;  // index of a word -> number of stores
   for (unsigned t = 0; t < kThreads; ++t) {
     uint64_t state = t + 1;
     for (size_t n = 0; n < touches; ++n) {
@@ -90,7 +92,8 @@ TEST_P(Paging, RandomWritesBySeveralThreadsAreAllKept) {
       ++written[state % (words.size() / kThreads) * kThreads + t];
     }
   }
-  // One pass in the order of addresses: all that was written, and zeros at a stride between.
+  // One pass in address order: checks all words that were written, and zeros at a stride between
+  // them.
   const size_t step = stride(GetParam().block);
   auto next = written.begin();
   for (size_t i = 0; i < words.size(); i += step) {

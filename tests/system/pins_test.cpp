@@ -1,5 +1,6 @@
-// Direct I/O of the program's own into regions, without leases: what a device stores is there, whatever leaves memory
-// meanwhile. On kernels that notice pins; tests/stress/pins does all of it at random.
+// The program's own direct I/O into regions, without leases: data that a device stores is there,
+// whatever leaves memory during that time. On kernels that notice pins; tests/stress/pins does all
+// of it at random.
 #include <liburing.h>
 #include <sys/mman.h>
 #include <sys/utsname.h>
@@ -24,7 +25,7 @@ bool notices_pins() {
   return uname(&name) == 0 && sscanf(name.release, "%u.%u", &major, &minor) == 2 && major * 1000 + minor >= 6008;
 }
 
-// The descriptor of a file for direct I/O; -1: its file system has none.
+// The descriptor of a file for direct I/O; -1: its file system does not support it.
 class Direct {
  public:
   explicit Direct(const TempFile& file) : fd_(open(file.path().c_str(), O_RDWR | O_DIRECT | O_CLOEXEC)) {}
@@ -39,7 +40,7 @@ class Direct {
   const int fd_;
 };
 
-// A buffer that is registered, and so pinned, until it goes.
+// A registered, and so pinned, buffer until destroyed.
 class Registered {
  public:
   int hold(void* at, size_t size) {
@@ -53,7 +54,7 @@ class Registered {
     open_ = false;
   }
   ~Registered() { release(); }
-  // Reads from the start of the file into the buffer.
+  // Reads from the file into the start of the buffer.
   int read(int fd, void* at, size_t size, uint64_t offset) {
     io_uring_sqe* const sqe = io_uring_get_sqe(&ring_);
     io_uring_prep_read_fixed(sqe, fd, at, static_cast<unsigned>(size), offset, 0);
@@ -117,7 +118,7 @@ TEST_P(Pins, WhatIsReadDirectlyIsThereThoughBlocksLeaveMeanwhile) {
     for (size_t i = 0; i < kTimes; ++i) memset(at + i * kSize, round, kSize);
     for (size_t i = 0; i < kTimes; ++i) {
       const ssize_t got = pread(direct_.fd(), at + i * kSize, kSize, 0);
-      if (got < 0 && errno == EFAULT) continue;  // an ordinary user's, into what is absent
+      if (got < 0 && errno == EFAULT) continue;  // an ordinary user's read into an absent block
       EXPECT_EQ(got, static_cast<ssize_t>(kSize));
       EXPECT_EQ(memcmp(at + i * kSize, content_.data(), kSize), 0) << "part " << i << ", round " << round;
     }
@@ -127,7 +128,8 @@ TEST_P(Pins, WhatIsReadDirectlyIsThereThoughBlocksLeaveMeanwhile) {
   pin.release();
 }
 
-// A sync protects what it has written; whoever had pinned it stores all the same.
+// A sync write-protects the blocks that it has written; a device that had pinned them stores
+// nevertheless.
 TEST_P(Pins, WhatADeviceStoresAfterASyncIsNotLost) {
   start("64MiB");
   NEEDS_PINS();
@@ -140,7 +142,7 @@ TEST_P(Pins, WhatADeviceStoresAfterASyncIsNotLost) {
   pin.release();
   int rc = 0;
   do rc = vmem_evict(at, 2 * kSize, VMEM_SSD);
-  while (rc == -EBUSY);  // the kernel takes pins off a moment later
+  while (rc == -EBUSY);  // the kernel drops pins a moment later
   ASSERT_EQ(rc, 0) << vmem_last_error();
   EXPECT_EQ(region.query().host_bytes, 0u);
   EXPECT_EQ(memcmp(at, content_.data(), kSize), 0);
@@ -180,7 +182,7 @@ TEST_P(Pins, ASharedRegionWithAPinnedPageIsNotFreed) {
   EXPECT_EQ(shared.read(), content_);
 }
 
-// Neither a sync nor an access waits for the end of the pin, and inside the file nothing is lost.
+// Neither a sync nor an access waits for the end of the pin, and no data inside the file is lost.
 TEST_P(Pins, ABlockInWhichItsFileEndsStaysWhileItIsPinned) {
   start("64MiB", {{"fault_timeout_ms", "1000"}});
   NEEDS_PINS();
@@ -240,7 +242,7 @@ TEST_P(Pins, APageWhoseRightsAreChangedHidesNoPinOfAnother) {
   EXPECT_EQ(at[kPinned], 8);
 }
 
-// Reclaim threads take others, and come back to it now and then.
+// Reclaim threads evict other blocks, and retry the pinned one occasionally.
 TEST_P(Pins, WhatIsPinnedForLongIsSeldomTried) {
   start("64MiB");
   NEEDS_PINS();
@@ -267,7 +269,7 @@ TEST_P(Pins, WhatIsPinnedForLongIsSeldomTried) {
   EXPECT_LT(failed, looks * pinned + 32 + evictions / 64) << evictions << " evictions";
 }
 
-// The whole time-out would be an hour.
+// The full time-out would be an hour.
 TEST_P(Pins, ACallThatPinsMoreThanTheBudgetFailsSoonAndSaysWhy) {
   start("32MiB", {{"fault_timeout_ms", "3600000"}});
   NEEDS_PINS();
@@ -276,7 +278,7 @@ TEST_P(Pins, ACallThatPinsMoreThanTheBudgetFailsSoonAndSaysWhy) {
   const TempFile large(kAll, 3);
   const Direct direct(large);
   vmem::region region(kAll, VMEM_HOST_ONLY);
-  // Small pages: the kernel lets go of those that it has read while it wants more.
+  // With small pages, the kernel drops pages that it has read while it requests more.
   const ssize_t got = pread(direct.fd(), region.data(), kAll, 0);
   if (got >= 0) return;
   EXPECT_EQ(errno, EFAULT);

@@ -1,4 +1,4 @@
-// vmem::pool on real regions: what its header promises, with the data four times the host budget.
+// vmem::pool on real regions: the promises of its header, with data four times the host budget.
 #include "vmem/pool.hpp"
 
 #include <map>
@@ -15,7 +15,7 @@ using systest::stamp;
 using systest::SystemTest;
 
 constexpr size_t kMiB = 1 << 20;
-// What libvmem keeps of host memory for I/O when no region holds anything.
+// The host memory that libvmem keeps for I/O while regions are empty.
 constexpr size_t kKept = 4 * kMiB;
 constexpr size_t kGranule = vmem::pool::granule_bytes;
 
@@ -26,7 +26,8 @@ vmem::pool_options shared_regions_of(size_t bytes) {
   return options;
 }
 
-// An allocation whose bytes, at the beginning of each granule and at the end, say whose they are and where.
+// An allocation. The bytes at the beginning of each granule and at the end identify the allocation
+// and the place.
 struct Piece {
   std::byte* at = nullptr;
   size_t bytes = 0;
@@ -180,7 +181,8 @@ TEST_F(Pool, ThreadsAllocateAndFreeEachOthersMemory) {
   EXPECT_GT(vmem::stats().evictions, 0u);
 }
 
-// Random sizes of 1 byte to 2^largest_log2 come, and as many bytes go, chosen at random: 256 MiB stay in use.
+// Allocates random sizes of 1 byte to 2^largest_log2, and frees as many bytes, chosen at random:
+// 256 MiB stay in use.
 class Mix {
  public:
   Mix() : pool_(shared_regions_of(16 * kMiB)) {}
@@ -230,7 +232,7 @@ TEST_F(Pool, ALongMixOfSteadySizeStaysNearTheBytesInUse) {
   EXPECT_EQ(vmem::stats().faults, 0u);
 }
 
-// Small ones everywhere are the worst that large ones can meet: no place is free that is large enough.
+// Small allocations everywhere are the worst case for large ones: no free place is large enough.
 TEST_F(Pool, AMixWhoseSizesChangeReservesLessThanTwiceTheBytesInUse) {
   Mix mix;
   for (const unsigned largest_log2 : {18u, 20u, 16u, 21u, 14u, 20u}) {
@@ -391,7 +393,7 @@ TEST_F(Pool, AFullSsdIsAnErrorUnderALimitAndSigbusWithoutOne) {
   ASSERT_TRUE(full) << "64 MiB do not fit into 32";
   ASSERT_GT(pieces.size(), 16u);
   for (const Piece& piece : pieces) EXPECT_TRUE(piece.intact()) << piece.id;
-  // Freed and trimmed, half of it makes room for others.
+  // Half of the memory, freed and trimmed, makes room for other allocations.
   const size_t half = pieces.size() / 2;
   for (size_t i = 0; i < half; ++i) deallocate(pool, pieces[i]);
   pieces.erase(pieces.begin(), pieces.begin() + static_cast<std::ptrdiff_t>(half));

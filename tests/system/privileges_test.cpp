@@ -1,4 +1,5 @@
-// Programs that run with more rights than who starts them, who must not choose what they do.
+// Programs that run with more rights than the user who starts them. That user must not control what
+// they do.
 #include <grp.h>
 #include <linux/capability.h>
 #include <sys/auxv.h>
@@ -18,7 +19,8 @@
 
 #ifdef __SANITIZE_ADDRESS__
 #include <sanitizer/lsan_interface.h>
-// It may not attach to a program with more rights than who started it, which reads no ASAN_OPTIONS either.
+// LeakSanitizer may not attach to a program with more rights than the user who started it; such a
+// program ignores ASAN_OPTIONS too.
 __attribute__((visibility("default"))) int __lsan_is_turned_off() {
   return getauxval(AT_SECURE) != 0 ? 1 : 0;
 }
@@ -32,7 +34,7 @@ constexpr uid_t kNobody = 65534;
 
 class Privileges : public SystemTest {};
 
-// Whose program it is: root's, or another ordinary user's.
+// The owner of the program: root, or another ordinary user.
 class PrivilegesOf : public SystemTest, public testing::WithParamInterface<uid_t> {};
 
 TEST_P(PrivilegesOf, AProgramWithSetUserIdTakesNoSettingFromTheEnvironment) {
@@ -46,16 +48,17 @@ TEST_P(PrivilegesOf, AProgramWithSetUserIdTakesNoSettingFromTheEnvironment) {
   std::filesystem::copy_file("/proc/self/exe", program, std::filesystem::copy_options::overwrite_existing);
   ASSERT_EQ(chown(program.c_str(), owner, owner), 0);
   ASSERT_EQ(chmod(program.c_str(), 04755), 0);
-  systest::TempFile victim(1 << 20, 9);  // the owner's own
+  systest::TempFile victim(1 << 20, 9);  // belongs to the owner
   ASSERT_EQ(chown(victim.path().c_str(), owner, owner), 0);
-  const std::string place = program + ".d";  // and the file that its starter would like to have made
+  // where the user who starts the program would like a file to be made
+  const std::string place = program + ".d";
   ASSERT_EQ(mkdir(place.c_str(), 0777), 0);
   ASSERT_EQ(chmod(place.c_str(), 0777), 0);
   const pid_t child = systest::start_child("PrivilegesChild.DISABLED_RunsAsItsOwner",
                                            {{"VMEM_HOST_BUDGET", "48MiB"},
                                             {"VMEM_SSD_PATH", victim.path() + ":" + place + "/store"},
                                             {"VMEM_BLOCK_SIZE", "64KiB"},
-                                            {"VMEM_LOG", "nonsense"}},  // would be an error of every call
+                                            {"VMEM_LOG", "nonsense"}},  // would make every call fail
                                            {program, kNobody});
   const int status = systest::wait_for_child(child, 60);
   unlink(program.c_str());
@@ -96,7 +99,8 @@ TEST_F(Privileges, AProgramWithSetGroupIdIsNeitherSeenNorTunedByWhoStartedIt) {
   EXPECT_EQ(status, 0);
 }
 
-// Capabilities of its file make a program as privileged as set-user-ID does, though its user is who started it.
+// File capabilities make a program as privileged as set-user-ID does, although it runs as the user
+// who started it.
 TEST_F(Privileges, AProgramWithCapabilitiesTakesNothingFromTheEnvironment) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can give a file capabilities";
   configure({});
@@ -134,7 +138,8 @@ TEST_F(Privileges, AProgramWithCapabilitiesTakesNothingFromTheEnvironment) {
   EXPECT_EQ(status, 0);
 }
 
-// As daemons do, which keep in memory what their new user may not see: the kernel lets nobody but root debug them.
+// A daemon that gives up its rights may keep secrets in memory from its new user: the kernel lets
+// only root debug it.
 TEST_F(Privileges, AProgramThatGivesUpItsRightsIsNotShownToWhomItBecomes) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can give up rights";
   configure({});
@@ -194,7 +199,7 @@ TEST(PrivilegesChild, DISABLED_RunsAsItsOwner) {
   EXPECT_STREQ(value, "2097152");
   ASSERT_EQ(vmem_get("log", value, sizeof value), 0) << vmem_last_error();
   EXPECT_STREQ(value, "warning");
-  // What the program itself says counts.
+  // Settings of the program itself apply.
   ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0) << vmem_last_error();
   ASSERT_EQ(vmem_get("host_budget", value, sizeof value), 0) << vmem_last_error();
   EXPECT_STREQ(value, "33554432");
@@ -213,7 +218,8 @@ TEST(PrivilegesChild, DISABLED_RunsAsItsOwner) {
   EXPECT_EQ(without, 1) << "CUDA's driver would load what CUDA_INJECTION64_PATH names";
 }
 
-// The socket of a publication of this process, in every folder where its user's are looked for.
+// Returns the sockets of this process's publication, in every folder where those of its user are
+// looked for.
 std::vector<std::string> own_sockets() {
   std::vector<std::string> out;
   for (const std::string& folder : vmem::publish::folders(geteuid(), nullptr)) {
@@ -237,7 +243,8 @@ TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
   if (rc == -EPERM || rc == -ENOSYS) _exit(77);
   ASSERT_EQ(rc, 0) << vmem_last_error();
   vmem_shutdown();
-  // A file with a name would be who started it's, who opens it by that.
+  // A file with a name would belong to the user who started the program, who could open it by that
+  // name.
   const std::string store = std::string(getenv("PLACE")) + "/store";
   for (int there = 0; there < 2; ++there) {
     ASSERT_EQ(vmem_set("ssd_path", store.c_str()), 0) << vmem_last_error();
@@ -257,7 +264,7 @@ TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
   EXPECT_STREQ(value, "off");
   EXPECT_EQ(vmem::api::Runtime::get().published_at(), "");
   EXPECT_EQ(own_sockets(), std::vector<std::string>{}) << "who started it can read and tune it";
-  // Nor does the program's own word give it to him.
+  // The program's own setting does not publish to him either.
   EXPECT_EQ(vmem_set("publish", "on"), -EPERM);
   EXPECT_NE(strstr(vmem_last_error(), "AT_SECURE"), nullptr) << vmem_last_error();
   ASSERT_EQ(vmem_get("publish", value, sizeof value), 0) << vmem_last_error();
@@ -269,7 +276,7 @@ TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
   vmem_log(nullptr, nullptr);
   EXPECT_EQ(named, 0) << "the environment is its starter's: none of it is looked at";
   fflush(stdout);
-  _exit(HasFailure() ? 1 : 0);  // LeakSanitizer may not look into such a process, and would call that a failure
+  _exit(HasFailure() ? 1 : 0);  // LeakSanitizer may not look into such a process, and would report a failure
 }
 
 TEST(PrivilegesChild, DISABLED_GivesUpItsRights) {
@@ -281,7 +288,7 @@ TEST(PrivilegesChild, DISABLED_GivesUpItsRights) {
   const auto path = [] { return vmem::api::Runtime::get().published_at(); };
   const std::string before = path();
   if (before.empty()) _exit(77);
-  // For a while, as to open a user's file: it is root's process still.
+  // Switches temporarily, as to open a user's file: it is still root's process.
   ASSERT_EQ(seteuid(kLater), 0);
   usleep(1500000);  // the file is written once a second
   ASSERT_EQ(seteuid(0), 0);
@@ -293,9 +300,9 @@ TEST(PrivilegesChild, DISABLED_GivesUpItsRights) {
   EXPECT_TRUE(vmem::test::eventually([&] { return path() != before; }));
   EXPECT_EQ(path(), "");
   EXPECT_EQ(own_sockets(), std::vector<std::string>{});
-  // It goes on as before.
+  // The region still works.
   for (size_t at = 0; at < region.size(); at += 4096) ASSERT_EQ(region.view<char>()[at], 7);
-  // By its own word it is shown.
+  // The program's own setting publishes it.
   ASSERT_EQ(vmem_set("publish", "off"), 0) << vmem_last_error();
   ASSERT_EQ(vmem_set("publish", "on"), 0) << vmem_last_error();
   EXPECT_NE(path().find(std::to_string(kLater)), std::string::npos) << path();

@@ -1,5 +1,5 @@
-// A process that lets itself be seen: its file, its socket, and what fork, shutdown and other people's hands do to
-// them.
+// A process that publishes itself: its file, its socket, and the effects of fork, shutdown, and
+// changes by others.
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -44,7 +44,7 @@ class Publication : public SystemTest {
       n += entry.exists() || true;
     return n;
   }
-  // One exchange with the process that published `path`; code 1: nobody answers.
+  // One exchange with the process that published `path`; code 1: no answer.
   static publish::Reply ask(const std::string& path, publish::Ask what, const char* name = "", const char* value = "") {
     publish::Request request{};
     memcpy(request.magic, publish::kRequestMagic, sizeof request.magic);
@@ -100,7 +100,7 @@ TEST_F(Publication, IsReadableByItsUserAloneAndTellsWhatVmemStatsTells) {
     EXPECT_EQ(s.st_mode & 0777, 0600u) << file;
     EXPECT_EQ(s.st_uid, geteuid());
   }
-  // A fault's time is counted when its toucher runs already.
+  // The count of faults includes a fault only after its thread has continued.
   publish::Snapshot seen;
   uint64_t faults = 0;
   for (int i = 0; i < 1000 && faults < 4; ++i) {
@@ -190,7 +190,7 @@ TEST_F(Publication, PublishOffTakesItAwayAlsoWhenAskedFromOutsideAndOnBringsItBa
   EXPECT_EQ(files(), 2u);
   EXPECT_EQ(ask(path(), publish::Ask::set, "publish", "off").code, 0);
   EXPECT_EQ(path(), "");
-  ASSERT_EQ(vmem_set("publish", "on"), 0) << vmem_last_error();  // waits for the thread that ends itself
+  ASSERT_EQ(vmem_set("publish", "on"), 0) << vmem_last_error();  // waits for the thread that is ending
   EXPECT_EQ(files(), 2u);
   EXPECT_EQ(ask(path(), publish::Ask::refresh).code, 0);
   vmem_shutdown();

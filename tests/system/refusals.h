@@ -1,4 +1,5 @@
-// Want of memory by injection: operator new of the whole binary (memory_test.cpp) refuses what is said here.
+// Injects allocation failures: operator new of the whole binary (memory_test.cpp) fails as set
+// here.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -10,12 +11,13 @@
 
 namespace systest {
 
-// Which allocation of this thread is refused next: the n-th from now on, and those after it too unless `once`.
+// The allocation of this thread that fails: the n-th from now on, and unless `once` all later ones
+// too.
 inline constinit thread_local int64_t refused_in = -1;
 inline constinit thread_local bool once = false;
 inline constinit thread_local uint64_t refusals = 0;
 
-// Of the library's threads, and of calls under Starving, each so-many-th is refused; 0: none.
+// Every n-th allocation of the library's threads, and of calls under Starving, fails; 0: none.
 inline constinit std::atomic<uint64_t> refuse_every{0};
 inline constinit thread_local bool starving = false;
 
@@ -24,7 +26,8 @@ struct Starving {
   ~Starving() { starving = false; }
 };
 
-// Calls with each of its allocations refused in turn, until it needs no more of them. Every answer is of this thread.
+// Repeats a call, with each of its allocations failing in turn, until it needs no more of them.
+// Counts only this thread's allocations.
 template <typename Call, typename Then>
 void refuse_each(Call call, Then then) {
   for (const bool only_once : {true, false}) {

@@ -1,4 +1,4 @@
-// What vmem_map says of each kind of file, to root and to an ordinary user.
+// The answers of vmem_map for each kind of file, to root and to an ordinary user.
 #include <fcntl.h>
 #include <linux/fs.h>
 #include <sys/file.h>
@@ -21,16 +21,17 @@ using systest::SystemTest;
 using systest::TempFile;
 
 constexpr size_t kSize = 256 << 10;
-constexpr int kAny = 1;  // a refusal whose number is the system's own
+constexpr int kAny = 1;  // a refusal whose number comes from the system
 
-// A file of some kind, for as long as it lives. Without path and descriptor it cannot be made here: `why`.
+// A file of some kind, for the life of the object. Without a path and a descriptor it could not be
+// made here; `why` has the reason.
 struct Made {
   std::string path;
   int fd = -1;
   std::string why;
   uint64_t offset = 0;
   size_t size = kSize;
-  std::shared_ptr<void> keeps = {};  // undoes what was done to it
+  std::shared_ptr<void> keeps = {};  // undoes changes to the file
   ~Made() {
     keeps.reset();
     if (fd >= 0) close(fd);
@@ -87,7 +88,7 @@ Made memory_file(unsigned flags, int seals, off_t size = kSize) {
   return made;
 }
 
-// Sets an attribute of chattr(1), and takes it off at the end.
+// Sets an attribute of chattr(1), and clears it at the end.
 Made with_attribute(int attribute) {
   const auto set = [attribute](const std::string& path, bool on) {
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
@@ -159,8 +160,8 @@ Made secret_memory() {
 struct Kind {
   const char* name;
   std::function<Made()> make;
-  int read, shared, private_;  // 0: taken
-  const char* words;           // of each refusal
+  int read, shared, private_;  // 0: accepted
+  const char* words;           // message of each refusal
 };
 
 const Kind kKinds[] = {
@@ -251,7 +252,8 @@ int map(const Made& made, unsigned how, void** at) {
   return vmem_create(at, made.size, &attr);
 }
 
-// What a region shows of a file that was taken is what read(2) finds, and SHARED brings a store there.
+// A region over an accepted file shows what read(2) returns, and with SHARED a store reaches the
+// file.
 void expect_right(const Made& made, unsigned how, void* at) {
   auto* const bytes = static_cast<volatile unsigned char*>(at);
   const std::string path = made.path.empty() ? "/proc/self/fd/" + std::to_string(made.fd) : made.path;
@@ -404,8 +406,8 @@ TEST_F(OwnLocks, OfWhatHasNoLockARegionWithOneTakesIt) {
   EXPECT_EQ(flock(fd_, LOCK_EX | LOCK_NB), 0) << "and leaves it";
 }
 
-// A descriptor that stays open for a POSIX lock, and that a program closes as daemons do, has a number that another
-// file may get.
+// A descriptor stays open for a POSIX lock. If the program closes it, as daemons do, another file
+// may get its number.
 TEST_F(OwnLocks, AFileOfTheProgramAtTheNumberOfAClosedDescriptorStays) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
@@ -429,13 +431,13 @@ TEST_F(OwnLocks, AFileOfTheProgramAtTheNumberOfAClosedDescriptorStays) {
   close(opened);
 }
 
-// Closing any descriptor of a file drops all POSIX locks of the process on it: the kernel's rule.
+// The kernel's rule: closing any descriptor of a file drops all POSIX locks of the process on it.
 TEST_F(OwnLocks, PosixLocksOfThisProcessStayWhenRegionsGo) {
   struct flock lock = {};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
   lock.l_len = 100;
-  const auto is_locked = [&] {  // a lock of the descriptor's would meet those of the process
+  const auto is_locked = [&] {  // an OFD lock would conflict with the process's locks
     struct flock asked = lock;
     return fcntl(fd_, F_OFD_GETLK, &asked) == 0 && asked.l_type != F_UNLCK;
   };
@@ -466,7 +468,7 @@ TEST_F(OwnLocks, PosixLocksOfThisProcessStayWhenRegionsGo) {
     rlimit limit = {}, none = {};
     ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &limit), 0);
     none = {3, limit.rlim_max};
-    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);  // nothing can be opened to look
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);  // no descriptor is left to look with
     EXPECT_EQ(vmem_free(at_), 0);
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &limit), 0);
     EXPECT_TRUE(is_locked());
@@ -489,7 +491,7 @@ TEST_F(OwnLocks, PosixLocksOfThisProcessStayWhenRegionsGo) {
 
 TEST_F(RefusedFiles, AFolderInMemoryServesAsStoreAndIsSaidToBeMemory) {
   if (access("/dev/shm", W_OK) != 0) GTEST_SKIP() << "/dev/shm cannot be written to";
-  // Said once in a process.
+  // The warning appears once per process.
   const int status = systest::wait_for_child(systest::start_child("RefusedFilesChild.DISABLED_StoreInMemory"), 60);
   EXPECT_EQ(status, 0);
 }

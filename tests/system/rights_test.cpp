@@ -1,4 +1,4 @@
-// Pages whose rights the program changes: guard pages, a collector's barriers, holes.
+// Pages whose access rights the program changes: guard pages, a collector's barriers, holes.
 #include <sys/mman.h>
 
 #include <atomic>
@@ -28,7 +28,7 @@ void PrintTo(const Way& way, std::ostream* out) {
   *out << way.name;
 }
 
-// Blocks of 2 MiB are moved, where the kernel can, and others copied.
+// Blocks of 2 MiB are moved if the kernel can; others are copied.
 class Rights : public SystemTest, public testing::WithParamInterface<Way> {
  protected:
   void begin(const char* budget = "64MiB") {
@@ -41,7 +41,7 @@ class Rights : public SystemTest, public testing::WithParamInterface<Way> {
   }
 };
 
-// A word of each page.
+// Fills one word of each page.
 void fill(std::span<uint64_t> words, uint64_t generation) {
   for (size_t i = 0; i < words.size(); i += kWords) words[i] = stamp(i, generation);
 }
@@ -133,8 +133,8 @@ TEST_P(Rights, GuardPagesInAllOfAFullBudgetLeaveWhenAsked) {
   }
 }
 
-// MADV_GUARD_INSTALL, where the kernel tells of such pages (Linux 6.15; PAGEMAP_SCAN does since 6.16). They are no
-// change of a mapping.
+// MADV_GUARD_INSTALL, on kernels that report such pages (Linux 6.15; PAGEMAP_SCAN does since 6.16).
+// Guard pages do not change a mapping.
 constexpr int kGuard = 102, kUnguard = 103;
 
 bool has_guards() {
@@ -154,7 +154,7 @@ TEST_P(Rights, GuardPagesHaveNoContentsAndTakeNoneFromOthers) {
   if (!has_guards()) GTEST_SKIP() << "this kernel has no guard pages, or does not tell";
   begin();
   if (IsSkipped()) return;
-  for (const bool seen : {false, true}) {  // rights of the region were changed before
+  for (const bool seen : {false, true}) {  // whether rights of the region have been changed before
     SCOPED_TRACE(seen);
     vmem::region region(8 * kMiB, VMEM_HOST_ONLY);
     auto words = region.view<uint64_t>();
@@ -171,7 +171,7 @@ TEST_P(Rights, GuardPagesHaveNoContentsAndTakeNoneFromOthers) {
     EXPECT_EQ(words[4 * kWords], stamp(4 * kWords, 1)) << "its block comes back around the guard pages";
     EXPECT_EQ(words[7 * kWords], stamp(7 * kWords, 1));
     EXPECT_EQ(vmem_evict(at, region.size(), VMEM_SSD), 0) << vmem_last_error();
-    // They come to a block that is not there.
+    // They come to an absent block.
     ASSERT_EQ(madvise(at + 3 * kMiB, kPage, kGuard), 0);
     EXPECT_EQ(words[3 * kMiB / 8 + kWords], stamp(3 * kMiB / 8 + kWords, 1));
     char byte = 0;
@@ -211,7 +211,8 @@ TEST_P(Rights, ASyncBesideGuardPagesIsInTheFile) {
   EXPECT_EQ(wrong(words, 1), 1u);
 }
 
-// At any step of what goes on with its block: the bytes that are written are those that their digest is of.
+// A guard page comes at any step of its block's transition: the digest always matches the bytes
+// written.
 TEST_P(Rights, AGuardPageMayComeAtAnyMoment) {
   if (!has_guards()) GTEST_SKIP() << "this kernel has no guard pages, or does not tell";
   begin();
@@ -223,14 +224,14 @@ TEST_P(Rights, AGuardPageMayComeAtAnyMoment) {
   auto words = region.view<uint64_t>();
   char* const at = static_cast<char*>(region.data());
   fill(words, 0);
-  // One has to have been seen (docs/reliability.md, "Not promised").
+  // One guard page must have been seen (docs/reliability.md, "Not promised").
   if (madvise(at + kPage, kPage, kGuard) != 0) GTEST_SKIP() << "none in this memory: the module's";
   EXPECT_EQ(vmem_sync(at, kSize), 0) << vmem_last_error();
   ASSERT_EQ(madvise(at + kPage, kPage, kUnguard), 0);
   for (uint64_t turn = 1; turn < 5; ++turn) {
     for (size_t i = 0; i < words.size(); i += kWords) words[i] = stamp(i, turn);
     base = at;
-    vmem::core::step_hook = [](const char*) {  // odd pages; one in three is none again at once
+    vmem::core::step_hook = [](const char*) {  // odd pages; every third is removed at once
       char* const page = base + (2 * (next++ * 13 % (kSize / kPage / 2)) + 1) * kPage;
       EXPECT_EQ(madvise(page, kPage, kGuard), 0);
       if (next % 3 != 0) return;
@@ -251,7 +252,7 @@ TEST_P(Rights, AGuardPageMayComeAtAnyMoment) {
   EXPECT_EQ(stats.lost_blocks, 0u);
 }
 
-// A collector's barrier comes and goes while blocks leave, at whatever point of that.
+// A collector's barrier comes and goes at any moment while blocks leave.
 TEST_P(Rights, ABarrierMayComeAtAnyMoment) {
   begin();
   if (IsSkipped()) return;
@@ -260,7 +261,7 @@ TEST_P(Rights, ABarrierMayComeAtAnyMoment) {
   auto words = region.view<uint64_t>();
   char* const at = static_cast<char*>(region.data());
   fill(words, 1);
-  // One change has to have been seen (docs/reliability.md, "Not promised").
+  // One change must have been seen (docs/reliability.md, "Not promised").
   ASSERT_EQ(mprotect(at + kPage, kPage, PROT_NONE), 0);
   EXPECT_EQ(vmem_sync(at, kSize), 0) << vmem_last_error();
   ASSERT_EQ(mprotect(at + kPage, kPage, PROT_READ | PROT_WRITE), 0);
@@ -285,7 +286,7 @@ TEST_P(Rights, ABarrierMayComeAtAnyMoment) {
   for (size_t i = 0; i < words.size(); i += kWords) ASSERT_EQ(words[i], stamp(i, i / kWords % 2 == 0 ? turns : 1)) << i;
 }
 
-// Not promised, but no thread of the library dies of it, and none hangs.
+// Not promised, but no thread of the library dies or hangs because of it.
 TEST_P(Rights, AHoleInARegionStopsNothingElse) {
   begin();
   if (IsSkipped()) return;
@@ -301,11 +302,12 @@ TEST_P(Rights, AHoleInARegionStopsNothingElse) {
   EXPECT_EQ(wrong(words, 1), 0u);
   const auto rest = region.view<uint64_t>();
   for (size_t i = 4 * kMiB / 8; i < rest.size(); i += kWords) EXPECT_EQ(rest[i], stamp(i, 1)) << i;
-  // Nobody else may get the addresses before the region is freed.
+  // Keep the addresses reserved until the region is freed.
   ASSERT_NE(mmap(at + 5 * kPage, kPage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0), MAP_FAILED);
 }
 
-// Without /proc nobody can read it: it stays, whoever asks is told, and it is written when the right is back.
+// Without /proc no thread can read the page: the block stays, callers get an error, and it is
+// written when the right is restored.
 TEST(RightsWithoutProc, WhatNobodyCanReadStaysAndASyncSaysSo) {
   const int status = systest::wait_for_child(
       systest::start_child("RightsChild.DISABLED_HasNoProc", {{"VMEM_BLOCK_SIZE", "64KiB"},
@@ -331,7 +333,7 @@ TEST(RightsChild, DISABLED_HasNoProc) {
   ASSERT_EQ(mprotect(at + kPage, kPage, PROT_NONE), 0);
   EXPECT_EQ(vmem_sync(at, kMiB), -EFAULT);
   EXPECT_NE(std::string(vmem_last_error()).find("mprotect"), std::string::npos) << vmem_last_error();
-  // Where the kernel moves pages it leaves with them, and may be read then.
+  // If the kernel moves pages, the block leaves with them, and can be read then.
   const int rc = vmem_evict(at, kMiB, VMEM_SSD);
   EXPECT_TRUE(rc == 0 || rc == -EFAULT) << rc << ' ' << vmem_last_error();
   EXPECT_EQ(region.query().host_bytes, rc == 0 ? 0 : size_t{64} << 10) << "the others have left";

@@ -1,5 +1,5 @@
-// Scans by several threads of regions larger than the budget, counted in bytes: what was read ahead for one thread is
-// not evicted for another's sake, so nothing is read twice.
+// Several threads scan regions larger than the budget; the bytes read are counted. Blocks read
+// ahead for one thread are not evicted for another one, so nothing is read twice.
 #include <condition_variable>
 #include <mutex>
 #include <optional>
@@ -24,7 +24,7 @@ void PrintTo(const Case& c, std::ostream* out) {
   *out << c.name;
 }
 
-// Opens when so many have arrived.
+// Opens when that many threads have arrived.
 class Gate {
  public:
   explicit Gate(unsigned wanted) : wanted_(wanted) {}
@@ -54,7 +54,7 @@ class Scan : public SystemTest, public ::testing::WithParamInterface<Case> {
         {{"block_size", std::to_string(GetParam().block)}, {"host_budget", GetParam().budget}, {"readahead", "64MiB"}});
   }
 
-  // A region whose bytes are all in its file or in the store: word i * kStep is stamp(i).
+  // Makes a region whose bytes are all in its file or in the store: word i * kStep is stamp(i).
   void fill() {
     const size_t bytes = GetParam().bytes;
     if (GetParam().file) {
@@ -77,8 +77,8 @@ class Scan : public SystemTest, public ::testing::WithParamInterface<Case> {
     region_.advise(VMEM_ADVISE_SEQUENTIAL);
   }
 
-  // Thread t reads its part; all have begun before any goes on, so that where the parts begin is known. Thread 0 stops
-  // at half of it until the others are done, if it is slow.
+  // Thread t reads its part. All begin before any continues, so that the beginnings of the parts
+  // are known. If `slow`, thread 0 pauses half way until the others are done.
   void read_in_parts(bool slow) {
     const size_t pages = GetParam().bytes / kStep;
     Gate begun(kThreads), half(slow ? 1 : 0), others(kThreads - 1);
@@ -115,7 +115,7 @@ class Scan : public SystemTest, public ::testing::WithParamInterface<Case> {
     }
   }
 
-  // Bytes that `scan` reads from disk.
+  // Returns the bytes that `scan` reads from disk.
   template <typename F>
   static uint64_t reads(F scan) {
     const uint64_t before = vmem::stats().read_bytes;
@@ -145,7 +145,7 @@ TEST_P(Scan, LeavesWhatASlowThreadHasAheadOfIt) {
   region_.free();
 }
 
-// Backwards, what lies before the reader is what it is about to read.
+// For a backward reader, the next bytes lie before its position.
 TEST_P(Scan, BackwardsReadsEveryByteOnce) {
   start();
   if (IsSkipped()) return;

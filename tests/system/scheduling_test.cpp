@@ -1,4 +1,5 @@
-// How the library's threads are scheduled, whatever the thread has that makes the first call.
+// How the library's threads are scheduled, whatever the scheduling of the thread that makes the
+// first call.
 #include "core/scheduling.h"
 
 #include <dirent.h>
@@ -61,7 +62,8 @@ How how_is(const std::string& thread) {
   return how;
 }
 
-// The threads of this process but its own: the library's, and workers that the kernel made for them.
+// Returns the threads of this process except the program's own: the library's, and kernel workers
+// made for them.
 std::map<std::string, How> threads_of_library() {
   std::map<std::string, How> all;
   DIR* const d = opendir("/proc/self/task");
@@ -98,7 +100,7 @@ int set_scheduler(int policy, int priority) {
   return sched_setscheduler(0, policy, &param);
 }
 
-// Makes this thread an odd one. False: the kernel does not let it.
+// Gives this thread an unusual scheduling. Returns false if the kernel does not allow it.
 bool become(const std::string& odd) {
   if (odd == "ordinary") return true;
   if (odd == "fifo") return set_scheduler(SCHED_FIFO, 10) == 0;
@@ -117,7 +119,7 @@ bool become(const std::string& odd) {
   return false;
 }
 
-// Reads and writes through the page cache are what the kernel makes workers for.
+// Reads and writes through the page cache make the kernel create workers.
 void use_everything() {
   const TempFile file(kSize);
   vmem::region shared(kSize, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY), anonymous(kSize, VMEM_HOST_ONLY);
@@ -152,7 +154,7 @@ TEST(SchedulingChild, DISABLED_CallsFirst) {
   EXPECT_GT(all.size(), 4u);
   for (const auto& [name, how] : all) {
     How expected = ordinary;
-    // Kernels differ in what workers of io_uring have beside the policy and the CPUs.
+    // Beside policy and CPUs, the properties of io_uring workers differ between kernels.
     if (name.compare(0, 4, "iou-") == 0) expected.slack = how.slack, expected.io_priority = how.io_priority;
     EXPECT_EQ(how, expected) << name;
   }
@@ -214,8 +216,8 @@ TEST(CpuList, IsReadAsItIsWritten) {
   EXPECT_EQ(mask.words[1], 0xc1u);
 }
 
-// The thread that made the first call may spin as a real-time thread, on its CPU for good: another CPU's thread gets
-// its block.
+// The thread that made the first call may spin as a real-time thread, permanently on its CPU: a
+// thread on another CPU still gets its block.
 TEST(SchedulingChild, DISABLED_SpinsAsARealTimeThread) {
   cpu_set_t all, mine, other;
   sched_getaffinity(0, sizeof all, &all);

@@ -1,4 +1,5 @@
-// Regions that the program seals (mseal, Linux 6.10): they stay, can be used, and end with the process.
+// Regions that the program seals (mseal, Linux 6.10): they stay, can be used, and end with the
+// process.
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
@@ -20,7 +21,7 @@ using systest::SystemTest;
 
 constexpr size_t kMiB = size_t{1} << 20, kSize = 32 * kMiB;
 
-// 0: all of it, 1: its first half, 2: every other page
+// 0: the whole region, 1: its first half, 2: every other page
 struct Way {
   const char* block;
   int part;
@@ -41,7 +42,7 @@ class Sealed : public SystemTest, public testing::WithParamInterface<Way> {
     for (size_t i = 0; i < words.size(); ++i) n += words[i] != stamp(i, generation);
     return n;
   }
-  // False: this kernel seals nothing.
+  // Returns false if this kernel cannot seal.
   static bool seal(std::byte* at, const Way& way) {
     const size_t step = way.part == 2 ? size_t{1} << 20 : kSize, size = way.part == 0   ? kSize
                                                                         : way.part == 1 ? kSize / 2

@@ -1,4 +1,5 @@
-// Files that are shorter than their regions, and that shrink and grow; and regions in a reservation of the program's.
+// Files that are shorter than their regions, and that shrink and grow; and regions in a reservation
+// of the program.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -109,7 +110,7 @@ TEST_P(ShortFile, ShrinksAndGrowsQuietly) {
 INSTANTIATE_TEST_SUITE_P(, ShortFile, ::testing::Values(size_t{4096}, kBlock, 2 * kMiB),
                          [](const auto& p) { return std::to_string(p.param >> 10) + "KiB"; });
 
-// Addresses in a reservation.
+// Regions at fixed addresses in a reservation.
 
 class FixedAddress : public SystemTest {
  protected:
@@ -123,7 +124,7 @@ class FixedAddress : public SystemTest {
     reserved_ = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(at) + kHuge - 1) / kHuge * kHuge);
   }
   void TearDown() override {
-    // There may be holes.
+    // The reservation may have holes: fill them.
     mmap(whole_, 64 * kMiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     munmap(whole_, 64 * kMiB);
     SystemTest::TearDown();

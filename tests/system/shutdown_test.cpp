@@ -1,4 +1,5 @@
-// vmem_shutdown beside callers that never stop. In processes of their own: a hang must fail, not hang the suite.
+// vmem_shutdown while other threads never stop calling. In processes of their own, so that a hang
+// fails instead of hanging the suite.
 #include <atomic>
 #include <thread>
 
@@ -23,7 +24,7 @@ class Shutdown : public SystemTest {
   }
 };
 
-// The callers run until every shutdown has ended.
+// The threads call until every shutdown has ended.
 template <typename Caller>
 void shut_down_beside(Caller caller) {
   std::atomic<bool> stop{false};
@@ -68,7 +69,8 @@ TEST(ShutdownChild, DISABLED_BesideRegionsThatComeAndGo) {
   shut_down_beside([&](unsigned t) {
     void* p = nullptr;
     if (vmem_alloc(&p, 8 * kMiB, VMEM_HOST_ONLY) != 0) return;
-    // The region may go at any moment, and another may take its place: every answer is right but a strange one.
+    // The region may be freed at any moment, and another may take its place: any of these answers
+    // is right.
     for (int rc : {vmem_acquire(p, 1 * kMiB, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr),
                    vmem_prefetch(p, 4 * kMiB, VMEM_HOST, nullptr), t % 2 == 0 ? vmem_evict(p, 8 * kMiB, VMEM_SSD) : 0,
                    vmem_release(p, 1 * kMiB, nullptr), vmem_sync(p, 8 * kMiB), vmem_free(p)}) {

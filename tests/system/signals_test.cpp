@@ -1,4 +1,5 @@
-// Signals of the application and the library's threads: no handler ever runs on one of those, whatever it accesses.
+// Signals of the application and the library's threads: no handler ever runs on one of those,
+// whatever it accesses.
 #include <dirent.h>
 
 #include <atomic>
@@ -17,11 +18,12 @@ using systest::SystemTest;
 
 constexpr size_t kMiB = 1 << 20;
 
-// What a thread may block: all but SIGKILL, SIGSTOP and the two that the C library keeps for itself.
+// The signals that a thread may block: all but SIGKILL, SIGSTOP and the two that the C library
+// keeps for itself.
 constexpr uint64_t kAllSignals = ~(uint64_t{1} << (SIGKILL - 1) | uint64_t{1} << (SIGSTOP - 1) | uint64_t{3} << 31);
 
-// The threads of this process by their ids: name and blocked signals. Without the kernel's workers of io_uring, which
-// take no signal.
+// Returns the threads of this process by id: name and blocked signals. Skips the kernel's io_uring
+// workers, which take no signals.
 std::map<int, std::pair<std::string, uint64_t>> threads() {
   std::map<int, std::pair<std::string, uint64_t>> out;
   DIR* folder = opendir("/proc/self/task");
@@ -106,7 +108,7 @@ void handler(int) {
   const uint64_t n = begun.fetch_add(1);
   for (uint64_t k = 0; k < 4; ++k) {
     const size_t i = stamp(n, k) % kWords;
-    // Even words never change; odd ones are stored to by handlers alone, always the same.
+    // Even words never change; only handlers store to odd words, always the same value.
     if (words[i & ~size_t{1}] != stamp(i & ~size_t{1}, 1)) wrong.fetch_add(1);
     const_cast<volatile uint64_t*>(words.load())[i | 1] = stamp(i | 1, 2);
   }
@@ -120,16 +122,18 @@ TEST(SignalsChild, DISABLED_SendsItselfEverySignal) {
     struct sigaction action = {};
     action.sa_handler = handler;
     action.sa_mask = all;
-    sigaction(s, &action, nullptr);  // refused for those that cannot be caught
+    sigaction(s, &action, nullptr);  // fails for those that cannot be caught
   }
-  // As programs do that leave signals to some of their threads: none is unblocked here when the library starts.
+  // As in programs that leave signals to some of their threads: here none is unblocked when the
+  // library starts.
   pthread_sigmask(SIG_SETMASK, &all, &before);
   ASSERT_EQ(vmem_set("host_budget", "32MiB"), 0);
   ASSERT_EQ(vmem_set("device", "none"), 0);
   ASSERT_EQ(vmem_set("evict_threads", "2"), 0);
 #ifndef __SANITIZE_THREAD__
-  // Huge pages take minutes on a busy disk. Small blocks are copied where they lie, which ThreadSanitizer takes for a
-  // race with the stores to them, and looks for what to say of each, only to leave it out.
+  // Huge pages take minutes on a busy disk. Small blocks are copied in place. ThreadSanitizer takes
+  // this for a race with the stores to them, and looks up what to report of each, only to suppress
+  // it.
   ASSERT_EQ(vmem_set("block_size", "64KiB"), 0);
 #endif
   vmem::region region(128 * kMiB, VMEM_HOST_ONLY);
@@ -153,7 +157,7 @@ TEST(SignalsChild, DISABLED_SendsItselfEverySignal) {
       if (s == SIGKILL || s == SIGSTOP || s == 32 || s == 33) continue;
       sent += kill(getpid(), s) == 0;
     }
-    // Some are merged while they wait; those that run must end.
+    // Some signals merge while they are pending; handlers that run must end.
     while (begun != ended) usleep(100);
   }
   stop = true;
@@ -163,7 +167,8 @@ TEST(SignalsChild, DISABLED_SendsItselfEverySignal) {
   EXPECT_EQ(wrong, 0u);
 }
 
-// A handler may interrupt a thread anywhere in a call, also where it holds what serves the access of the handler.
+// A handler may interrupt a thread anywhere in a call, even while the thread holds what the
+// handler's access needs.
 TEST_F(Signals, HandlersMayInterruptCalls) {
   configure({});
   if (IsSkipped()) return;
@@ -191,7 +196,7 @@ TEST(SignalsChild, DISABLED_IsInterruptedInCalls) {
     sigset_t all;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, nullptr);
-    // One at a time, or the thread would do nothing but handle them.
+    // One at a time, or the thread would only run handlers.
     for (uint64_t sent = 0; !stop; usleep(20)) {
       if (ended != sent) continue;
       pthread_kill(called, SIGUSR1);
@@ -228,7 +233,7 @@ TEST(SignalsChild, DISABLED_IsInterruptedInCalls) {
 
 std::atomic<int> handled{0};
 
-// A call that waits lets handlers in, and what it waits for may wait for one.
+// A waiting call lets handlers run, since the event that it waits for may depend on one.
 TEST_F(Signals, HandlersRunWhileACallWaits) {
   configure({{"host_budget", "32MiB"}});
   if (IsSkipped()) return;

@@ -1,5 +1,5 @@
-// SIGTERM ends a program whose thread waits in a call, whatever it waits for: by the signal's default action, without a
-// word of the program's.
+// SIGTERM ends a program whose thread waits in a call, whatever it waits for, by the signal's
+// default action and without code of the program.
 #include <sys/file.h>
 
 #include <csignal>
@@ -30,7 +30,7 @@ void hang(Io::Op op) {
   disk->add_rule(fault);
 }
 
-// Tells the parent when the call waits. Takes no signal: the thread in the call is to.
+// Tells the parent when the call waits. Blocks all signals: the thread in the call must get it.
 void tell_when(const std::function<bool()>& waits) {
   sigset_t all, before;
   sigfillset(&all);
@@ -44,7 +44,7 @@ void tell_when(const std::function<bool()>& waits) {
 bool disk_hangs() {
   return disk->wait_hanging(1, 100);
 }
-// Where nothing of ours tells: the thread sleeps, and has all signals blocked as in a call.
+// For waits without a hook of ours: the thread sleeps, and has all signals blocked as in a call.
 std::function<bool()> this_thread_sleeps_in_a_call() {
   return [thread = std::to_string(gettid())] {
     std::ifstream in("/proc/self/task/" + thread + "/status");
@@ -98,7 +98,7 @@ void waits_for_a_write(Io::Op op, const std::function<void(void*)>& call) {
   call(p);
 }
 
-// Both a full budget and a lease in the way.
+// Both a full budget and a lease are in the way.
 void waits_for_memory() {
   void *held = nullptr, *other = evicted();
   ASSERT_EQ(vmem_alloc(&held, 16 * kMiB, VMEM_HOST_ONLY), 0) << vmem_last_error();

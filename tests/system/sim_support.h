@@ -1,4 +1,4 @@
-// Tests of the device tier that decide what a simulated device does, and when.
+// For tests of the device tier that control what a simulated device does, and when.
 #pragma once
 
 #include <atomic>
@@ -50,7 +50,7 @@ class SimTest : public SystemTest {
       // A lost device may answer before its copies have ended.
       if (sim().health(0).ok())
         for (const std::string& v : sim().violations()) ADD_FAILURE() << v;
-    } else if (!streams_.empty()) {  // the test shut the library down: its streams are there still
+    } else if (!streams_.empty()) {  // the test shut the library down, but its streams still exist
       std::unique_ptr<vmem::device::SimDevices> others;
       if (vmem::device::make_sim_devices({}, &others).ok())
         for (void* s : streams_) others->destroy_stream(s);
@@ -63,7 +63,7 @@ class SimTest : public SystemTest {
     streams_.push_back(sim().create_stream(device));
     return streams_.back();
   }
-  // A kernel stores a word; `before`: what it waits for first.
+  // Launches a kernel that stores a word; it first waits for `before`.
   static void launch_store(void* stream, uint64_t* at, uint64_t value, std::atomic<bool>* before = nullptr) {
     const vmem::core::Status s = sim().launch(stream, [=](vmem::device::SimKernel& k) {
       while (before != nullptr && !*before) std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -71,7 +71,7 @@ class SimTest : public SystemTest {
     });
     ASSERT_TRUE(s.ok()) << s.text();
   }
-  // .. under a lease of its own, which has ended when this returns.
+  // The same, under a lease of its own that has ended on return.
   void store_on_device(uint64_t* at, uint64_t value) {
     ASSERT_EQ(vmem_acquire(at, 8, VMEM_READ | VMEM_WRITE, 0, stream_), 0) << vmem_last_error();
     launch_store(stream_, at, value);
@@ -79,8 +79,9 @@ class SimTest : public SystemTest {
     ASSERT_TRUE(sim().synchronize(stream_).ok());
     at_rest(at);
   }
-  // Until the block has arrived where a lease brought it. A kernel may use it before, and until then nothing can make
-  // it leave: others go in its place. Advice waits for blocks that move, and this changes nothing.
+  // Waits until the block has arrived where a lease brought it. A kernel may use it earlier, but
+  // until then nothing can evict it, and other blocks leave in its place. This advice waits for
+  // blocks in transition, and changes nothing.
   static void at_rest(uint64_t* at) {
     ASSERT_EQ(vmem_advise(at, 8, VMEM_ADVISE_UNSET_ACCESSED_BY, VMEM_HOST), 0) << vmem_last_error();
   }
@@ -91,14 +92,14 @@ class SimTest : public SystemTest {
     return vmem::test::eventually(condition, std::chrono::seconds(30));
   }
   static std::string said() { return vmem_last_error(); }
-  // On a thread of its own, which has ended when the test has.
+  // Runs on its own thread, which has ended when the test has.
   void aside(std::function<void()> what) { threads_.emplace_back(std::move(what)); }
   void join() {
     for (std::thread& t : threads_) t.join();
     threads_.clear();
   }
 
-  // The first thread that comes to the step stays there until go_on().
+  // Stops the first thread that reaches the step, until go_on().
   static void stop_at(const char* step) {
     step_ = step;
     stopped_ = false;

@@ -1,6 +1,6 @@
-// Every call from threads of the smallest stack that POSIX knows: what a call needs it finds elsewhere. And from
-// threads whose stack is just large enough for a call to run in place: none takes more than half of what is kept for
-// it.
+// Every call from threads with the smallest stack that POSIX allows: a call gets the stack it needs
+// elsewhere. Also from threads whose stack is just large enough to run a call in place: no call
+// takes more than half of the stack reserved for it.
 #include <sys/mman.h>
 #include <sys/resource.h>
 
@@ -18,14 +18,14 @@ using systest::kBlock;
 using systest::TempFile;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr size_t kSmall = size_t{128} << 10;  // their own start of a thread takes most of it
+constexpr size_t kSmall = size_t{128} << 10;  // a sanitizer's own thread start takes most of it
 constexpr size_t kOfTheCaller = kSmall;
 #else
 constexpr size_t kSmall = size_t{16} << 10;
-constexpr size_t kOfTheCaller = size_t{10} << 10;  // with the C library's own lazy work
+constexpr size_t kOfTheCaller = size_t{10} << 10;  // including lazy work of the C library
 #endif
 
-// A stack that says how much of it was used.
+// A stack that records how much of it was used.
 class Stack {
  public:
   explicit Stack(size_t size) : size_(size) {
@@ -67,7 +67,7 @@ class Stack {
   unsigned char* low_ = nullptr;
 };
 
-// What went otherwise than it should, in plain words: a test's own macros need more stack than there is.
+// A failed expectation as plain text: a test's own macros need more stack than there is.
 struct Wrong {
   const char* call = nullptr;
   int line = 0, got = 0;
@@ -164,7 +164,7 @@ void device(Wrong& wrong, const Work& work) {
   CALL(work.handles ? 0 : -EOPNOTSUPP, vmem_export(p, 8, 0, &fd));
   if (fd >= 0) close(fd);
   CALL(0, vmem_release(p, 4 * kBlock, work.stream));
-  CALL(0, static_cast<char*>(p)[3 * kBlock] - 7);  // where it is, or when it has come: in a signal handler
+  CALL(0, static_cast<char*>(p)[3 * kBlock] - 7);  // in place, or after it has arrived, in a signal handler
   const struct vmem_range range = {p, 2 * kBlock, VMEM_READ, 0};
   CALL(0, vmem_lease_async(&lease, &range, 1, 0, work.stream, ready, &told));
   CALL(0, vmem_lease_fd(lease) < 0);
@@ -186,7 +186,7 @@ void device(Wrong& wrong, const Work& work) {
 class SmallStack : public systest::SimTest, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override { start(1, {}, GetParam()); }
-  // The library starts and stops there, too.
+  // The library also starts and stops there.
   size_t use_everything(size_t size) {
     TempFile file(kBlock);
     Wrong wrong;
@@ -206,7 +206,8 @@ class SmallStack : public systest::SimTest, public ::testing::WithParamInterface
 TEST_P(SmallStack, EveryCallIsRightOnTheSmallestStack) {
   if (IsSkipped()) return;
   const size_t used = use_everything(kSmall);
-  // On managed memory accesses may run a handler, and what the processor has of registers lies on the stack then.
+  // On managed memory accesses may run a handler, which puts the processor's registers on the
+  // stack.
   EXPECT_LE(used, GetParam() ? kOfTheCaller : kSmall);
   RecordProperty("used", static_cast<int>(used));
 }
@@ -240,7 +241,7 @@ TEST_F(SmallStackHost, TheLibraryStartsAndStopsOnTheSmallestStack) {
   EXPECT_LE(stack.used(), kOfTheCaller);
 }
 
-// A sink may call the library, from the stack that the call has.
+// A sink may call the library, on the stack of the call.
 TEST_F(SmallStackHost, ASinkThatCallsTheLibraryHasStackForThat) {
   configure({});
   if (IsSkipped()) return;
@@ -275,7 +276,7 @@ TEST_F(SmallStackHost, ASinkThatCallsTheLibraryHasStackForThat) {
   EXPECT_LE(stack.used(), kOfTheCaller);
 }
 
-// The smallest default stack: the library's threads have it, too.
+// The smallest default stack: the library's threads get it too.
 TEST_F(SmallStackHost, TheLibrarysThreadsWorkWhateverStackThreadsHaveByDefault) {
   pthread_attr_t before, small;
   ASSERT_EQ(pthread_getattr_default_np(&before), 0);
@@ -321,7 +322,8 @@ TEST_F(SmallStackHost, ExitOfASmallThreadWritesSharedFiles) {
   EXPECT_EQ(file.read(), std::vector<unsigned char>(1 << 20, 42));
 }
 
-// Of the main thread the library knows the limit, of others the size; what is neither counts as small.
+// The library knows the limit of the main thread and the stack size of others; any other stack
+// counts as small.
 TEST_F(SmallStackHost, EveryThreadKnowsWhatIsLeft) {
   rlimit limit = {};
   ASSERT_EQ(getrlimit(RLIMIT_STACK, &limit), 0);
@@ -344,7 +346,7 @@ TEST_F(SmallStackHost, EveryThreadKnowsWhatIsLeft) {
   EXPECT_GE(again, inner - 4096) << "what has enough stays where it is";
 }
 
-// Threads that are in calls together have a stack each, and leave none behind but those that are kept.
+// Threads in concurrent calls have a stack each. Afterwards only the cached stacks remain.
 TEST_F(SmallStackHost, ManySmallThreadsCallAtOnce) {
   configure({});
   if (IsSkipped()) return;

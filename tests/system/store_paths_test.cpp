@@ -1,4 +1,4 @@
-// Several folders for the SSD store, of which one fails: the others have room, and nobody hears of it.
+// Several folders for the SSD store, of which one fails: the others have room, and no call fails.
 #include <cerrno>
 #include <filesystem>
 
@@ -30,7 +30,7 @@ class StorePaths : public SystemTest, public testing::WithParamInterface<std::tu
                {"encryption", way.encryption},
                {"io_engine", way.engine}});
   }
-  // Files are known in the order of the paths.
+  // Files are numbered in the order of the paths.
   void fail_path(vmem::store::FileId file) {
     Fault fault;
     fault.op = Io::Op::write;
@@ -92,7 +92,7 @@ TEST_P(StorePaths, WhereAllRefuseItIsSaidAndTheContentsStay) {
   EXPECT_EQ(vmem_sync(region.data(), region.size()), -std::get<0>(GetParam())) << vmem_last_error();
   EXPECT_EQ(wrong(words, 1), 0u);
   disk->clear_rules();
-  // Both are passed over for a moment, and taken all the same where there is no other.
+  // Both are avoided for a moment, but used if there is no other.
   EXPECT_EQ(vmem_sync(region.data(), region.size()), 0) << vmem_last_error();
   EXPECT_EQ(vmem_evict(region.data(), region.size(), VMEM_SSD), 0) << vmem_last_error();
   EXPECT_EQ(wrong(words, 1), 0u);

@@ -1,4 +1,4 @@
-// vmem_prefetch with a stream: the hint takes effect when the stream gets there, and not before.
+// vmem_prefetch with a stream: the hint takes effect when the stream reaches it, and not before.
 #include <cerrno>
 
 #include "pager/calls/snapshot.h"
@@ -28,7 +28,7 @@ class StreamHints : public SimTest {
     EXPECT_EQ(vmem_query(word(r, block), 8, &where), 0) << said();
     return where.device_bytes;
   }
-  // What is put on the stream from now on comes later than go.
+  // Work queued on the stream from now on runs after `go`.
   void hold(void* stream) {
     ASSERT_TRUE(sim()
                     .launch(stream,
@@ -119,7 +119,7 @@ TEST_F(StreamHints, OfALostDeviceHoldNothing) {
   new (const_cast<vmem::region*>(&r)) vmem::region();
 }
 
-// More than the library keeps are dropped: a hint may be.
+// Hints beyond the number that the library keeps are dropped, which is allowed.
 TEST_F(StreamHints, ManyAreDroppedAndNoneFails) {
   if (IsSkipped()) return;
   const vmem::region r = filled(1);
@@ -130,7 +130,8 @@ TEST_F(StreamHints, ManyAreDroppedAndNoneFails) {
   EXPECT_TRUE(until([&] { return on_device(r, 0) != 0; }));
 }
 
-// Written back, which says nothing of the hint, and gone from the device before any lease used it.
+// The block is written back, which does not matter for the hint, and leaves the device before any
+// lease has used it.
 TEST_F(StreamHints, AChangedBlockThatNoLeaseUsesIsAWasteAndNoHit) {
   if (IsSkipped()) return;
   const vmem::region r = filled(2);
@@ -146,7 +147,7 @@ TEST_F(StreamHints, AChangedBlockThatNoLeaseUsesIsAWasteAndNoHit) {
   EXPECT_EQ(*word(r, 0), stamp(0, 1));
 }
 
-// What is published and what vmem_query says of a block on its way is the same.
+// The published counters and vmem_query agree about a block in transition.
 TEST_F(StreamHints, ABlockOnItsWayIsCountedWhereQueryCountsIt) {
   if (IsSkipped()) return;
   for (const char* step : {"device.preparing", "device.issued"}) {
@@ -170,7 +171,8 @@ TEST_F(StreamHints, ABlockOnItsWayIsCountedWhereQueryCountsIt) {
     };
     agree();
     go_on();
-    EXPECT_EQ(vmem_advise(word(r, 0), kBlock, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << said();  // waits for it
+    // waits for the block
+    EXPECT_EQ(vmem_advise(word(r, 0), kBlock, VMEM_ADVISE_UNSET_READ_MOSTLY, 0), 0) << said();
     agree();
     EXPECT_EQ(r.query().device_bytes, kBlock);
     r.free();

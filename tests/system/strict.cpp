@@ -1,4 +1,4 @@
-// In this program a call to the outside under the pager's lock is the end of it.
+// In this program an external call under the pager's lock ends the process.
 #include "common/children.h"
 #include "core/big_lock.h"
 

@@ -1,4 +1,5 @@
-// Regions whose files refuse changes after they were mapped: a way out for each, and nobody else suffers.
+// Regions whose files refuse changes after they were mapped: each has a way out, and other regions
+// are not affected.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/mount.h>
@@ -23,7 +24,7 @@ int create(void** at, size_t size, unsigned flags, int fd = 0, size_t block = kB
   return vmem_create(at, size, &attr);
 }
 
-// A file in memory that takes no write(2) from refuse() on, though it is mapped, until take_again().
+// A file in memory that is mapped but refuses write(2) from refuse() until take_again().
 class StuckFile : public SystemTest {
  protected:
   void SetUp() override {
@@ -34,7 +35,7 @@ class StuckFile : public SystemTest {
     if (fd_ >= 0) close(fd_);
     SystemTest::TearDown();
   }
-  // A region over it, all of it changed.
+  // Maps the file and changes all of it.
   void map_and_change() {
     fd_ = memfd_create("stuck", MFD_ALLOW_SEALING | MFD_CLOEXEC);
     ASSERT_EQ(ftruncate(fd_, kSize), 0);
@@ -119,7 +120,7 @@ TEST_F(StuckFile, OthersGoOnInTheRoomThatIsLeft) {
   EXPECT_EQ(vmem_discard(at_), -EIO);
 }
 
-// A file system that is full, and has room later.
+// A file system that is full, and later has room.
 class FullFile : public StuckFile {
  protected:
   void SetUp() override {
@@ -173,7 +174,7 @@ TEST_F(FullFile, ItIsAskedAgainInTheBackground) {
   ASSERT_EQ(create(&next, 48 * kMiB, 0), 0);
   vmem_residency in = {};
   in.size = sizeof in;
-  // Others need the memory: what can be written by now leaves for them.
+  // Other regions need the memory: blocks that can be written by now leave for them.
   EXPECT_TRUE(vmem::test::eventually([&] {
     memset(next, 3, 48 * kMiB);
     return vmem_query(at_, kSize, &in) == 0 && in.host_bytes < kSize / 2;
@@ -181,7 +182,7 @@ TEST_F(FullFile, ItIsAskedAgainInTheBackground) {
   EXPECT_EQ(vmem_free(next), 0);
 }
 
-// All of the budget is taken by what its file refuses.
+// Blocks that the file refuses fill the whole budget.
 TEST_F(StuckFile, WhereNothingIsLeftTheLogNamesTheRegionAndTheWayOut) {
   vmem_shutdown();
   configure({{"host_budget", "8MiB"}, {"fault_timeout_ms", "500"}});

@@ -1,4 +1,5 @@
-// What system tests share: a runtime with settings of their own, temporary files, touches that may raise SIGBUS.
+// Shared by system tests: a runtime with its own settings, temporary files, touches that may raise
+// SIGBUS.
 #pragma once
 
 #include <fcntl.h>
@@ -29,7 +30,7 @@ inline std::string temp_folder() {
   return tmp != nullptr ? tmp : "/var/tmp";
 }
 
-// A file that is gone when the test is.
+// A file that is removed at the end of the test.
 class TempFile {
  public:
   explicit TempFile(size_t bytes = 0, uint64_t seed = 1) {
@@ -72,14 +73,16 @@ class TempFile {
   std::string path_;
 };
 
-// From the next start on blocks that are copied leave from their place, as on kernels before 6.8, for this test.
+// From the next start on, and only in this test, copied blocks leave from their place, as on
+// kernels before 6.8.
 inline void move_no_pages() {
   vmem::api::test_hooks().adjust_trap = [](vmem::trap::UserfaultOptions& options) { options.allow_move = false; };
 }
 
 using Settings = std::vector<std::pair<const char*, std::string>>;
 
-// Every test starts without a runtime and leaves none behind; a runtime that miscounts fails the test.
+// Every test starts without a runtime and leaves none behind. A runtime with inconsistent counters
+// fails the test.
 class SystemTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -128,7 +131,7 @@ class SystemTest : public ::testing::Test {
   }
 };
 
-// True when the touch of *p raised SIGBUS. One thread at a time per process.
+// Returns whether the touch of *p raised SIGBUS. One thread at a time per process.
 inline thread_local sigjmp_buf bus_jump;
 inline thread_local volatile bool bus_armed = false;
 
@@ -156,7 +159,7 @@ bool raises_sigbus(Touch touch) {
   return raised;
 }
 
-// Log lines of the library, collected.
+// Collects log lines of the library.
 class LogLines {
  public:
   LogLines() {
@@ -181,7 +184,7 @@ class LogLines {
   std::vector<std::string> lines_;
 };
 
-// A value that names its own place: lost, stale and misplaced blocks all show.
+// A value that identifies its place, so that lost, stale and misplaced blocks all show.
 inline uint64_t stamp(uint64_t index, uint64_t round) {
   uint64_t z = index * 0x9e3779b97f4a7c15u + round * 0xbf58476d1ce4e5b9u + 1;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;

@@ -1,4 +1,4 @@
-// vmem_sync(NULL, 0): every region there is, all of them tried, the first error told.
+// vmem_sync(NULL, 0): syncs every region, tries all of them, and returns the first error.
 #include <cerrno>
 
 #include "common/patience.h"

@@ -1,5 +1,5 @@
-// Memory that the kernel accesses for a thread that ends: it waits for no block there, so that memory has to be leased
-// (docs/reliability.md, "Threads that end").
+// Memory that the kernel accesses for an ending thread. The kernel does not wait for a block there,
+// so that memory has to be leased (docs/reliability.md, "Threads that end").
 #include <pthread.h>
 
 #include <atomic>
@@ -14,7 +14,7 @@ using systest::SystemTest;
 
 constexpr size_t kMiB = 1 << 20, kSize = 4 * kMiB;
 
-// Blocks leave memory all the time while it lives.
+// While it lives, blocks keep leaving memory.
 class Pressure {
  public:
   Pressure()
@@ -67,7 +67,7 @@ TEST_P(ThreadExit, ARobustMutexInALeasedBlockTellsOfItsOwnersEnd) {
   ASSERT_EQ(vmem_acquire(inside, sizeof *inside, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr), 0) << vmem_last_error();
   const Pressure pressure;
   std::thread([&] {
-    EXPECT_EQ(pthread_mutex_lock(&outside), 0);  // behind it in the thread's list
+    EXPECT_EQ(pthread_mutex_lock(&outside), 0);  // comes after it in the thread's list
     EXPECT_EQ(pthread_mutex_lock(inside), 0);
     vmem_evict(region.data(), region.size(), VMEM_SSD);
   }).join();
@@ -76,7 +76,8 @@ TEST_P(ThreadExit, ARobustMutexInALeasedBlockTellsOfItsOwnersEnd) {
   EXPECT_EQ(vmem_release(inside, sizeof *inside, nullptr), 0) << vmem_last_error();
 }
 
-// At its end lies what the C library keeps of the thread: who joins it waits for a word there.
+// The C library keeps its data about the thread at the end of its stack: a thread that joins it
+// waits for a word there.
 TEST_P(ThreadExit, AThreadWhoseStackLiesInALeasedRegionEnds) {
   if (IsSkipped()) return;
   if (systest::kSanitized) GTEST_SKIP() << "a sanitizer keeps stacks itself";

@@ -1,4 +1,4 @@
-// What the library's threads do besides their work, in the kernel's counters of each.
+// Needless activity of the library's threads, by the kernel's counters of each.
 #include <dirent.h>
 
 #include <sstream>
@@ -10,7 +10,8 @@ namespace {
 using systest::SystemTest;
 using systest::TempFile;
 
-// The first lines of file `what` of each thread of this process whose name begins so.
+// Returns the first line of file `what` for each thread of this process whose name begins with
+// `name`.
 std::vector<std::string> of_threads(const std::string& name, const char* what) {
   std::vector<std::string> texts;
   DIR* const tasks = opendir("/proc/self/task");
@@ -30,7 +31,7 @@ uint64_t minor_faults(const std::string& name) {
   for (const std::string& text : of_threads(name, "stat")) {
     std::istringstream rest(text.substr(text.rfind(')') + 1));
     std::string word;
-    for (int i = 0; i < 8; ++i) rest >> word;  // the state is the first
+    for (int i = 0; i < 8; ++i) rest >> word;  // the first word is the state
     sum += std::stoull(word);
   }
   return sum;
@@ -56,7 +57,8 @@ class Threads : public SystemTest {
   }
 };
 
-// The kernel's workers do, several at once: all other transfers would wait for it.
+// The kernel's workers find memory for frames, several at once. If the I/O thread did, all other
+// transfers would wait for it.
 TEST_F(Threads, TheIoThreadFindsNoMemoryForFrames) {
   configure({{"block_size", "2MiB"}, {"host_budget", "512MiB"}, {"readahead", "64MiB"}});
   if (IsSkipped()) return;
@@ -69,7 +71,7 @@ TEST_F(Threads, TheIoThreadFindsNoMemoryForFrames) {
   EXPECT_LT(minor_faults("vmem-io-") - before, kBytes / (2 << 20) / 2);
 }
 
-// One that is woken finds nothing to do, and waits for the lock meanwhile.
+// A reclaim thread that is woken needlessly finds no work, and competes for the lock.
 TEST_F(Threads, TheEvictorSleepsWhileThereIsMemory) {
   configure({{"block_size", "64KiB"}, {"host_budget", "512MiB"}, {"readahead", "64MiB"}});
   if (IsSkipped()) return;

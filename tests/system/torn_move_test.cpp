@@ -1,5 +1,5 @@
-// Moves of pages that the kernel stops half way and does not take back, and write protection that it refuses: the
-// system call is answered by this file.
+// Moves of pages that the kernel stops half way without undoing them, and write protection that it
+// refuses. This file replaces the system call.
 #include <linux/userfaultfd.h>
 #include <sys/syscall.h>
 
@@ -28,7 +28,7 @@ enum class Kernel : int { fine, half, refuses_moves, refuses_all, refuses_protec
 std::atomic<Kernel> kernel{Kernel::fine};
 std::atomic<Kernel> after_half{Kernel::refuses_moves};
 std::atomic<uintptr_t> region_begin{0}, region_end{0};
-std::atomic<bool> out_of_region{true};  // which way the next move is cut short
+std::atomic<bool> out_of_region{true};  // the direction in which the next move is cut short
 std::atomic<unsigned> cut{0};
 
 bool inside(uint64_t address) {
@@ -43,7 +43,8 @@ int no_memory(int64_t* done) {
 
 }  // namespace
 
-// Every ioctl of this process: all but those of a test of this file go to the kernel as they are.
+// Replaces ioctl in this process. Except for tests of this file, all calls go to the kernel
+// unchanged.
 extern "C" int ioctl(int fd, unsigned long request, ...) noexcept {
   va_list list;
   va_start(list, request);
@@ -145,7 +146,7 @@ TEST_F(TornMove, ABlockThatCannotGoBackAtAllIsLostAndEveryCallSaysSo) {
   EXPECT_NE(std::string(vmem_last_error()).find("block 0"), std::string::npos) << vmem_last_error();
   EXPECT_EQ(vmem_advise(r.data(), kBlock, VMEM_ADVISE_DONT_NEED, 0), 0) << vmem_last_error();
   EXPECT_EQ(r.view<uint64_t>()[0], 0u);
-  for (uint64_t round = 2; round < 4; ++round) {  // the frames that took part are as good as any
+  for (uint64_t round = 2; round < 4; ++round) {  // the frames that took part are still usable
     write(r, round);
     r.evict();
     EXPECT_EQ(wrong(r, 0, r.size(), round), 0u);

@@ -1,5 +1,6 @@
-// From here on the kernel ends this process (SIGSYS) when any thread of it changes the CPU's access to a range by
-// mprotect, or installs a handler of SIGSEGV. There is no way back: for a process of its own.
+// After watch(), the kernel ends this process (SIGSYS) when any of its threads changes the CPU's
+// access to a range by mprotect, or installs a handler for SIGSEGV. This cannot be undone, so use
+// it in a process of its own.
 #pragma once
 
 #include <dirent.h>
@@ -18,10 +19,11 @@
 
 namespace systest {
 
-// False: this kernel does not allow it.
+// Returns false if this kernel does not allow it.
 inline bool watch(const void* base, size_t size) {
   const auto first = reinterpret_cast<uintptr_t>(base), end = first + size;
-  if (const uintptr_t border = (end - 1) >> 32 << 32; first < border) {  // a filter compares halves of an address
+  // a filter compares halves of an address
+  if (const uintptr_t border = (end - 1) >> 32 << 32; first < border) {
     return watch(base, border - first) && watch(reinterpret_cast<const void*>(border), end - border);
   }
   const auto high = static_cast<uint32_t>(first >> 32), low = static_cast<uint32_t>(first);
@@ -54,8 +56,8 @@ inline bool watch(const void* base, size_t size) {
          syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
 }
 
-// How many descriptors of /proc/self/pagemap this process has: the trap of userfaultfd has one, and a device tier opens
-// one when it first looks there, and keeps it.
+// Returns how many descriptors of /proc/self/pagemap this process has. The userfaultfd trap has
+// one. A device tier opens one when it first needs it, and keeps it.
 inline int pagemaps() {
   DIR* const d = opendir("/proc/self/fd");
   if (d == nullptr) return -1;
