@@ -57,8 +57,8 @@ class ChildRuns : public testing::EmptyTestEventListener {
   return true;
 }();
 
-// ASAN_OPTIONS for a child that LeakSanitizer must not check: its thread sets up signals. A process
-// that is watched for that is ended, and the child would wait for LeakSanitizer forever.
+// ASAN_OPTIONS for a child that LeakSanitizer must not check at its end. LeakSanitizer's thread sets
+// up signals; where that is watched for, the thread is ended and the child waits for it forever.
 inline std::string without_leak_check() {
   const char* now = getenv("ASAN_OPTIONS");
   return std::string(now == nullptr ? "" : now) + ":detect_leaks=0";

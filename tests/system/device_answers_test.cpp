@@ -42,7 +42,7 @@ class DeviceAnswers : public systest::SimTest {
     ASSERT_TRUE(s.ok()) << s.text();
     ASSERT_TRUE(until([] { return runs_.load(); }));
   }
-  // No thread waits for the kernel if its block is removed while it is blocked.
+  // A step hook: opens when the kernel's block is removed, since no thread waits for the kernel.
   static void open_at_punch(const char* step) {
     if (std::strcmp(step, "device.punch") == 0) open_ = true;
   }

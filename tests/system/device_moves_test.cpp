@@ -256,8 +256,8 @@ TEST_F(RefusedWaits, WhatLeavesKeepsItsFrameUntilItsCopyHasEnded) {
   vmem::region r(kBlock);
   fill(r, 1);
   refuse_waits(SimOp::copy_out, {SimOp::map});
-  // Let a worker do it: a call polls the copy, until the copy in this test stops waiting for more
-  // waits.
+  // Use a worker: a call would only poll the copy, which here ends after enough refused waits or a
+  // time-out.
   ASSERT_EQ(vmem_prefetch(r.data(), r.size(), VMEM_HOST, nullptr), 0) << vmem_last_error();
   EXPECT_TRUE(until([&] { return r.query().device_bytes == 0; }));
   EXPECT_EQ(waits_, kRefused);

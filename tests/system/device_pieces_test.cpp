@@ -25,8 +25,7 @@ class DevicePieces : public systest::LargeBlocks {
     ASSERT_EQ(vmem_release(words(r), kLarge, stream_), 0) << said();
     ASSERT_TRUE(sim().synchronize(stream_).ok());
   }
-  // Copies from the device fail, except for the piece in the middle. `op` is the operation that
-  // fails.
+  // Makes `op` fail for all pieces except the one in the middle.
   static void fail_the_rest(const vmem::region& r, SimOp op) {
     static std::atomic<uintptr_t> middle;
     middle = reinterpret_cast<uintptr_t>(words(r) + kPlaces[1]);

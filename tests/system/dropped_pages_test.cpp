@@ -144,8 +144,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, DroppedPages,
 
 class DroppedFilePages : public SystemTest {};
 
-// The file was truncated, so the block must go. Data stored during that survives where the file
-// still exists.
+// The file was truncated, so the block must go. Data stored at that time survives where the
+// file still exists.
 TEST_F(DroppedFilePages, AStoreToOneWhileItsFileIsCutIsKept) {
   static std::atomic<unsigned char*> page;
   static const char* path;

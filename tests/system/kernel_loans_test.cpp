@@ -273,7 +273,8 @@ TEST_F(KernelLoans, ALostDeviceGivesBackWhatWasLent) {
   open.end();
 }
 
-// Nor must the range end if a word for the kernels cannot be stored for want of memory.
+// Lent blocks also return before the range ends if a word for the kernels cannot be stored for want
+// of memory.
 TEST_F(KernelLoans, AWordThatCannotBeStoredGivesBackWhatIsLentThoughTheDeviceIsWell) {
   if (IsSkipped()) return;
   Open open(region_.data(), region_.size(), VMEM_READ, stream_, kBlock);

@@ -486,8 +486,8 @@ TEST_F(KernelPaging, LeasesOfTheProgramBesideThem) {
   ASSERT_TRUE(sim().synchronize(stream_).ok());
   for (const auto& t : told) EXPECT_EQ(t, kPresent);
   EXPECT_EQ(vmem_acquire(words(r), kBlock, VMEM_READ, VMEM_HOST, nullptr), -EBUSY);
-  // There is no room for more. A kernel that keeps requesting is refused, and room is made for a
-  // kernel that releases blocks.
+  // There is no room for more, so the acquire fails. After the range has ended, the next acquire
+  // gets its room.
   EXPECT_EQ(vmem_acquire(words(r) + 16 * kWords, 8 * kBlock, kBoth, 0, stream_), -ENOMEM);
   open.end();
   EXPECT_EQ(vmem_acquire(words(r) + 16 * kWords, 14 * kBlock, kBoth, 0, stream_), 0) << vmem_last_error();

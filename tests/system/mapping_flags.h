@@ -17,7 +17,7 @@ inline size_t bytes_with_flag(const void* address, size_t size, const std::strin
   uintptr_t from = 0, to = 0;
   size_t bytes = 0;
   for (std::string line; std::getline(smaps, line);) {
-    // skips a line like "A..", whose first letter parses as a hexadecimal number
+    // a line that begins with a letter like "A" parses as the first number only
     uintptr_t first = 0, last = 0;
     if (sscanf(line.c_str(), "%lx-%lx ", &first, &last) == 2) from = first, to = last;
     if (line.rfind("VmFlags:", 0) != 0 || (line + " ").find(" " + flag + " ") == std::string::npos) continue;

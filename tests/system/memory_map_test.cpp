@@ -1,5 +1,5 @@
-// Memory runs out at each step of making a region: the call fails, and leaves neither a descriptor
-// nor a lock, address space or a part of the budgets behind.
+// Memory runs out at each step of making a region: the call fails and leaves nothing behind: no
+// descriptor, no lock, no address space, no part of the budgets.
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/file.h>

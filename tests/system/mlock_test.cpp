@@ -42,8 +42,8 @@ TEST(MlockChild, DISABLED_Locks) {
   for (size_t i = 0; i < words.size(); i += 512) ASSERT_EQ(words[i], stamp(i, 2)) << i;
 }
 
-// Locked memory stays allocated, also in the area that the kernel moves pages into. A guard page
-// must be skipped before that is noticed.
+// Under mlockall() the kernel also populates the empty frame that it should move pages into. A move
+// passes leading guard pages before it finds that.
 TEST_P(Mlock, BlocksThatBeginWithAGuardPageLeave) {
   configure({});
   if (IsSkipped()) return;

@@ -264,7 +264,7 @@ TEST(PrivilegesChild, DISABLED_RunsAsAnotherGroup) {
   EXPECT_STREQ(value, "off");
   EXPECT_EQ(vmem::api::Runtime::get().published_at(), "");
   EXPECT_EQ(own_sockets(), std::vector<std::string>{}) << "who started it can read and tune it";
-  // The program's own setting does not publish to him either.
+  // The program's own setting does not publish to that user either.
   EXPECT_EQ(vmem_set("publish", "on"), -EPERM);
   EXPECT_NE(strstr(vmem_last_error(), "AT_SECURE"), nullptr) << vmem_last_error();
   ASSERT_EQ(vmem_get("publish", value, sizeof value), 0) << vmem_last_error();
