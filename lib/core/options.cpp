@@ -22,84 +22,78 @@ constexpr uint64_t kKiB = 1024, kMiB = kKiB * 1024, kGiB = kMiB * 1024, kPiB = k
 constexpr OptionInfo kTable[] = {
     {Option::host_budget, "host_budget", OptionKind::bytes, "bytes",
      "half of the smaller of the memory-cgroup limit and what is available", 8 * kMiB, kPiB, nullptr, true,
-     "Host memory that libvmem may use for blocks, I/O buffers and its own tables, moves in flight included."},
+     "Host memory that libvmem may use for blocks, I/O buffers and its own tables, including moves in flight."},
     {Option::device_budget, "device_budget", OptionKind::bytes, "bytes", "0.8 of the device memory that is free",
      2 * kMiB, kPiB, nullptr, true,
-     "Device memory that libvmem may use on each GPU, moves in flight included. While others leave less of it, blocks "
-     "make do with what there is."},
+     "Device memory that libvmem may use on each GPU, including moves in flight. If other programs leave less, blocks "
+     "use the rest."},
     {Option::device_reserve, "device_reserve", OptionKind::bytes, "bytes", "1/32 of the device's memory", 0, kPiB,
      nullptr, true,
-     "Free device memory of each GPU below which libvmem keeps none there for blocks to come: it goes back to the "
-     "driver, "
-     "for others. It limits no blocks: device_budget does."},
+     "If a GPU has less free memory than this, libvmem keeps no memory there for later blocks, but returns it to the "
+     "driver for other programs. It does not limit blocks: device_budget does."},
     {Option::device_block_size, "device_block_size", OptionKind::bytes, "bytes", "auto", 2 * kMiB, kMaxBlock, nullptr,
      false,
-     "Block of regions with a device tier that are made without a block_size of their own: a power of two, or auto: "
-     "the largest of 2, 4 and 8 MiB (with advice SEQUENTIAL of their own up to 32, with RANDOM 2) of which rounding "
-     "adds no more than 3 % to the region, and device_budget and the staging frames hold 16. What a move costs the "
-     "driver beside its bytes is the same for any size, and an access of "
-     "one word moves all of its block. Above 2 MiB only on devices with page tables of their own (device=handles)."},
+     "Block of regions with a device tier that are made without their own block_size: a power of two, or auto. auto is "
+     "the largest of 2, 4 and 8 MiB (up to 32 if made with advice SEQUENTIAL, 2 with RANDOM) for which rounding adds "
+     "at most 3 % to the region, and device_budget and the staging frames hold 16 blocks. The driver's cost of a move, "
+     "apart from its bytes, is the same for any size; an access of one word moves its whole block. Above 2 MiB only on "
+     "devices with their own page tables (device=handles)."},
     {Option::staging_share, "staging_share", OptionKind::number, "percent", "50", 10, 90, nullptr, true,
-     "Part of host_budget that blocks of the device tier may take while they move and, unchanged, afterwards: pinned "
-     "memory that is taken with need and kept. The rest is for what the CPU accesses."},
+     "Part of host_budget that blocks of the device tier may take while they move and, if unchanged, afterwards. It is "
+     "pinned memory, taken when needed and then kept. The rest is for blocks that the CPU accesses."},
     {Option::peer_spill_percent, "peer_spill_percent", OptionKind::number, "percent", "50", 0, 90, nullptr, true,
-     "Part of a GPU's device_budget that blocks of other GPUs may have while it needs them for none of its own: what "
-     "has "
-     "no room on its GPU goes there first, if both are linked by NVLink and this process has used both. 0: to host "
-     "memory, always."},
+     "Part of a GPU's device_budget that blocks of other GPUs may use while its own blocks do not need it. A block "
+     "without room on its GPU goes there first, if NVLink links both and this process has used both. 0: always to host "
+     "memory."},
     {Option::ssd_path, "ssd_path", OptionKind::text, "", "$TMPDIR, or /var/tmp", 0, 0, nullptr, false,
      "Colon-separated files, directories or block devices that hold blocks of anonymous regions; a directory gets an "
-     "unlinked file; several are striped. A name that means nothing yet becomes a file, unless it ends in /: then it "
-     "is "
-     "an error, as a $TMPDIR that does not exist. A file that exists must be empty or an earlier store, and yours "
-     "alone (mode "
+     "unlinked file; several are striped. A name that does not exist becomes a file; if it ends in / it is an error, "
+     "like a $TMPDIR that does not exist. An existing file must be empty or an earlier store, and yours alone (mode "
      "0600); a device must be blank at its start, or an earlier store."},
     {Option::ssd_budget, "ssd_budget", OptionKind::bytes, "bytes", "no limit but the disk's", 0, kPiB, nullptr, true,
      "Bytes that anonymous regions may occupy in the store; 0 stores nothing."},
     {Option::block_size, "block_size", OptionKind::bytes, "bytes", "2 MiB", kMinBlock, kMaxBlock, nullptr, true,
-     "Block of regions made from now on: a power of two, or auto: blocks of 64 KiB, of which a fault reads as many "
-     "together as their use shows to be right. A region with a device tier has blocks of device_block_size."},
+     "Block of regions made from now on: a power of two, or auto. auto is 64 KiB, and a fault reads several blocks "
+     "together, as many as their use suggests. A region with a device tier has blocks of device_block_size."},
     {Option::io_depth, "io_depth", OptionKind::number, "requests", "16", 1, 1024, nullptr, false,
-     "Reads and writes in flight at the store; one of more than 2 MiB goes in parts of 2 MiB, which count each."},
+     "Reads and writes in flight at the store; one of more than 2 MiB is split into parts of 2 MiB, and each part "
+     "counts."},
     {Option::io_engine, "io_engine", OptionKind::choice, "", "auto", 0, 0, "auto|io_uring|threads", false,
-     "How the store talks to the kernel; auto takes io_uring where it is permitted."},
+     "How the store talks to the kernel; auto takes io_uring if it is permitted."},
     {Option::direct_io, "direct_io", OptionKind::boolean, "", "on", 0, 1, nullptr, false,
      "O_DIRECT where the file system allows it; off goes through the page cache."},
     {Option::readahead, "readahead", OptionKind::bytes, "bytes", "64 MiB", 0, 4 * kGiB, nullptr, true,
      "Largest read-ahead window of one access stream; 0 turns read-ahead off."},
     {Option::checksum, "checksum", OptionKind::boolean, "", "on", 0, 1, nullptr, true,
      "Verify every block read from the store against the digest taken when it was written. Off: wrong bytes from the "
-     "disk, or by somebody else who can write to the store, go unnoticed."},
+     "disk, or from another user who can write to the store, go unnoticed."},
     {Option::encryption, "encryption", OptionKind::boolean, "", "off", 0, 1, nullptr, false,
-     "Encrypt what goes to the store (AES-256-XTS by OpenSSL's libcrypto, a key that lives and dies with the process); "
-     "files that are mapped stay as they are."},
+     "Encrypt the store (AES-256-XTS by OpenSSL's libcrypto, with a key that exists only in the process); mapped files "
+     "stay as they are."},
     {Option::core_dump, "core_dump", OptionKind::boolean, "", "off", 0, 1, nullptr, false,
-     "Leave regions in core dumps: what is in host memory then; the rest reads as zeros there. Mappings of the module "
-     "are never dumped."},
+     "Include regions in core dumps: the bytes in host memory; the rest reads as zeros. Mappings of the module are "
+     "never dumped."},
     {Option::compression, "compression", OptionKind::choice, "", "none", 0, 0, "none|lz4|zstd", true,
      "How blocks of regions made from now on are stored; a block that does not shrink is stored raw."},
     {Option::trap, "trap", OptionKind::choice, "", "auto", 0, 0, "auto|kmod|uffd", false,
-     "Who stands where a block is not present: the module vmem.ko or userfaultfd; auto takes the module where it is "
-     "loaded "
-     "and "
-     "the user may open it."},
+     "The trap that catches accesses of blocks that are not present: the module vmem.ko or userfaultfd. auto takes the "
+     "module if it is loaded and the user may open it."},
     {Option::transfer, "transfer", OptionKind::choice, "", "auto", 0, 0, "auto|move|copy", false,
-     "How userfaultfd puts bytes in place; auto moves pages where the kernel can (6.8) and copies elsewhere. Another "
-     "value than auto means userfaultfd."},
+     "How userfaultfd puts bytes in place; auto moves pages if the kernel can (6.8), else copies. A value other than "
+     "auto selects userfaultfd."},
     {Option::device, "device", OptionKind::choice, "", "auto", 0, 0, "auto|handles|managed|cuda|sim|sim-handles|none",
      false,
-     "Which device tier to use (docs/device-tier.md): auto takes what there is, handles first; handles are CUDA's "
-     "physical handles (devices with page tables of their own), managed is its unified memory, each an error where it "
-     "cannot be had; cuda, an older name, is auto with that error. sim and sim-handles are simulated devices like "
-     "those two, for tests, in libraries that have them (make SIM=yes, the Python wheel). In a program that runs with "
-     "more rights than who started it (AT_SECURE) auto is none: CUDA would load code that the environment names."},
+     "Which device tier to use (docs/device-tier.md): auto takes what is available, handles first; handles are CUDA's "
+     "physical handles (devices with their own page tables), managed is its unified memory, each an error if not "
+     "available; cuda, an older name, is auto with that error. sim and sim-handles are simulated devices like those "
+     "two, for tests, in libraries that have them (make SIM=yes, the Python wheel). In a program that runs with more "
+     "rights than the user who started it (AT_SECURE) auto is none: CUDA would load code that the environment names."},
     {Option::numa_nodes, "numa_nodes", OptionKind::text, "", "the kernel's choice", 0, 0, nullptr, false,
      "NUMA nodes that host frames come from, as in numactl: \"0\", \"0,2\", \"0-3\", \"all\"."},
     {Option::cpus, "cpus", OptionKind::text, "", "those of the main thread when the library was loaded", 0, 0, nullptr,
      false,
-     "CPUs on which the library's threads run, as in \"0\", \"0,2\" or \"0-3,8\". Beside that they have SCHED_OTHER "
-     "and nice "
-     "0, whatever the thread has that makes the first call."},
+     "CPUs on which the library's threads run, as in \"0\", \"0,2\" or \"0-3,8\". They run with SCHED_OTHER and nice "
+     "0, whatever the thread that makes the first call has."},
     {Option::io_threads, "io_threads", OptionKind::number, "threads", "by the number of CPUs, 1 to 4", 1, 64, nullptr,
      false, "Threads that complete I/O, verify and put blocks in place."},
     {Option::evict_threads, "evict_threads", OptionKind::number, "threads", "by the number of CPUs, 1 to 4", 1, 64,
@@ -117,10 +111,10 @@ constexpr OptionInfo kTable[] = {
      "disk; from half of it on blocks are written whatever their age. 0: the default. Blocks of 2 MiB and more count "
      "from their first access on, until they are written or found to be unchanged."},
     {Option::log, "log", OptionKind::choice, "", "warning", 0, 0, "error|warning|info|debug", true,
-     "The most talkative lines that are delivered."},
+     "The most verbose level of log lines to deliver."},
     {Option::publish, "publish", OptionKind::boolean, "", "on", 0, 1, nullptr, true,
      "Lets vmemctl see this process, and change its live settings: one helper thread, one small file of its user's. "
-     "Off, and refused, in a program that runs with more rights than who started it (AT_SECURE)."},
+     "Off, and refused, in a program that runs with more rights than the user who started it (AT_SECURE)."},
     {Option::debug, "debug", OptionKind::boolean, "", "off", 0, 1, nullptr, true,
      "After a device is lost (an illegal address, say), log the live leases, the regions and which ranges were "
      "not present."},
@@ -448,9 +442,10 @@ std::string options_markdown() {
   std::string out =
       "# Settings\n\n<!-- Generated from the table in lib/core/options.cpp by `make docs`; do not edit. -->\n\n"
       "Set with `vmem_set(name, value)` or the environment variable, which is read by `vmem_init`, but not\n"
-      "in a program that runs with more rights than who started it (set-user-ID, capabilities; AT_SECURE).\n"
-      "A variable that is nearly one of these is named in a warning. Sizes take K, M, G or T, with or\n"
-      "without iB. \"Live\" settings may change while regions exist; the others only before the first region.\n\n"
+      "in a program that runs with more rights than the user who started it (set-user-ID, capabilities;\n"
+      "AT_SECURE). A variable that is nearly one of these is named in a warning. Sizes take K, M, G or T,\n"
+      "with or without iB. \"Live\" settings may change while regions exist; the others only before the\n"
+      "first region.\n\n"
       "| name | environment | default | accepted | live | what it does |\n|---|---|---|---|---|---|\n";
   for (const OptionInfo& info : kTable) {
     std::string form = accepted_form(info);
@@ -466,11 +461,10 @@ std::string options_manual() {
       ".\\\" Generated from the table in lib/core/options.cpp by `make docs`; do not edit.\n"
       ".TH VMEM-SETTINGS 7 \"\" libvmem \"libvmem\"\n.SH NAME\nvmem-settings \\- settings of libvmem\n"
       ".SH DESCRIPTION\nA setting is given by\n.BR vmem_set (\"name\", \" value\")\nor by its environment variable, "
-      "which is "
-      "read when libvmem starts, but not in a program that runs with more rights than who started it (set-user-ID, "
-      "capabilities; AT_SECURE). Sizes take K, M, G or T, with or without iB. Those marked live may change while "
-      "regions "
-      "exist, also from outside with\n.BR \"vmemctl tune\" ;\nthe others only before the first region.\n.SH SETTINGS\n";
+      "which is read when libvmem starts, but not in a program that runs with more rights than the user who started "
+      "it (set-user-ID, capabilities; AT_SECURE). Sizes take K, M, G or T, with or without iB. Those marked live may "
+      "change while regions exist, also from outside with\n.BR \"vmemctl tune\" ;\nthe others only before the first "
+      "region.\n.SH SETTINGS\n";
   for (const OptionInfo& info : kTable) {
     out += strprintf(".TP\n.B %s\n%s\n.br\nEnvironment: %s. Default: %s. Accepted: %s.%s\n", info.name, info.help,
                      environment_name(info.name).c_str(), info.default_text, accepted_form(info).c_str(),
