@@ -365,7 +365,7 @@ static int vmem_file_release(struct inode *inode, struct file *file)
 
 static bool kernel_faults;
 module_param(kernel_faults, bool, 0644);
-MODULE_PARM_DESC(kernel_faults, "System calls of anybody may wait for blocks, not only of CAP_SYS_PTRACE");
+MODULE_PARM_DESC(kernel_faults, "System calls of every process may wait for blocks, not only with CAP_SYS_PTRACE");
 
 static int vmem_hello(struct vmem_ctx *ctx, void *argument)
 {

@@ -208,7 +208,7 @@ Status check_advice(int advice) {
     case VMEM_ADVISE_PRIORITY_HIGH:
       return {};
     default:
-      return error(EINVAL, "advice %d is not one for a new region; vmem.h has those that are", advice);
+      return error(EINVAL, "advice %d is not accepted for a new region; vmem.h lists the accepted ones", advice);
   }
 }
 

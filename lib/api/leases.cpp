@@ -34,7 +34,7 @@ constinit thread_local bool in_ready = false;  // this thread is in the on_ready
 Status Leases::find(LeaseHandle* which, Handle* out) {
   const auto it = live_.find(which);
   if (it == live_.end() && core::has_parents_state())
-    return error(ECHILD, "%p is not a lease of this process, but may be of the one that it was forked from",
+    return error(ECHILD, "%p is not a lease of this process, but may be one of the process that it was forked from",
                  static_cast<void*>(which));
   if (it == live_.end() || it->second->ending)
     return error(EINVAL, "%p is not a lease (never was, or was ended)", static_cast<void*>(which));
@@ -74,7 +74,7 @@ Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
   {
     const core::MutexLock lock(mutex_);
     if (working_.size() >= kMost)
-      return error(EAGAIN, "%zu leases are being taken, the most at once; wait for one of them", working_.size());
+      return error(EAGAIN, "%zu leases are being taken, which is the limit; wait for one of them", working_.size());
     lease->at_work = true;
     working_.merge(working);
     live_.merge(known);

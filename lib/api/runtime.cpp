@@ -50,8 +50,8 @@ constexpr uint64_t kExitPatienceKernels = 4000000000;  // ns; for threads that s
 Status check_fork() {
   if (!core::in_child()) return {};
   return error(ECHILD,
-               "this process was forked from one that uses libvmem by a raw system call, or from inside a call of "
-               "libvmem; use fork() outside calls, or call exec first");
+               "this process was forked by a raw system call, or inside a call of libvmem; use fork() outside calls, "
+               "or call exec first");
 }
 
 Status shutting_down() {
@@ -152,7 +152,7 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
   Status s = trap::make_userfault_trap(user, out);
   if (s.ok() && !(*out)->caps().system_calls) {
     VMEM_LOG_ONCE(core::Level::warning,
-                  "userfaultfd is unprivileged here, so %s; `vmemctl doctor` says what lifts that",
+                  "userfaultfd is unprivileged here, so %s; `vmemctl doctor` says how to change that",
                   trap::kSystemCallsNeedLeases);
   }
   if (s.ok() && options.text(Option::transfer) == "move" && !(*out)->caps().move) {
@@ -307,8 +307,8 @@ Status Runtime::start() {
   if (Status s = check_page_size(static_cast<size_t>(sysconf(_SC_PAGESIZE))); !s.ok()) return s;
   if (core::on_valgrind()) {
     return error(ENOTSUP,
-                 "valgrind runs this program, and under it a thread that waits for a block stops those that bring it; "
-                 "run without it, or build with -fsanitize=address or thread in its place");
+                 "valgrind runs this program, and stops libvmem's threads while a thread of the program waits for "
+                 "them; run without valgrind, or build with -fsanitize=address or thread instead");
   }
   if (Status s = core::set_thread_cpus(options_.text(Option::cpus)); !s.ok()) return s;
   if (Status s = core::start_log_thread(); !s.ok()) return s;
@@ -395,20 +395,20 @@ namespace {
 void say_given_up(bool inside, uint64_t patience) {
   if (core::at_our_end()) {
     core::log(core::Level::error,
-              "the process ends for the reason above: changes of shared files that could not be written for it, or had "
-              "not been when nothing went on for %u s, are lost",
+              "the process ends for the reason above: changes of shared files that could not be written because of it, "
+              "or were not written when nothing made progress for %u s, are lost",
               static_cast<unsigned>(patience / 1000000000));
     return;
   }
   if (inside) {
     core::log(core::Level::error,
-              "exit was called from inside libvmem (a signal handler in the middle of a call), which holds what is "
-              "needed to write shared files: changes that vmem_sync had not written are lost");
+              "exit was called inside a call of libvmem (by a signal handler), and shared files cannot be written "
+              "during that call: changes that vmem_sync had not written are lost");
     return;
   }
   core::log(core::Level::error,
-            "at exit nothing went on for %u s, with a write or a copy from a device under way: changes of shared files "
-            "that were not written by then are lost",
+            "at exit no write and no copy from a device made progress for %u s: changes of shared files that were not "
+            "written by then are lost",
             static_cast<unsigned>(patience / 1000000000));
 }
 
@@ -504,7 +504,8 @@ Status Runtime::apply(Option option) {
     // With set-group-ID or capabilities the user is still the one who started the program, and
     // would own the file and the socket.
     if (options_.number(option) != 0 && core::has_more_rights()) {
-      return error(EPERM, "publish stays off: this program runs with more rights than who started it (AT_SECURE)");
+      return error(EPERM,
+                   "publish stays off: this program runs with more rights than the user who started it (AT_SECURE)");
     }
     update_publication();
     return {};

@@ -102,8 +102,8 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
   } catch (const std::system_error& failure) {
     if (sched_getscheduler(0) == kDeadline)
       return error(EAGAIN,
-                   "cannot start thread %s: the kernel lets no thread with SCHED_DEADLINE make another; make this call "
-                   "from another one, or set SCHED_FLAG_RESET_ON_FORK",
+                   "cannot start thread %s: the kernel does not let a thread with SCHED_DEADLINE create threads; make "
+                   "this call from another thread, or set SCHED_FLAG_RESET_ON_FORK",
                    name);
     return system_error(failure.code().value(), "cannot start thread %s", name);
   } catch (const std::bad_alloc&) {

@@ -50,7 +50,7 @@ Status fits(size_t unit, std::unique_ptr<Devices>* out) {
   const std::string name = (*out)->name();
   out->reset();
   return error(EINVAL,
-               "device_block_size is %s, and the device tier that there is (%s) has blocks of %s; leave it at that",
+               "device_block_size is %s, but the device tier here (%s) has blocks of %s; set device_block_size to that",
                core::human_bytes(unit).c_str(), name.c_str(), core::human_bytes(has).c_str());
 }
 
@@ -81,8 +81,7 @@ Status make_devices(Kind kind, size_t unit, std::span<const Kind> automatic, con
       const Status s = handles ? makers.handles(unit, out) : makers.managed(out);
       if (s.ok()) return fits(unit, out);
       return error(-s.code(),
-                   "setting device is %s, which cannot be had here: %.*s; with auto libvmem takes what there "
-                   "is",
+                   "setting device is %s, which is not available here: %.*s; with auto libvmem takes what is available",
                    name_of(kind), static_cast<int>(s.text().size()), s.text().data());
     }
     case Kind::cuda:
@@ -105,7 +104,7 @@ Status make_devices(Kind kind, size_t unit, std::span<const Kind> automatic, con
   }
   *why = differ ? std::move(each) : std::string(last.text());  // "no GPU" only once
   if (kind == Kind::automatic) return {};
-  return error(-last.code(), "setting device is cuda, which cannot be had here: %s", why->c_str());
+  return error(-last.code(), "setting device is cuda, which is not available here: %s", why->c_str());
 }
 
 Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::string* why) {
@@ -115,8 +114,8 @@ Status make_devices(Kind kind, size_t unit, std::unique_ptr<Devices>* out, std::
   if (kind == Kind::automatic && core::has_more_rights()) {
     out->reset();
     *why =
-        "this program runs with more rights than who started it (AT_SECURE), and CUDA would load code that the "
-        "environment names; clear the environment and set device to cuda to have it";
+        "this program runs with more rights than the user who started it (AT_SECURE), and CUDA would load code that "
+        "the environment names; clear the environment and set device to cuda to use CUDA";
     return {};
   }
 #ifdef VMEM_HAVE_CUDA

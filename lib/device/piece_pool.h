@@ -57,7 +57,7 @@ class PiecePool {
     }
     return {};
   } catch (const std::bad_alloc&) {
-    return core::error(ENOMEM, "no memory to know a piece of device memory by");
+    return core::error(ENOMEM, "no memory to record a piece of device memory");
   }
   // Takes an idle piece, if there is one.
   bool take_idle(uint32_t* out) {

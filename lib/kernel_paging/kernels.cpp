@@ -165,7 +165,7 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
       const core::MutexLock lock(mutex_);
       const auto it = live_.find(which);
       if (it == live_.end() && core::has_parents_state())
-        return error(ECHILD, "%p is not open in this process, but may be in the one that it was forked from",
+        return error(ECHILD, "%p is not open in this process, but may be in the process that it was forked from",
                      static_cast<void*>(which));
       if (it == live_.end() || it->second->ending)
         return error(EINVAL, "%p is not a range that is open to kernels (never was, or was ended)",
@@ -197,14 +197,14 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     const core::MutexLock lock(mutex_);
     works = working_.count(which) != 0;
     stopped = kernel->stopped;
-    if (works && kernel->late) return error(ECANCELED, "exit() came, and the range is not given back");
+    if (works && kernel->late) return error(ECANCELED, "exit() was called, and the range is not given back");
     if (works) wait();
   }
   Runtime::Use pager;
   if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
   if (kernel->service != nullptr) {
     // The range stays open, because kernels use its memory.
-    if (!idle && core::exiting()) return error(ECANCELED, "exit() came, and kernels run on");
+    if (!idle && core::exiting()) return error(ECANCELED, "exit() was called, and kernels are still running");
     if (!idle) kernel->service->range().words->abandon();  // stopped: kernels may still use them
     for (unsigned i = 0; pager && idle && stopped && i < kGiveBackTries; ++i) {
       // Kernels may have kept blocks when the thread stopped: end their leases here.
@@ -257,10 +257,10 @@ void Kernels::stop(pager::Pager& pager, uint64_t patience_ns) {
     }
   }
   if (late) {
-    core::log(core::Level::error,
-              "at exit ranges that are open to kernels were not given back for %u s: what kernels store there from now "
-              "on is lost",
-              static_cast<unsigned>(patience_ns / 1000000000));
+    core::log(
+        core::Level::error,
+        "at exit ranges that are open to kernels were not given back for %u s: later stores of kernels there are lost",
+        static_cast<unsigned>(patience_ns / 1000000000));
   }
   core::step("kernels.stopped");
 }

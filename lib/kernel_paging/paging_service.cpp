@@ -115,7 +115,7 @@ vmem_range PagingService::bytes_of(uint32_t block) const {
 bool PagingService::broken() {
   if (broken_ || port_.failure.ok()) return broken_;
   broken_ = true;
-  core::log(core::Level::error, "kernels of device %d are served no more blocks: %.*s", range_.device,
+  core::log(core::Level::error, "kernels of device %d get no more blocks: %.*s", range_.device,
             static_cast<int>(port_.failure.text().size()), port_.failure.text().data());
   range_.words->end(Answer::ended).ignore();
   return true;
@@ -451,8 +451,8 @@ void PagingService::end_all_loans(pager::Pager& pager) {
 }
 
 void PagingService::fail(uint32_t block, const Status& why) {
-  VMEM_LOG_OFTEN(core::Level::warning, "a block that a kernel of device %d asks for cannot be had: %.*s", range_.device,
-                 static_cast<int>(why.text().size()), why.text().data());
+  VMEM_LOG_OFTEN(core::Level::warning, "a block that a kernel of device %d requested is not available: %.*s",
+                 range_.device, static_cast<int>(why.text().size()), why.text().data());
   urgency_[block] = {};
   states_.fail(block, answer_for(why));
   failed_ns_[block] = pager::now_ns();
@@ -625,16 +625,16 @@ bool PagingService::give_leases_back(pager::Pager& pager) {
 
 void PagingService::say_what_it_took() {
   const auto ms = [](uint64_t ns) { return static_cast<double>(ns) / 1e6; };
-  core::log(
-      core::Level::info,
-      "kernels of device %d had %llu blocks by %llu leases in %.1f ms: %.1f to take leases, %.1f to look at pins "
-      "(%llu times, %llu blocks in use), %.1f to end leases; %llu were lent in place in %.1f ms, %llu read ahead, "
-      "%llu of them for nobody",
-      range_.device, static_cast<unsigned long long>(spent_.blocks), static_cast<unsigned long long>(spent_.leases),
-      ms(spent_.serving_ns), ms(spent_.leasing_ns), ms(spent_.looking_ns),
-      static_cast<unsigned long long>(spent_.looks), static_cast<unsigned long long>(spent_.passed),
-      ms(spent_.ending_ns), static_cast<unsigned long long>(spent_.staging_loans), ms(spent_.lending_ns),
-      static_cast<unsigned long long>(spent_.ahead), static_cast<unsigned long long>(spent_.wasted));
+  core::log(core::Level::info,
+            "kernels of device %d had %llu blocks by %llu leases in %.1f ms: %.1f to take leases, %.1f to look at pins "
+            "(%llu times, %llu blocks in use), %.1f to end leases; %llu were lent in place in %.1f ms, %llu read "
+            "ahead, %llu of them unused",
+            range_.device, static_cast<unsigned long long>(spent_.blocks),
+            static_cast<unsigned long long>(spent_.leases), ms(spent_.serving_ns), ms(spent_.leasing_ns),
+            ms(spent_.looking_ns), static_cast<unsigned long long>(spent_.looks),
+            static_cast<unsigned long long>(spent_.passed), ms(spent_.ending_ns),
+            static_cast<unsigned long long>(spent_.staging_loans), ms(spent_.lending_ns),
+            static_cast<unsigned long long>(spent_.ahead), static_cast<unsigned long long>(spent_.wasted));
 }
 
 }  // namespace vmem::api

@@ -112,7 +112,7 @@ Status open_folder_place(const std::string& path, Fd* out) {
   Fd fd(open(path.c_str(), O_PATH | O_CLOEXEC));
   if (!fd) return system_error(errno, "cannot open %s", path.c_str());
   if (is_on_a_users(fd.get()))
-    return error(EXDEV, "%s is on a file system that a program of a user's answers for (FUSE)", path.c_str());
+    return error(EXDEV, "%s is on a file system that a user's program serves (FUSE)", path.c_str());
   *out = std::move(fd);
   return {};
 }
@@ -122,7 +122,7 @@ Status open_folder_place(int folder, const std::string& name, Fd* out) {
   if (!open_known(folder, name.c_str(), 0, &fd) && is_no_answer(errno)) fd = Fd(openat(folder, name.c_str(), kPlace));
   if (!fd) return system_error(errno, "cannot open %s", name.c_str());
   if (is_on_a_users(fd.get()))
-    return error(EXDEV, "%s is on a file system that a program of a user's answers for (FUSE)", name.c_str());
+    return error(EXDEV, "%s is on a file system that a user's program serves (FUSE)", name.c_str());
   *out = std::move(fd);
   return {};
 }

@@ -104,7 +104,7 @@ std::vector<std::string> folders(uid_t user, const char* runtime_dir) {
 
 Status open_folder(const std::string& path, uid_t owner, bool make, Fd* out) {
   if (!core::is_one_user(owner)) {
-    return error(EACCES, "user %u is whoever has no number in this user namespace: %s is not used", owner,
+    return error(EACCES, "user %u stands for users that have no number in this user namespace: %s is not used", owner,
                  path.c_str());
   }
   const Path parts(path);

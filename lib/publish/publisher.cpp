@@ -198,7 +198,7 @@ void Publisher::write() {
   if (!has_its_user()) {
     // Its new user may not debug it: its memory still has data of the old one.
     core::log(core::Level::info,
-              "vmemctl sees this process no more: it is no process of user %u now. Set publish to off and on to show "
+              "vmemctl no longer sees this process: it is no process of user %u now. Set publish to off and on to show "
               "it to user %u",
               snapshot_.header.uid, geteuid());
     return leave();

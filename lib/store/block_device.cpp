@@ -173,14 +173,14 @@ core::Status check_block_device_unused(const std::string& path, int fd, size_t o
   if (what == nullptr) what = find_signature_at_end(fd);
   if (what != nullptr) {
     return core::error(EEXIST,
-                       "block device %s carries %s: using it as SSD store would destroy that. If it is not needed, run "
+                       "block device %s carries %s: using it as SSD store would destroy it. If it is not needed, run "
                        "wipefs --all %s and clear its start: dd if=/dev/zero of=%s bs=1M count=1",
                        path.c_str(), what, path.c_str(), path.c_str());
   }
   if (std::any_of(head.begin(), head.end(), [](char byte) { return byte != 0; })) {
     return core::error(EEXIST,
-                       "block device %s is not empty and is no store of libvmem: using it would destroy what it holds. "
-                       "If that is not needed, clear its start: dd if=/dev/zero of=%s bs=1M count=1",
+                       "block device %s is not empty and is no store of libvmem: using it would destroy its contents. "
+                       "If they are not needed, clear its start: dd if=/dev/zero of=%s bs=1M count=1",
                        path.c_str(), path.c_str());
   }
   return {};

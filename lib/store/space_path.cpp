@@ -59,8 +59,8 @@ core::Status open_named(const std::string& name, bool device, SpacePath* path) {
   // program, who could open it by name.
   if (!device && core::has_more_rights() && geteuid() == getuid() && getuid() != 0) {
     return core::error(EPERM,
-                       "%s cannot serve as SSD store: it would belong to who started this program, which runs with "
-                       "more rights than that user has. Give a folder.",
+                       "%s cannot serve as SSD store: it would belong to the user who started this program, which runs "
+                       "with more rights than that user has. Give a folder.",
                        name.c_str());
   }
   int flags = O_RDWR | O_CLOEXEC | O_NONBLOCK | O_NOCTTY | O_NOFOLLOW;
@@ -88,7 +88,7 @@ core::Status check_private(const std::string& name, const struct stat& st) {
   const char* why = nullptr;
   if (S_ISBLK(st.st_mode)) {
     if (st.st_uid != 0 && st.st_uid != geteuid()) why = "it belongs to another user";
-    if ((st.st_mode & S_IRWXO) != 0) why = "everybody may open it";
+    if ((st.st_mode & S_IRWXO) != 0) why = "every user may open it";
   } else if (st.st_uid != geteuid()) {
     why = "it belongs to another user";
   } else if (!core::is_one_user(st.st_uid)) {
@@ -174,8 +174,8 @@ core::Status empty_file(SpacePath* path, uint64_t size) {
     if (beginning) head.original_pages = 0;
     if (!is_ours(head) && !beginning) {
       return core::error(EEXIST,
-                         "%s is not empty and is no store of libvmem: using it would destroy what it holds. Give a "
-                         "folder or another name, or remove it if nobody needs it.",
+                         "%s is not empty and is no store of libvmem: using it would destroy its contents. Give a "
+                         "folder or another name, or remove it if it is not needed.",
                          path->name.c_str());
     }
     size = std::min(size, head.original_pages * core::kPage);
@@ -260,8 +260,8 @@ core::Status open_and_unlink(const std::string& directory, int* fd) {
     status = core::system_error(errno, "cannot unlink temporary file %s", name.c_str());
   } else if (st.st_nlink != 0) {
     status = core::error(EPERM,
-                         "somebody gave a file for the SSD store in directory %s a second name while it had one: give "
-                         "a folder that nobody else may write to",
+                         "another program gave a file for the SSD store in directory %s a second name before it was "
+                         "unlinked: give a folder that only this user may write to",
                          directory.c_str());
   }
   if (status.ok()) return {};
@@ -327,9 +327,9 @@ core::Status open_space_path(const std::string& name, bool direct, Engine& engin
     path->preallocate = !known || fs.f_type != TMPFS_MAGIC;
     if (known && (fs.f_type == TMPFS_MAGIC || fs.f_type == RAMFS_MAGIC)) {
       VMEM_LOG_ONCE(core::Level::warning,
-                    "The SSD store %s lies on %s, which is memory: what leaves host_budget for it stays in memory, "
-                    "outside host_budget, and both count against the limit of a container. Give a folder on a disk in "
-                    "ssd_path, or leave this one if it is meant.",
+                    "The SSD store %s lies on %s, which is memory: blocks written to it stay in memory, outside "
+                    "host_budget, and both count against the limit of a container. Give a folder on a disk in "
+                    "ssd_path, or keep this one if that is intended.",
                     path->name.c_str(), fs.f_type == TMPFS_MAGIC ? "tmpfs" : "ramfs");
     }
   }

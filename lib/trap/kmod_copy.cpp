@@ -26,7 +26,7 @@ uintptr_t at(const void* address) {
 constexpr size_t kSlots = 32;  // reserved together
 
 Status no_memory() {
-  return error(ENOMEM, "no memory to know frames by");
+  return error(ENOMEM, "no memory to record frames");
 }
 
 }  // namespace

@@ -80,7 +80,7 @@ Status OffsetMap::make_room(size_t size, Room* out) try {
   *out = alone.extract(alone.begin());
   return {};
 } catch (const std::bad_alloc&) {
-  return error(ENOMEM, "no memory to know %s by", core::human_bytes(size).c_str());
+  return error(ENOMEM, "no memory to record %s", core::human_bytes(size).c_str());
 }
 
 void OffsetMap::set(uintptr_t start, const Entry& entry, Room room) {

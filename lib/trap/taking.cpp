@@ -26,8 +26,8 @@ constexpr size_t kAside = size_t{64} << 20;
 
 void say_forbidden() {
   VMEM_LOG_ONCE(core::Level::error,
-                "UFFDIO_MOVE is refused. Was ioctl forbidden after libvmem had started? Pages that are pinned are not "
-                "noticed any more: hold a VMEM_HOST lease over what direct I/O uses");
+                "UFFDIO_MOVE is refused. Was ioctl forbidden after libvmem had started? Pinned pages are no longer "
+                "noticed: hold a VMEM_HOST lease over memory that direct I/O uses");
 }
 
 }  // namespace

@@ -83,8 +83,8 @@ struct Caps {
 
 // The meaning of caps.system_calls == false for the program.
 inline constexpr char kSystemCallsNeedLeases[] =
-    "system calls need leases: read(2), write(2) and the like answer EFAULT where a block is not in host memory, "
-    "unless a VMEM_HOST lease holds the range";
+    "system calls need leases: read(2), write(2) and similar calls fail with EFAULT where a block is not in host "
+    "memory, unless a VMEM_HOST lease holds the range";
 
 struct Range {
   uintptr_t address;

@@ -138,7 +138,7 @@ UserfaultTrap::~UserfaultTrap() {
     if (!detach(reinterpret_cast<void*>(left.address), left.size).ok()) {
       // If the descriptor leaks, accesses of the range hang; if it is closed, they read zeros in
       // place of data.
-      core::log(core::Level::error, "trap: cannot end it; accesses of it will wait for ever");
+      core::log(core::Level::error, "trap: cannot end it; accesses of its ranges will wait forever");
       return;
     }
   }
@@ -184,7 +184,7 @@ Status UserfaultTrap::attach_blocks(size_t size, size_t align, size_t /*block_si
     ranges_.set(start, size, transfer, true, dump_);
   } catch (const std::bad_alloc&) {
     munmap(reinterpret_cast<void*>(start), size);
-    return core::error(ENOMEM, "attach: no memory to know %zu bytes by", size);
+    return core::error(ENOMEM, "attach: no memory to record %zu bytes", size);
   }
   *address = reinterpret_cast<void*>(start);
   return {};
@@ -203,7 +203,7 @@ Status UserfaultTrap::attach_at(void* address, size_t size, Transfer transfer) {
     ranges_.set(at(address), size, transfer, false, dump);
   } catch (const std::bad_alloc&) {  // as for any other failure here
     replace_with_space(at(address), size).ignore();
-    return core::error(ENOMEM, "attach_at: no memory to know %zu bytes by", size);
+    return core::error(ENOMEM, "attach_at: no memory to record %zu bytes", size);
   }
   return {};
 }
@@ -335,7 +335,7 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
     if (back.ok()) {
       back = take_pages(start, done, at(scratch));
       if (back.ok() && core::read_guarded_untrapped(reinterpret_cast<void*>(frame), scratch, done) != 0)
-        back = core::error(EFAULT, "what was taken back cannot be read");
+        back = core::error(EFAULT, "the bytes taken back cannot be read");
       munmap(scratch, core::round_up(done, core::kHugePage));
     }
   } else {
@@ -351,7 +351,7 @@ Status UserfaultTrap::undo_fill(uintptr_t start, size_t size, size_t done, uintp
   }
   return core::error(
       ENOTRECOVERABLE,
-      "fill: the range at 0x%zx is torn, %zu bytes are in place and cannot be taken back (%.*s); first trouble: %.*s",
+      "fill: the range at 0x%zx is torn, %zu bytes are in place and cannot be taken back (%.*s); first error: %.*s",
       start, done, static_cast<int>(back.text().size()), back.text().data(), static_cast<int>(why.text().size()),
       why.text().data());
 }
@@ -596,7 +596,7 @@ Status UserfaultTrap::fail(void* address, size_t size) {
   if (Status s = replace_with_sigbus(empty_file_, at(address), size); !s.ok()) return s;
   const int error = waking_.wake_where_nothing_is(at(address), size);
   if (error == 0) return {};
-  return core::system_error(error, "fail: nobody who waits for %zu bytes at %p can be told", size, address);
+  return core::system_error(error, "fail: threads that wait for %zu bytes at %p cannot be woken", size, address);
 }
 
 Status UserfaultTrap::unfail(void* address, size_t size) {

@@ -55,7 +55,7 @@ TEST_P(ExitBesideAStream, ThatNeverEndsEndsAndWritesTheRest) {
   EXPECT_EQ(bytes[0], 7) << "what the kernel had stored";
   for (size_t at = 0; at < rest.size(); at += kBlock / 2) ASSERT_EQ(rest[at], 9) << at;
   if (std::string(GetParam()) == "released") {
-    EXPECT_NE(log.find("a stream has not come to their release"), std::string::npos) << log;
+    EXPECT_NE(log.find("a stream has not reached their release"), std::string::npos) << log;
   } else {
     EXPECT_NE(log.find("device 0 has work under a live lease with VMEM_WRITE"), std::string::npos) << log;
   }

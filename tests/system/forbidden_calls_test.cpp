@@ -81,7 +81,7 @@ TEST_P(ForbiddenCallsBesideADisk, TheReasonOfTheEndIsSaid) {
     for (size_t at = said.find(text); at != said.npos; at = said.find(text, at + 1)) ++n;
     return n;
   };
-  EXPECT_EQ(times("a thread waits for a block and cannot be told to go on"), 1u) << said;
+  EXPECT_EQ(times("a thread waits for a block and cannot be woken"), 1u) << said;
   EXPECT_EQ(times("the process ends for the reason above"), 1u) << said;
   EXPECT_EQ(times("exit was called"), 0u) << said;
 }

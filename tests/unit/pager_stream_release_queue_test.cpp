@@ -124,7 +124,7 @@ TEST_F(PagerStreamReleaseQueue, TheCheckSeesALaneThatNobodyAsksFor) {
   auto* first = const_cast<PendingRelease*>(all.find(one));
   auto* second = const_cast<PendingRelease*>(all.find(two));
   first->oldest = false;
-  EXPECT_EQ(all.check(), "nobody asks for the oldest release of a lane");
+  EXPECT_EQ(all.check(), "the oldest release of a lane is not marked");
   first->oldest = second->oldest = true;
   EXPECT_EQ(all.check(), "a lane has two oldest");
   second->oldest = false;

@@ -164,7 +164,7 @@ TEST_F(PagerWaits, ABlockWhoseSigbusIsNeverTakenBackStaysOnItsDeviceAndCallsSayS
   release(0, 1);
   const Status s = to_host(0, 1);
   EXPECT_EQ(s.code(), -EIO);
-  EXPECT_NE(s.text().find("the trap has not taken that back"), std::string_view::npos) << s.text();
+  EXPECT_NE(s.text().find("the trap has not undone that"), std::string_view::npos) << s.text();
   EXPECT_EQ(on_device(), 1u);
   trap->refuse_unfail(0);
   EXPECT_TRUE(vmem::test::eventually([&] { return !bus(r); }));

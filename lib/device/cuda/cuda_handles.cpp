@@ -284,7 +284,7 @@ void CudaDevices::start_clearing(Gpu& g) {
   if (clearing != nullptr && clearing->start()) {
     g.clearing = std::move(clearing);
   } else {
-    core::log(core::Level::info, "device %d takes no kernel of libvmem: zeros come over its link", g.device);
+    core::log(core::Level::info, "device %d cannot run libvmem's kernel: zeros are copied over its link", g.device);
   }
 }
 
@@ -348,7 +348,7 @@ Status CudaDevices::backend_show(const Span& span) {
       if (s.ok()) return;
       if (tries == kSayAfter) {
         VMEM_LOG_OFTEN(core::Level::error,
-                       "a part of a block that cannot be mapped is mapped still, and unmapping is tried on: %.*s",
+                       "a part of a block that cannot be mapped is still mapped, and unmapping it is tried again: %.*s",
                        static_cast<int>(s.text().size()), s.text().data());
       }
       usleep(1000);

@@ -235,7 +235,7 @@ Status CudaDevices::make_paging_memory(Gpu& g, PagingMemory& m) {
   CUdeviceptr seen = 0;
   if (e == CUDA_SUCCESS) e = driver_.host_device_pointer(&seen, host, 0);
   if (e == CUDA_SUCCESS && seen != address_of(host))
-    return error(EOPNOTSUPP, "device %d sees pinned memory of the host elsewhere", g.device);
+    return error(EOPNOTSUPP, "device %d has another address for pinned memory of the host", g.device);
   for (CUstream* stream : {&m.arrivals, &m.departures})
     if (e == CUDA_SUCCESS) e = driver_.stream_create(stream, CU_STREAM_NON_BLOCKING, 0);
   if (e == CUDA_SUCCESS) e = driver_.event_create(&m.departed, CU_EVENT_DISABLE_TIMING);

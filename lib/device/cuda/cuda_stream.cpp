@@ -40,7 +40,7 @@ Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits wa
       make_room(pool.idle, ++pool.made);
     }
   } catch (const std::bad_alloc&) {
-    return error(ENOMEM, "no memory to know an event by");
+    return error(ENOMEM, "no memory to record an event");
   }
   if (event == nullptr) {
     // Blocking: a waiting thread sleeps instead of spinning. Recording such an event takes longer,
@@ -55,7 +55,7 @@ Status CudaDevices::take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits wa
   } catch (const std::bad_alloc&) {
     std::lock_guard lock(g.mutex);
     pool.idle.push_back(event);
-    return error(ENOMEM, "no memory to know an event by");
+    return error(ENOMEM, "no memory to record an event");
   }
 }
 

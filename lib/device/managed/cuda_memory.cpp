@@ -72,7 +72,7 @@ void CudaDevices::backend_release(Reservation& r) {
 Status CudaDevices::backend_present(const Reservation& r) {
   if (health(r.device).ok() || !gpu(r.device).reset.load()) return {};
   const Status lost = lost_status(gpu(r.device));
-  return error(EIO, "the managed range at %#zx ended with its context; whatever is there now is not libvmem's: %.*s",
+  return error(EIO, "the managed range at %#zx ended with its context; its addresses are no longer libvmem's: %.*s",
                r.base, static_cast<int>(lost.text().size()), lost.text().data());
 }
 
@@ -146,7 +146,7 @@ Status CudaDevices::take_stream(Gpu& g, CUstream* out) try {
   }
   return result(g, driver_.stream_create(out, CU_STREAM_NON_BLOCKING, 0), "creating a stream");
 } catch (const std::bad_alloc&) {
-  return error(ENOMEM, "no memory to know a stream by");
+  return error(ENOMEM, "no memory to record a stream");
 }
 
 void CudaDevices::give_stream(Gpu& g, CUstream stream) {
@@ -161,7 +161,7 @@ Status CudaDevices::finish(Gpu& g, CUstream stream, CUresult e, const char* what
     if (s.ok()) return put;
     if (!health(g.device).ok() || (other != nullptr && !notice(*other).ok())) return s;
     if (tries == 1000) {
-      VMEM_LOG_OFTEN(core::Level::error, "a wait for a stream of device %d is refused and taken again: %.*s", g.device,
+      VMEM_LOG_OFTEN(core::Level::error, "a wait for a stream of device %d is refused and tried again: %.*s", g.device,
                      static_cast<int>(s.text().size()), s.text().data());
     }
     usleep(1000);

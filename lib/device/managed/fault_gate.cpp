@@ -411,7 +411,7 @@ core::Status put_in_front() {
                          "longer be held. Install handlers before vmem_init",
                          kMaxChain);
     node = new (std::nothrow) Previous{now, newest.load(std::memory_order_relaxed)};
-    if (node == nullptr) return core::error(ENOMEM, "no memory to know another SIGSEGV handler by");
+    if (node == nullptr) return core::error(ENOMEM, "no memory to record another SIGSEGV handler");
     ++chain_length;
   }
   node->spent.store(false);
@@ -470,13 +470,13 @@ core::Status add(void* base, size_t size) {
   while (i < used && slots[i].begin.load(std::memory_order_relaxed) != 0) ++i;
   if (i == kMaxRanges) {
     munmap(gates, size / kGateUnit);
-    return core::error(ENOSPC, "%zu regions with a device tier exist, the most there can be", kMaxRanges);
+    return core::error(ENOSPC, "%zu regions with a device tier exist, which is the limit", kMaxRanges);
   }
   try {
     by_address()[begin] = &slots[i];
   } catch (const std::bad_alloc&) {
     munmap(gates, size / kGateUnit);
-    return core::error(ENOMEM, "no memory to know a region with a device tier by");
+    return core::error(ENOMEM, "no memory to record a region with a device tier");
   }
   slots[i].end.store(begin + size, std::memory_order_relaxed);
   slots[i].gates.store(static_cast<std::atomic<uint8_t>*>(gates), std::memory_order_release);

@@ -151,7 +151,7 @@ void SimDevices::reset(std::string_view reason) {
 }
 
 Status SimDevices::backend_present(const Reservation& r) {
-  return reset_ ? error(EIO, "the addresses of the range at %#zx are nobody's since a reset", r.base) : Status();
+  return reset_ ? error(EIO, "a reset released the addresses of the range at %#zx", r.base) : Status();
 }
 
 void SimDevices::violation(std::string what) {
@@ -280,7 +280,7 @@ Status SimDevices::oversubscribed(int device) {
   const uint64_t made = used(device);
   if (made <= options_.memory_bytes) {
     if (made + devices_[static_cast<size_t>(device)]->others.load() <= options_.memory_bytes) return {};
-    return error(ENOMEM, "others have the memory of device %d", device);
+    return error(ENOMEM, "other programs use the memory of device %d", device);
   }
   // CUDA would move other blocks to host memory without a word.
   violation(strprintf("device %d oversubscribed: %zu bytes made, it has %zu", device, static_cast<size_t>(made),
@@ -474,7 +474,7 @@ std::byte* SimDevices::kernel_access(int device, uintptr_t address, size_t size,
 
 Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out) {
   if (options.devices < 1 || options.devices > static_cast<int>(kMaxDevices))
-    return error(EINVAL, "%d simulated devices: 1 to %u can be had", options.devices, kMaxDevices);
+    return error(EINVAL, "%d simulated devices are not accepted: give 1 to %u", options.devices, kMaxDevices);
   if (!core::is_power_of_two(options.unit) || options.unit < kUnit || options.unit > kLargestUnit ||
       (!options.handles && options.unit != kUnit))
     return error(EINVAL, "simulated devices%s have no units of %zu bytes", options.handles ? " on handles" : "",

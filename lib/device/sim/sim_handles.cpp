@@ -119,7 +119,7 @@ Status SimDevices::backend_send_piece(const Span& span, int device, uint32_t pie
   *done = std::move(event);
   return {};
 } catch (const std::bad_alloc&) {
-  return error(ENOMEM, "no memory to know a copy by");
+  return error(ENOMEM, "no memory to record a copy");
 }
 
 bool SimDevices::is_sent(const std::byte* piece) const {

@@ -25,7 +25,7 @@ Status UnitDevices::pin(void* frames, size_t size) {
     try {
       pins_[base] = size;
     } catch (const std::bad_alloc&) {
-      return error(ENOMEM, "no memory to know %#zx bytes of pinned memory by", size);
+      return error(ENOMEM, "no memory to record %#zx bytes of pinned memory", size);
     }
   }
   Status status = backend_pin(frames, size);

@@ -85,7 +85,7 @@ Status UnitDevices::reserve(size_t size, size_t unit, int device, void** base) {
   try {
     return make_range(size, unit, device, base);
   } catch (const std::bad_alloc&) {
-    return error(ENOMEM, "no memory to know a managed range of %#zx bytes by", size);
+    return error(ENOMEM, "no memory to record a managed range of %#zx bytes", size);
   }
 }
 
@@ -137,7 +137,8 @@ Status UnitDevices::release(void* base) {
   }
   if (patience.given_up != 0) {
     const uint64_t all = given_up_.fetch_add(patience.given_up, std::memory_order_relaxed) + patience.given_up;
-    core::log(core::Level::error, "%llu MiB of device memory are out of use, %llu in all: a range ends mapped: %.*s",
+    core::log(core::Level::error,
+              "%llu MiB of device memory are out of use, %llu in all, because a range ended while it was mapped: %.*s",
               static_cast<unsigned long long>(patience.given_up >> 20), static_cast<unsigned long long>(all >> 20),
               static_cast<int>(patience.why.text().size()), patience.why.text().data());
   }
@@ -320,8 +321,10 @@ void UnitDevices::hide_insistently(const Span& unit) {
     const Status s = backend_hide(unit);
     if (s.ok() || lost) return;
     if (tries == kSayAfter) {
-      VMEM_LOG_OFTEN(core::Level::error, "a block cannot be unmapped where it did not come to, which is tried on: %.*s",
-                     static_cast<int>(s.text().size()), s.text().data());
+      VMEM_LOG_OFTEN(
+          core::Level::error,
+          "a block cannot be unmapped at a place that it did not reach, and unmapping it is tried again: %.*s",
+          static_cast<int>(s.text().size()), s.text().data());
     }
     usleep(1000);
   }
@@ -344,7 +347,8 @@ bool UnitDevices::show_again(const Span& span) {
     for (size_t i = 0; i < span.count; ++i)
       if (!health(span.unit(i).device.load()).ok()) return false;
     if (tries == kSayAfter) {
-      VMEM_LOG_OFTEN(core::Level::error, "blocks cannot be mapped again where they stay, which is tried on: %.*s",
+      VMEM_LOG_OFTEN(core::Level::error,
+                     "blocks cannot be mapped again where they stay, and mapping them is tried again: %.*s",
                      static_cast<int>(s.text().size()), s.text().data());
     }
     usleep(1000);
@@ -414,7 +418,8 @@ Status UnitDevices::share(Range range, Export how, int* descriptor) {
   const Span& span = spans.list[0];
   const int device = span.unit(0).device.load();
   if (how == Export::handle && span.count != 1)
-    return error(EINVAL, "a descriptor of %zu blocks: it is of one; export a dma-buf, or each by itself", span.count);
+    return error(EINVAL, "a descriptor covers one block, not %zu; export a dma-buf, or each block separately",
+                 span.count);
   for (size_t i = 1; i < span.count; ++i) {
     if (span.unit(i).device.load() != device)
       return error(EINVAL, "exporting a block at %#zx: it is on device %d, the first of the range on device %d",

@@ -268,21 +268,21 @@ std::string CpuMappings::check() const {
     };
     const bool on_device = r.table[frame.block].state == State::on_device;
     if (on_device && frame.asked && std::none_of(accesses_.begin(), accesses_.end(), is_this))
-      return wrong("a block is asked for, and nobody waits for it");
+      return wrong("a block is marked as requested, and no access waits for it");
     if (on_device && (frame.refused || frame.apart) && !frame.asked)
-      return wrong("accesses get SIGBUS, and nobody is to take that back");
+      return wrong("accesses get SIGBUS, and no request is left to undo that");
     if (frame.cpu_mapped != (std::count_if(shown_.begin(), shown_.end(), is_this) == 1))
-      return wrong("a block is shown and not among those that are, or is among them and not shown");
+      return wrong("the mark of a block mapped for the CPU and the list of such blocks disagree");
     shown += frame.cpu_mapped ? 1 : 0;
     if (!frame.device_stale) continue;
-    if (!frame.cpu_mapped) return wrong("a block is stale, and nothing is shown of it");
+    if (!frame.cpu_mapped) return wrong("a block is stale, and is not mapped for the CPU");
     device_stale_bytes += r.block_size;
     if (++stale[&r] > r.device_stale) return wrong("more blocks are stale than their region says");
   }
   for (const auto& [region, count] : stale)
     if (count != region->device_stale) return "fewer blocks are stale than their region says";
   if (shown != shown_.size() || device_stale_bytes != device_stale_bytes_) {
-    return core::strprintf("%zu blocks are shown, %zu are known to be; stale_bytes %llu, counted %llu", shown,
+    return core::strprintf("%zu blocks are mapped for the CPU, %zu are listed; stale_bytes %llu, counted %llu", shown,
                            shown_.size(), static_cast<unsigned long long>(device_stale_bytes_),
                            static_cast<unsigned long long>(device_stale_bytes));
   }

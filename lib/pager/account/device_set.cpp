@@ -59,7 +59,8 @@ core::OwnString words_of(const Leases& leases) {
     if (!text.empty()) text += "; ";
     text += l.location < 0 ? core::OwnString("host") : core::textf("device %d, stream %p", l.location, l.stream);
     text += core::textf(", %s, ", access);
-    text += l.count != 0 ? core::textf("acquired %u times", l.count) : "released, but its stream has not got there";
+    text += l.count != 0 ? core::textf("acquired %u times", l.count)
+                         : "released, but its stream has not reached the release";
   }
   return text;
 }
@@ -71,7 +72,7 @@ core::OwnString place_of(const Region& r, const core::Block& block) {
     case State::stored:
       return "on the SSD";
     case State::poisoned:
-      return "nowhere: its bytes could not be had";
+      return "nowhere: its bytes are not available";
     case State::promoting:
     case State::demoting:
       return core::textf("moving (%s, device %u)", core::state_name(block.state), block.device);
@@ -148,7 +149,8 @@ void DeviceSet::follow_down(int d, uint64_t kept) {
   const uint64_t now = now_ns();
   if (g.said_short_ns != 0 && now < g.said_short_ns + kSayEvery) return;
   g.said_short_ns = now;
-  core::log(core::Level::warning, "others have memory of device %d: of its budget of %s blocks have %s for now", d,
+  core::log(core::Level::warning,
+            "other programs use memory of device %d: of its budget of %s, blocks may use %s for now", d,
             core::human_bytes(g.budget.budget()).c_str(), core::human_bytes(g.budget.limit()).c_str());
 }
 

@@ -302,7 +302,8 @@ Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       tables_.charge(r);
       break;
     case State::poisoned:
-      if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
+      if (r.lost)
+        return error(EIO, "the addresses of %s were lost with a device that was reset", map_.where(r, b).c_str());
       failed_.forget_store_copy(r, b);
       // If the file itself is mapped, only a PRIVATE region has contents of its own.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};

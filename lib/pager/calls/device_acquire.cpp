@@ -22,8 +22,8 @@ Status no_memory() {
 
 Status shows_its_file(const BlockMap& map, const Region& r, BlockIndex b) VMEM_LOCKED {
   return error(EIO,
-               "the file ends before the block does, and its own pages are shown: make it long enough, free the region "
-               "and map it again, %s",
+               "the file ends before the block does, so the block shows the file's own pages: make the file long "
+               "enough, free the region and map it again, %s",
                map.where(r, b).c_str());
 }
 

@@ -89,8 +89,8 @@ Status ExitFlush::write_region(Lock& lock, Region& r, RangeScan* scan, bool agai
   r.unfinished = scan->left != 0;
   if (s.ok() && again && r.unfinished) {
     s = error(ETIMEDOUT,
-              "%llu blocks did not come to rest for %u ms: a stream has not come to their release, or they are on "
-              "their way; what they may still become is lost. The first: %s",
+              "%llu blocks did not settle for %u ms: a stream has not reached their release, or they are moving; later "
+              "changes of them are lost. The first: %s",
               static_cast<unsigned long long>(scan->left), config_.fault_timeout_ms,
               map_.where(r, scan->first_left).c_str());
   }
@@ -200,8 +200,8 @@ Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice
     r.told_at_exit = r.granted + 1;
     if (s.ok()) {
       s = error(ETIMEDOUT,
-                "device %d has work under a live lease with VMEM_WRITE, whose end was not seen within %u ms; what it "
-                "stores from now on is lost. The first such block: %s",
+                "device %d has work under a live lease with VMEM_WRITE that did not end within %u ms; its later stores "
+                "are lost. The first such block: %s",
                 left->device, config_.fault_timeout_ms, map_.where(r, first).c_str());
     }
   }

@@ -44,7 +44,8 @@ Status Export::export_range(const void* ptr, size_t size, device::Export how, in
   }
   const BlockIndex blocks = span.last - span.first + 1;
   if (how == device::Export::handle && blocks != 1) {
-    return error(EINVAL, "the range has %llu blocks of %s, and a descriptor is of one; export each, or a dma-buf",
+    return error(EINVAL,
+                 "the range has %llu blocks of %s, and a descriptor covers one; export each block, or a dma-buf",
                  static_cast<unsigned long long>(blocks), core::human_bytes(r.block_size).c_str());
   }
   ++r.in_flight;

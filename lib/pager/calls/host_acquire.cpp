@@ -144,7 +144,8 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
       if (coming.starving != StallClock::kNone) waits_.queue().give_up_acquire(r, b);
       return s;
     }
-    if (r.lost) return error(EIO, "the addresses of %s went with a device that was reset", map_.where(r, b).c_str());
+    if (r.lost)
+      return error(EIO, "the addresses of %s were lost with a device that was reset", map_.where(r, b).c_str());
     const Block& block = r.table[b];
     DeferredWork after;
     switch (block.state) {

@@ -175,7 +175,7 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
 
 Status RangeDemoter::cannot_leave(const Region& r, BlockIndex b) {
   if (const Frame& frame = map_.frame_table()[r.table[b].aux]; frame.refused || frame.apart) {
-    return error(EIO, "accesses of a block get SIGBUS, and for %u ms the trap has not taken that back, %s",
+    return error(EIO, "accesses of a block get SIGBUS, and the trap has not undone that for %u ms, %s",
                  config_.fault_timeout_ms, map_.where(r, b).c_str());
   }
   Status why = writes_.take_error();

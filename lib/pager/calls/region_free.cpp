@@ -126,7 +126,7 @@ void RegionFree::drain(uint64_t used, uint64_t until_ns) {
     Status s = devices_->drain(d);
     for (; !s.ok() && devices_->health(d).ok() && now_ns() < until_ns; s = devices_->drain(d)) usleep(1000);
     if (!s.ok() && devices_->health(d).ok())
-      core::log(core::Level::warning, "kernels may still use what is freed now: %.*s",
+      core::log(core::Level::warning, "kernels may still use memory that is freed now: %.*s",
                 static_cast<int>(s.text().size()), s.text().data());
   }
 }
@@ -147,7 +147,7 @@ Status RegionFree::find(void* ptr, Region** out) {
 // Returns -EBUSY if the region is leased or open to kernels, or is about to be leased.
 Status RegionFree::may_go(const Region& r) {
   if (r.kernels != 0) {
-    return error(EBUSY, "region %llu is open to kernels that ask: %u ranges, %llu leased blocks; end them first",
+    return error(EBUSY, "region %llu is open to kernels: %u ranges, %llu leased blocks; end them first",
                  static_cast<unsigned long long>(r.id), r.kernels, static_cast<unsigned long long>(r.leases.blocks()));
   }
   if (r.leases.empty() && r.asked == 0) return {};
@@ -382,7 +382,7 @@ Status RegionFree::end(void* ptr, bool force, Status* lost) {
   Status unmapped = give_addresses_back(trap_, *gone, gone->base);
   if (unmapped.code() != -ENOMEM) return unmapped;
   // The kernel has merged the mapping with a neighbour's, and unmapping would split it into two.
-  unmapped = core::name_limit(unmapped, "what is left beside a region that goes");
+  unmapped = core::name_limit(unmapped, "the neighbour of a freed region");
   core::log(core::Level::warning, "the addresses of a freed region stay taken, accesses of them get SIGBUS: %.*s",
             static_cast<int>(unmapped.text().size()), unmapped.text().data());
   return {};

@@ -158,8 +158,8 @@ Status Sync::take_for_free(Lock& lock, Region& r) {
     if (s.code() != -EBUSY || r.dying) return s;
     if (now_ns() >= until) {
       return error(EBUSY,
-                   "region %llu has a page that is pinned, by direct I/O that is under way or by a registered buffer, "
-                   "and what that stores would not reach file %s; end it first (%.*s)",
+                   "region %llu has a page that is pinned by direct I/O in flight or by a registered buffer, whose "
+                   "stores would not reach file %s; end it first (%.*s)",
                    static_cast<unsigned long long>(r.id), r.file.path.c_str(), static_cast<int>(s.text().size()),
                    s.text().data());
     }

@@ -97,7 +97,7 @@ void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
 
 void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
   if (!ask_later(r, b)) return;
-  VMEM_LOG_OFTEN(Level::error, "the trap does not let accesses be answered, they wait: %.*s, %s",
+  VMEM_LOG_OFTEN(Level::error, "the trap cannot answer accesses, so they wait: %.*s, %s",
                  static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
 }
 
@@ -202,16 +202,17 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
 void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why) {
   if (std::exchange(ending_, true)) return;
   core::log(core::Level::error,
-            "a thread waits for a block and cannot be told to go on: %.*s, %s. Ioctls of userfaultfd are forbidden, "
-            "though libvmem needs them for as long as there are regions: permit them, or free all regions before. The "
-            "process ends, when what can be written of shared files has been",
+            "a thread waits for a block and cannot be woken: %.*s, %s. Ioctls of userfaultfd are forbidden, but "
+            "libvmem needs them while regions exist: permit them, or free all regions first. The process ends once it "
+            "has written the changes of shared files that it can",
             static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
   const auto end = [] {
     core::do_exit_work_at_our_end();
-    core::fatal("threads wait for what nobody may give them; the log says more");
+    core::fatal("threads wait for blocks that libvmem is not allowed to put in place; the log says more");
   };
   std::thread thread;
-  if (!core::start_thread("vmem-end", end, &thread).ok()) core::fatal("threads wait for what nobody may give them");
+  if (!core::start_thread("vmem-end", end, &thread).ok())
+    core::fatal("threads wait for blocks that libvmem is not allowed to put in place");
   thread.detach();
 }
 

@@ -85,7 +85,7 @@ void StoreReader::verify_read(Transition* m) {
     // verified.
     if (verifies(r) && !core::broken("digest_check") && !(digest(m) == block.digest)) {
       core::add(counters_.checksum_errors);
-      m->status = core::error(EIO, "checksum mismatch: what the SSD returned is not what was written, %s",
+      m->status = core::error(EIO, "checksum mismatch: the SSD returned other bytes than were written, %s",
                               map_.place(r, m->block).c_str());
     }
   } else if (m->status.ok() && r.writable()) {

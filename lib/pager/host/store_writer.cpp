@@ -168,7 +168,7 @@ bool StoreWriter::find_elsewhere(Transition* m) {
   }
   core::add(counters_.io_errors);
   const Status why =
-      core::system_error(m->status.code(), "a write failed, and what was to be written goes elsewhere, %s",
+      core::system_error(m->status.code(), "a write failed, and its bytes are written to another place, %s",
                          space_.describe(failed).c_str());
   VMEM_LOG_OFTEN(core::Level::warning, "%.*s", static_cast<int>(why.text().size()), why.text().data());
   if (m->new_extent) space_.release(failed);

@@ -15,7 +15,7 @@ Status AcquireRequests::ask(std::span<const vmem_range> ranges, int location, vo
   if (Status s = check_stream(location, stream); !s.ok()) return s;
   if (location >= 0 && devices_->of_thread(stream)) {
     return error(EINVAL,
-                 "stream %p is another one on each thread, and an asynchronous lease is taken on a thread of its own; "
+                 "stream %p means another stream on each thread, and an asynchronous lease is taken on its own thread; "
                  "give a stream that was created",
                  stream);
   }

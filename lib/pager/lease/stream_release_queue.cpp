@@ -82,7 +82,7 @@ std::string StreamReleaseQueue::check() const {
     if (e->id <= before || e->id > last_) return "releases at devices are not in the order of their numbers";
     before = e->id;
     const bool first = std::none_of(pending_.begin(), e, [&](const PendingRelease& x) { return x.same_lane(*e); });
-    if (first != e->oldest) return first ? "nobody asks for the oldest release of a lane" : "a lane has two oldest";
+    if (first != e->oldest) return first ? "the oldest release of a lane is not marked" : "a lane has two oldest";
   }
   // The links must say the same.
   size_t linked = 0;

@@ -190,7 +190,7 @@ Status StreamReleases::wait_for_turn(Lock& lock, std::span<const BlockSpan> span
     }
     if (!wait) return {};
     if (ask != nullptr && now_ns() - begun > ask->patience_ns)
-      return error(room ? EAGAIN : EALREADY, "releases are in the way whose streams have not got there");
+      return error(room ? EAGAIN : EALREADY, "leases are in the way whose streams have not reached the release");
     patience.wait(lock, map_.changed());
   }
 }
@@ -220,7 +220,8 @@ Status StreamReleases::check_device_stale(std::span<const BlockSpan> spans, bool
         continue;  // stale also while a sync demotes it
       const Leases* leases = r.leases.find(b);
       if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
-        return core::error(EBUSY, "%s: the CPU stored to it under a READ lease, which keeps what it was; release that",
+        return core::error(EBUSY,
+                           "%s: the CPU stored to it, and a READ lease keeps its former contents; release that lease",
                            map_.where(r, b).c_str());
       *wait = true;
     }
@@ -263,7 +264,7 @@ Status StreamReleases::record(PendingRelease& ending, std::list<PendingRelease>*
     recorded = devices_->drain(ending.device);
     if (!recorded.ok()) health = devices_->health(ending.device);
     if (!recorded.ok() && health.ok()) {
-      recorded = error(EBUSY, "the stream %p takes no mark, and device %d cannot be waited for instead: %.*s",
+      recorded = error(EBUSY, "the stream %p takes no event, and device %d cannot be waited for instead: %.*s",
                        ending.end, ending.device, static_cast<int>(recorded.text().size()), recorded.text().data());
     }
   }

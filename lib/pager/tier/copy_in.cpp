@@ -91,7 +91,7 @@ void CopyIn::copy_aside(Transition* m) {
     m->status = trap_.caps().pins == trap::Pins::taken_away ? take_aside(m) : trap_.protect(m->source, r.block_size);
     if (!m->status.ok()) return;
     if (!m->out && copy_protected(r, m->image, m->source) != 0) {
-      m->status = core::error(EFAULT, "pages of the block cannot be read by anybody: it stays in host memory");
+      m->status = core::error(EFAULT, "pages of the block are unreadable: it stays in host memory");
       return;
     }
   } else {

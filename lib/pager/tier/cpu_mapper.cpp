@@ -230,7 +230,7 @@ void CpuMapper::refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t 
         ms, place.c_str());
   } else if (why == CpuMappings::Next::refuse_store) {
     VMEM_LOG_OFTEN(core::Level::error,
-                   "no room within host_budget %s for %u ms for what the CPU stores to a block under READ leases at a "
+                   "no room within host_budget %s for %u ms for a store of the CPU to a block under READ leases at a "
                    "device: the store gets SIGBUS, %s",
                    limit.c_str(), ms, place.c_str());
   } else {

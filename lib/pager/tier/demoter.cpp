@@ -101,7 +101,7 @@ Status Demoter::copy_shown(Transition* m) {
   Status s = trap_.protect(m->source, r.block_size);
   core::step("device.copying_shown");
   if (s.ok() && copy_protected(r, m->image, m->source) != 0)
-    s = core::error(EFAULT, "pages of the copy that the CPU is shown cannot be read by anybody");
+    s = core::error(EFAULT, "pages of the CPU's copy are unreadable");
   if (s.ok()) {
     core::add(counters_.copied_bytes, r.block_size);
   }
@@ -238,7 +238,7 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
   if (m->cpu_mapped && m->leave == Leave::drop) budget_.credit(r.block_size);
   lost = lost && !device_set_.own_page_tables();  // the trap is still in place there
   if (lost) {
-    m->status = error(EIO, "the addresses of %s went with device %d", map_.where(r, b).c_str(), m->device);
+    m->status = error(EIO, "the addresses of %s were lost with device %d", map_.where(r, b).c_str(), m->device);
   } else if (dirty && !m->kept) {
     m->status = copied;
   }

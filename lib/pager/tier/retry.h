@@ -30,7 +30,7 @@ core::Status retry_until_done(device::Devices& devices, int d, const char* what,
     if (s.ok()) return s;
     if (!devices.health(d).ok()) return step();
     if (tries == kSayAfter) {
-      VMEM_LOG_OFTEN(core::Level::error, "%s is refused by device %d and tried on: %.*s", what, d,
+      VMEM_LOG_OFTEN(core::Level::error, "%s is refused by device %d and tried again: %.*s", what, d,
                      static_cast<int>(s.text().size()), s.text().data());
     }
     usleep(1000);
