@@ -1,10 +1,8 @@
-// vmem-sort: sorts a file several times larger than the memory it may use, through plain pointers
-// and std algorithms.
+// vmem-sort: sorts a file larger than the memory it may use, by plain pointers and std algorithms.
 //
-// It sorts runs of the file inside a region, then merges them into a second region that is mapped
-// over a new file. libvmem moves the blocks; the program only announces what it will read next and
-// what it no longer needs. The new file gets its final name once it is complete and verified. Until
-// then, and if anything fails, existing files stay untouched.
+// It sorts runs in a region, then merges them into a second region that is mapped over a new file.
+// libvmem moves the blocks; the program only announces what it will read next and no longer needs.
+// The new file gets its name once it is verified. If anything fails, existing files are untouched.
 #include <endian.h>
 #include <fcntl.h>
 #include <linux/limits.h>
@@ -92,8 +90,7 @@ uint64_t hash(const unsigned char* p, size_t n) {
   return h ^ (h >> 32);
 }
 
-// A view of items in memory, sorted or not: records of a fixed size, or lines with their newline
-// (record 0).
+// A view of items in memory: records of a fixed size, or (record 0) lines with their newline.
 struct Cursor {
   const unsigned char* at;
   const unsigned char* end;
@@ -116,9 +113,8 @@ size_t key_length(const unsigned char* p, size_t n, size_t record) {
   return record == 0 && n != 0 && p[n - 1] == '\n' ? n - 1 : n;
 }
 
-// Sorts items of any size by an index of their offsets: as many of the first items as the index has
-// room for. Returns their bytes. The index is small even for short lines, so that there are few
-// runs: the merge keeps blocks of each in memory.
+// Sorts the first items, as many as the index of offsets has room for, and returns their bytes. The
+// index is small even for short lines, so runs are few: the merge keeps blocks of each in memory.
 using Index = std::vector<uint32_t>;
 size_t sort_items(const unsigned char* from, unsigned char* to, size_t size, size_t record, Index* index) {
   index->clear();
@@ -182,8 +178,7 @@ struct Run {
   size_t offset, size;
 };
 
-// Cuts [0, size) into runs of whole items. If the last line of the file lacks its newline, its run
-// does, too.
+// Cuts [0, size) into runs of whole items. A last line without a newline stays without.
 std::vector<Run> cut(const unsigned char* data, size_t size, size_t target, size_t record) {
   std::vector<Run> runs;
   for (size_t at = 0; at < size;) {
@@ -266,8 +261,7 @@ std::vector<Run> sort_runs(const vmem::region& input, const vmem::region& sorted
       }
       vmem::check(vmem_advise(in + run.offset, run.size, VMEM_ADVISE_COLD, 0));
       vmem::check(vmem_prefetch(out + run.offset, run.size, VMEM_SSD, nullptr));
-      // Most of the run has left memory by now. Without this call, a full SSD would go unnoticed
-      // while there is memory.
+      // Most of it has left memory by now. This call reports a full SSD even if memory is left.
       if (last != nullptr) vmem::check(vmem_evict(out + last->offset, last->size, VMEM_SSD));
       last = &run;
       progress.add(run.size / 2);
@@ -397,8 +391,7 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
     unreported += h.length;
     if (unreported > 4 << 20) {
       progress.add(std::exchange(unreported, 0));
-      // These blocks are complete and not needed soon: write them out before input blocks must be
-      // evicted.
+      // These blocks are complete and not needed soon: evict them before blocks of the input.
       unsigned char* const whole = to - reinterpret_cast<uintptr_t>(to) % block;
       if (whole > written) vmem::check(vmem_prefetch(written, static_cast<size_t>(whole - written), VMEM_SSD, nullptr));
       written = std::max(written, whole);
@@ -413,8 +406,7 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
 
 void merge(const vmem::region& sorted, const vmem::region& output, const std::vector<Run>& runs, const Settings& s,
            uint64_t budget, size_t block) {
-  // Each thread uses three blocks of each run (the current one, the next, and read-ahead): all must
-  // stay in memory.
+  // Each thread uses of each run the current block, the next, and read-ahead: all must stay.
   const auto threads = static_cast<unsigned>(std::clamp<uint64_t>(budget / (runs.size() * 3 * block), 1, s.threads));
   const size_t ahead = std::clamp<size_t>(budget / 8 / (runs.size() * threads), 1, 32 << 20) / block * block;
   auto* const to = static_cast<unsigned char*>(output.data());
@@ -459,7 +451,7 @@ uint64_t mismatches(const vmem::region& output, size_t record, uint64_t checksum
       unreported = 0;
     }
   }
-  if (sum != checksum) fprintf(stderr, "the output does not hold what the input held\n");
+  if (sum != checksum) fprintf(stderr, "the output does not have the items of the input\n");
   return wrong + (sum != checksum);
 }
 
@@ -474,8 +466,7 @@ struct stat status_of(const std::string& path) {
   return s;
 }
 
-// The path of the result, with links resolved. An existing file is replaced only as the user
-// requested.
+// The path of the result, with links resolved. `there`: it exists and is to be replaced.
 struct Target {
   std::string path;
   bool there = false;
@@ -543,7 +534,7 @@ void give_away(const ownfiles::OwnFile& file, const Settings& s, const Target& t
   const bool attributes = copy_attributes(target.path, file.fd(), s.in_place, &attribute);
   if (s.in_place) {
     if (now.st_uid != old.st_uid)
-      throw std::runtime_error(s.input + " belongs to somebody else, and the sorted file would not: use -o");
+      throw std::runtime_error(s.input + " belongs to another user, and the sorted file would belong to you: use -o");
     if (now.st_gid != old.st_gid)
       throw std::runtime_error(s.input + " is of a group that you cannot give to the sorted file: use -o");
     if (!attributes)
@@ -594,8 +585,7 @@ int run(Settings s) {
   if (s.record != 0 && size % s.record != 0)
     throw input::Refused(source + ": its " + std::to_string(size) + " bytes are no whole number of records of " +
                          std::to_string(s.record));
-  // A new file is readable by the users who could read the input, as with cp; its owner may write
-  // to it.
+  // A new file has the mode of the input, as with cp, and its owner may write to it.
   const mode_t mode = target.there ? 0600 : made ? 0666 : (before.st_mode & 0777) | 0600;
   auto output_file = ownfiles::as_named([&] {
     // Try this on an empty file, so that a refusal comes before the sort rather than after it.
@@ -614,8 +604,7 @@ int run(Settings s) {
                              std::to_string(disk.f_bavail * disk.f_frsize) + " are free");
 
   const uint64_t memory = s.budget != 0 ? s.budget : std::max<uint64_t>(size / 4, 64 << 20);
-  // Each thread sorts a run in memory, and the merge holds a few blocks of every run: both must
-  // fit.
+  // Each thread sorts a run in memory; the merge needs a few blocks of every run: both must fit.
   s.threads = static_cast<unsigned>(std::clamp<uint64_t>(memory / (64 << 20), 1, s.threads));
   uint64_t block = 2 << 20;
   while (block > (64 << 10) && 24 * s.threads * 4 * block > memory) block /= 2;

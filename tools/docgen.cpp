@@ -210,7 +210,7 @@ std::string call_page(const std::vector<Item>& items, const Item& item) {
   if (item.code.front().rfind("int ", 0) == 0) {
     out += ".SH RETURN VALUE\n0, or a negative errno;\n.BR vmem_last_error (3vmem)\nthen has the message.\n";
   }
-  return out + ".SH SEE ALSO\nWhat holds for every call:\n.BR libvmem\\-tier (3)\n";
+  return out + ".SH SEE ALSO\nRules for every call:\n.BR libvmem\\-tier (3)\n";
 }
 
 bool write_calls(const std::string& folder, const std::vector<Item>& items) {

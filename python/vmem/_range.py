@@ -302,7 +302,7 @@ class PendingLease(Owner):
 
     async def _wait(self) -> Lease:
         if self._awaited:
-            raise RuntimeError("a lease on its way is awaited once")
+            raise RuntimeError("a pending lease can be awaited only once")
         self._awaited = True
         try:
             if not self.ready():

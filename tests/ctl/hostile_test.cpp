@@ -232,7 +232,7 @@ TEST_F(Hostile, WhatIsForgedIsShownAsSuchAndHidesNobody) {
   says(mallory_->pid(), 4, "its header after process");
   says(mallory_->pid(), 5, "which is not user");
   says(getpid(), 6, "its socket is none of user");
-  says(getpid(), 7, "nobody answers");
+  says(getpid(), 7, "no process answers");
   EXPECT_GT(again, 200u);
   // Text output names them too, in a few lines for all, without control characters.
   const Ran text = ctl({"status", "--seconds", "0"});

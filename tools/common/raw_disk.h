@@ -157,7 +157,7 @@ inline std::string fill(const std::string& path, uint64_t bytes, uint64_t seed,
   struct stat s {};
   if (fstat(fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_uid != geteuid() || s.st_nlink != 1 || ftruncate(fd, 0) != 0) {
     close(fd);
-    return path + " is there and not ours alone: it is left as it is";
+    return path + " exists and is not ours alone: it is left as it is";
   }
   const int direct = open(("/proc/self/fd/" + std::to_string(fd)).c_str(), O_RDWR | O_DIRECT | O_CLOEXEC);
   const int use = direct >= 0 ? direct : fd;

@@ -98,7 +98,7 @@ void Doctor::trap() {
   if (!s.ok()) {
     refused_ = true;
     const bool module = access(path("/dev/vmem").c_str(), R_OK | W_OK) == 0;  // replaces userfaultfd
-    add("userfaultfd", State::missing, module ? "not to be had; the module does its work" : "not to be had",
+    add("userfaultfd", State::missing, module ? "not available; the module does its work" : "not available",
         std::string(s.text()), !module);
     return;
   }
@@ -240,14 +240,14 @@ void Doctor::device_tier() {
     add("device tier", State::ok, printable(found));
   } else {
     add("device tier", State::degraded, "off: " + (s.ok() ? why : std::string(s.text())),
-        "host memory and SSD work without it; what is needed is in the words");
+        "host memory and SSD work without it; the finding says what is needed");
   }
   for (const char* backend : {"handles", "managed"}) {
     if (taken == backend) continue;
     devices.reset();  // only one may exist at a time
     s = vmem::device::make_devices(vmem::device::kind_of(backend), vmem::device::kUnit, &devices, &why);
     if (s.ok()) {
-      add(backend, State::ok, "can be had, and is not what auto takes (docs/device-tier.md)");
+      add(backend, State::ok, "available, but auto does not take it (docs/device-tier.md)");
     } else {
       add(backend, State::degraded, printable(s.text()), "nothing, while another device tier will do");
     }

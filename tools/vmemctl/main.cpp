@@ -25,7 +25,7 @@ struct Options {
 
 // Describes the command line; sets `chosen` to the requested command.
 void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
-  app.description("Sees and steers what libvmem does on this machine.");
+  app.description("Shows and controls what libvmem does on this machine.");
   app.set_version_flag("--version",
                        "vmemctl " + std::to_string(VMEM_VERSION_MAJOR) + "." + std::to_string(VMEM_VERSION_MINOR));
   app.add_flag("--json", o.common.json, "JSON on standard output, failures included");
@@ -46,7 +46,8 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   top->add_option("--columns", o.top.columns, "Width of that frame")->check(CLI::Range(40, 1000));
   top->add_option("--sort", o.top.sort, "Regions by size, device, host, ssd, leased or name")
       ->check(CLI::IsMember({"size", "device", "host", "ssd", "leased", "name"}));
-  top->add_option("--filter", o.top.filter, "Only what has this in its command or its region's name");
+  top->add_option("--filter", o.top.filter,
+                  "Only processes with this in their command, or regions with it in their name");
   top->callback([&] { chosen = [&] { return vmemctl::top(o.common, o.top); }; });
 
   CLI::App* tune = app.add_subcommand("tune", "Change live settings of a process, or tunables of the module");
@@ -68,15 +69,15 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
       ->check(CLI::IsMember({"auto", "handles", "managed", "cuda", "sim", "sim-handles", "none"}));
   bench->callback([&] { chosen = [&] { return vmemctl::bench(o.common, o.bench); }; });
 
-  CLI::App* doctor = app.add_subcommand("doctor", "What this machine and these rights give libvmem, and what to do");
+  CLI::App* doctor =
+      app.add_subcommand("doctor", "Report what this machine and your rights offer libvmem, and what to do");
   doctor->add_option("--path", o.doctor.path, "Where the SSD tier would be; default: as setting ssd_path");
   doctor->add_option("--root", o.doctor.root, "Read /proc, /sys and /dev under this folder");
   doctor->callback([&] { chosen = [&] { return vmemctl::doctor(o.common, o.doctor); }; });
 
   CLI::App* serve = app.add_subcommand("export", "Serve metrics to Prometheus");
-  serve->add_option("--listen", o.serve.listen, "ADDRESS:PORT; anybody who reaches it may read");
-  serve->add_option("--allow-host", o.serve.hosts,
-                    "A name under which it is asked, beside localhost and this machine's");
+  serve->add_option("--listen", o.serve.listen, "ADDRESS:PORT; every client that reaches it may read");
+  serve->add_option("--allow-host", o.serve.hosts, "A host name for requests, beside localhost and this machine's");
   serve->add_flag("--once", o.serve.once, "Metrics to standard output, then end");
   serve->add_option("--sysfs", o.serve.sysfs, "Folder of the module's counters");
   serve->callback([&] { chosen = [&] { return vmemctl::serve_metrics(o.common, o.serve); }; });

@@ -110,7 +110,7 @@ const Metric kMetrics[] = {
      "Blocks read with one that was asked for, where the block size is auto.", &publish::Stats::fault_around_blocks},
     {"vmem_dirty_bytes", "gauge", "Blocks in host memory that may hold what their shared file lacks.",
      &publish::Stats::dirty_bytes},
-    {"vmem_background_written_bytes_total", "counter", "Bytes of shared files written while nobody asked for it.",
+    {"vmem_background_written_bytes_total", "counter", "Bytes of shared files written in the background.",
      &publish::Stats::background_write_bytes},
     {"vmem_lease_blocks_total", "counter", "Blocks that acquires asked for.", &publish::Stats::lease_blocks},
     {"vmem_lease_hits_total", "counter", "Blocks that acquires found in place.", &publish::Stats::lease_hits},
@@ -118,7 +118,7 @@ const Metric kMetrics[] = {
     {"vmem_ssd_written_bytes_total", "counter", "Bytes written to the SSD.", &publish::Stats::write_bytes},
     {"vmem_copied_bytes_total", "counter", "Bytes a CPU copied to put blocks in place.", &publish::Stats::copied_bytes},
     {"vmem_io_errors_total", "counter", "Reads and writes that failed.", &publish::Stats::io_errors},
-    {"vmem_checksum_errors_total", "counter", "Blocks that came back other than they were written.",
+    {"vmem_checksum_errors_total", "counter", "Blocks read back with other bytes than were written.",
      &publish::Stats::checksum_errors},
     {"vmem_lost_blocks_total", "counter", "Blocks whose only copy was lost.", &publish::Stats::lost_blocks},
     {"vmem_unknown_blocks", "gauge", "Blocks whose last write failed.", &publish::Stats::unknown_blocks},
@@ -202,8 +202,7 @@ std::string metrics(const Found& found, const std::string& sysfs) {
   Shares shares;
   std::string out;
   {
-    Family forged(&out, "vmem_forged_publications", "gauge",
-                  "Publications that are not what they say, by their owner.");
+    Family forged(&out, "vmem_forged_publications", "gauge", "Forged publications, by their owner.");
     std::map<uid_t, uint64_t> users;
     for (const Refused& f : found.forged) ++users[f.user];
     for (const auto& [user, count] : users) forged.sample("user=\"" + std::to_string(user) + "\"", count);
@@ -258,8 +257,7 @@ std::string metrics(const Found& found, const std::string& sysfs) {
   add_devices(processes, &shares, &out);
   add_regions(processes, &shares, &out);
   {
-    Family family(&out, "vmem_samples_left_out", "gauge",
-                  "Samples of a user's processes that are more than is served.");
+    Family family(&out, "vmem_samples_left_out", "gauge", "Samples of a user's processes left out beyond the limit.");
     for (const auto& [user, count] : shares.left_out()) family.sample("user=\"" + std::to_string(user) + "\"", count);
   }
   add_module(sysfs, &out);

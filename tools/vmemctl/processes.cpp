@@ -269,7 +269,7 @@ Found look(const Common& common, pid_t pid) {
   std::unique_lock lock(look->mutex);
   Found found = std::move(look->found);
   if (look->left_out != 0)
-    found.problems.push_back(std::to_string(look->left_out) + " folders of persons who have many were not read");
+    found.problems.push_back(std::to_string(look->left_out) + " folders of persons with many folders were not read");
   lock.unlock();
   std::sort(found.processes.begin(), found.processes.end(), [](const Process& a, const Process& b) {
     return a.pid != b.pid ? a.pid < b.pid : a.owner != b.owner ? a.owner < b.owner : a.name < b.name;
@@ -314,7 +314,7 @@ Process find_process(const Common& common, pid_t pid) {
   const std::string who = "process " + std::to_string(pid);
   if (found.size() > 1) throw Failure{kForbidden, "two users publish for " + who + ": neither is asked"};
   if (!found.empty()) return std::move(found.front());
-  if (all != 0) problems.emplace_back("of some that do, nobody here knows the number: ask in their own pid namespace");
+  if (all != 0) problems.emplace_back("the number of some that do is not known here: ask in their own pid namespace");
   struct stat s {};
   if (stat(("/proc/" + std::to_string(pid)).c_str(), &s) != 0) throw Failure{kAbsent, "there is no " + who};
   if (geteuid() != 0 && s.st_uid != geteuid()) {

@@ -230,7 +230,7 @@ class Reader {
     }
     if (s.code() == -EACCES || s.code() == -EXDEV) return forged(name, "its socket is none of user " + user());
     if (s.code() == -ENOENT || s.code() == -ECONNREFUSED) {
-      if (!gone(a)) forged(name, "nobody answers for it");
+      if (!gone(a)) forged(name, "no process answers for it");
       return;
     }
     static const publish::Request refresh = request_for(publish::Ask::refresh, "", "");
@@ -285,7 +285,7 @@ class Reader {
     if (!a.linked && p.now.header.pid_namespace != publish::pid_namespace()) {
       a.outside = outside(p.now.header);
       if (a.outside == 0) {
-        if (!gone(a)) unread(p.name, "its process takes no requests now, and which one it is cannot be told from here");
+        if (!gone(a)) unread(p.name, "its process takes no requests now, and cannot be identified from here");
         return;
       }
     }
@@ -407,7 +407,7 @@ publish::Reply exchange(const Process& process, publish::Ask what, const std::st
         reply.text[sizeof reply.text - 1] = '\0';
         return reply;
       }
-      if (n > 0) throw Failure{kFailed, "the process answers something else than libvmem does"};
+      if (n > 0) throw Failure{kFailed, "the process gives an answer that is not libvmem's"};
       if (n == 0) errno = ECONNRESET;
     }
     err = errno;

@@ -202,7 +202,7 @@ class Table:
         self._failed.zero_()
         torch.cuda.current_stream(self.device).synchronize()
         if answer != 0:
-            raise Error(*ANSWERS.get(answer, (errno.EIO, f"rows could not be had: answer {answer}")))
+            raise Error(*ANSWERS.get(answer, (errno.EIO, f"rows are not available: answer {answer}")))
 
     def end(self) -> None:
         """Waits for the gathers, closes the range, and raises as check() does. Ending twice does nothing."""

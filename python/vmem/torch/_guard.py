@@ -20,7 +20,7 @@ _CALLS = {
     "_apply": "half(), float(), to(), cuda() and their kind would replace its weights",
     "_load_from_state_dict": "load_state_dict() would replace its weights",
     "__deepcopy__": "a copy would run this model's weights",
-    "__reduce_ex__": "a copy, also a pickled one, would lack what runs here",
+    "__reduce_ex__": "a copy, also a pickled one, would lack the hooks that run here",
 }
 
 # A module's parameters, the name of one, the parameter, and its address while hooks are on.
