@@ -34,7 +34,7 @@
 namespace {
 
 constexpr uint64_t kLargest = 8 << 10;  // value
-constexpr uint64_t kRegion = 2 << 20;   // a pool's are multiples of it
+constexpr uint64_t kRegion = 2 << 20;   // sizes of pools are multiples of this
 using Value = std::span<uint64_t>;
 
 struct Settings {

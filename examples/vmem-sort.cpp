@@ -345,7 +345,7 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
                 size_t block, Progress& progress) {  // ahead: blocks
   struct Head {
     Cursor cursor;
-    size_t length, key;            // bytes of the item, and of what it is compared by
+    size_t length, key;            // bytes of the item, and of its key
     uint64_t prefix;               // of its key
     const unsigned char* fetched;  // prefetched up to here
     const unsigned char* done;     // dropped up to here

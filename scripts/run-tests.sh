@@ -21,9 +21,9 @@
 # Every program has a deadline: TEST_TIMEOUT (300 s; with VMEM_LONG=1 1,500 s), five times that for
 # vm, kmod and deb, times TEST_PATIENCE (the slowness of the machine, 1 to 12, measured at start). A
 # GoogleTest program also meets its deadline when one of its tests takes TEST_ONE_TIMEOUT (300 s)
-# times that. A program that met its deadline and reported no failure runs once more, alone and with
-# twice the time; of a GoogleTest program only the unfinished tests do. The lines "again:" before
-# the totals name them. Status 124 of a program means that it met a deadline of its own. With
+# times TEST_PATIENCE. A program that met its deadline and reported no failure runs once more, alone
+# and with twice the time; of a GoogleTest program only the unfinished tests do. The lines "again:"
+# before the totals name them. Status 124 of a program means that it met a deadline of its own. With
 # VMEM_LONG=1 stress takes 120 s each.
 #
 # Exit: 0 if nothing failed.

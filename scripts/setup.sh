@@ -99,7 +99,7 @@ for group in "${groups[@]}"; do
         #include <xxhash.h>' || { echo "setup: the libraries' headers are not there; the command above installs them" >&2; exit 1; } ;;
     test)
       [ ${#missing[@]} -eq 0 ] || compiles '#include <gtest/gtest.h>' || { echo "setup: no GoogleTest; the command above installs it" >&2; exit 1; } ;;
-    *) ;;   # what needs these skips visibly without them
+    *) ;;   # tests that need these skip visibly without them
   esac
 done
 [ -z "$check" ] || [ ${#missing[@]} -eq 0 ] || exit 3

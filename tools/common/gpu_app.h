@@ -29,7 +29,7 @@ namespace gpuapp {
 class Mark {
  public:
   virtual ~Mark() = default;
-  virtual void wait() = 0;                       // sleeps until the stream is there
+  virtual void wait() = 0;                       // sleeps until the stream has reached it
   virtual double seconds_since(Mark& from) = 0;  // both must have been reached
 };
 using MarkPtr = std::unique_ptr<Mark>;

@@ -21,10 +21,10 @@ namespace vmem::replay {
 struct Result {
   std::string policy;
   uint64_t touches = 0, hits = 0, misses = 0, evictions = 0;
-  uint64_t probes = 0, soft_faults = 0;              // taken out of sight; of those, wanted back
+  uint64_t probes = 0, soft_faults = 0;              // blocks isolated as a probe; those that were then touched
   uint64_t read_ahead = 0, covered = 0, wasted = 0;  // blocks: read ahead; touched in time; evicted unused
-  uint64_t beside = 0;                               // blocks read with one that was missed, in the same read
-  uint64_t transfers = 0;                            // that read ahead, of neighbouring blocks
+  uint64_t beside = 0;                               // blocks read in the same read as a missed one
+  uint64_t transfers = 0;                            // read-ahead reads of adjacent blocks
   double hit_rate() const { return touches == 0 ? 0 : static_cast<double>(hits) / static_cast<double>(touches); }
 };
 
@@ -33,9 +33,9 @@ struct Setup {
   uint64_t capacity = 1024;  // blocks
   uint32_t weight = 512;     // pages a block
   bool probes = true;
-  uint64_t batch = 1;   // blocks asked of the policy at a time
+  uint64_t batch = 1;   // victims requested from the policy at a time
   uint32_t window = 0;  // read-ahead blocks; 0: none
-  uint32_t group = 0;   // blocks that lie together, of which a miss may read several; 0: each is read alone
+  uint32_t group = 0;   // adjacent blocks that a miss may read together; 0: each is read alone
   policy::Access access = policy::Access::normal;
 };
 

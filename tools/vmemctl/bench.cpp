@@ -259,9 +259,9 @@ void check_output(const std::string& path, bool force) {
   if (!S_ISREG(s.st_mode)) throw Failure{kTaken, path + " is a link, a folder or a device; give the name of a file"};
 }
 
-// Writes a new file and renames it over the old one, whoever owns that. The file is meant to be
-// sourced, so no other user may be able to write to it, by its mode or through a descriptor that is
-// open already.
+// Writes a new file and renames it over the old one; another user may own that. The file is meant to
+// be sourced, so no other user may be able to write to it, by its mode or through a descriptor that
+// is open already.
 void write_settings(const std::string& path, const std::string& text, bool force) {
   check_output(path, force);
   const auto write_to = [&](int fd) {

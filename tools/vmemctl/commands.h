@@ -32,12 +32,12 @@ struct TuneOptions {
 int tune(const Common& common, const TuneOptions& options);
 
 struct BenchOptions {
-  std::string path;    // a folder on the SSD; "" as setting ssd_path
+  std::string path;    // a folder on the SSD; "": the setting ssd_path
   std::string output;  // settings file; "" none
   std::string device = "auto";
   std::string size = "1GiB";  // of the test file
   double seconds = 0.5;       // each measurement
-  double spread = 5;          // per cent: what is chosen from is known to this
+  double spread = 5;          // per cent; figures to choose from must be this exact
   bool force = false;
 };
 int bench(const Common& common, const BenchOptions& options);

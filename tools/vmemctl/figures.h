@@ -41,9 +41,9 @@ class Figure {
 };
 
 struct Verdict {
-  size_t chosen = 0;    // the first that is as good as the best
+  size_t chosen = 0;    // the first that is as good as the best figure
   bool steady = false;  // each candidate is known to `tolerance`
-  double error = 0;     // the largest of theirs
+  double error = 0;     // the largest error of the candidates
 };
 
 // `figures`: ordered from the smallest value to the largest, each with at least one sample.

@@ -29,9 +29,9 @@ namespace {
 constexpr size_t kMemory = 16 << 10;  // for one connection: the request's headers and the answer's
 constexpr size_t kMaxClients = 32;
 constexpr uint64_t kClientMs = 10000;  // from accept to the last byte, whatever the client does
-constexpr unsigned kSilentS = 5;       // of which it may say nothing for so long
-constexpr uint64_t kTickMs = 200;      // between two looks at who has had his time
-constexpr uint64_t kNoRoomMs = 20;     // until a connection is accepted again when there is no room for it
+constexpr unsigned kSilentS = 5;       // longest silence of a client within that time
+constexpr uint64_t kTickMs = 200;      // between two checks for clients whose time is up
+constexpr uint64_t kNoRoomMs = 20;     // pause before the next accept when connections or descriptors run out
 
 uint64_t now_ms() {
   timespec t{};

@@ -38,7 +38,7 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kOwnTime{1000};    // for the answers of the caller's own processes
 constexpr milliseconds kOthersTime{400};  // for the processes of all other users together
-constexpr milliseconds kGiveUp{2000};     // a folder that cannot be read at all: whose file system hangs
+constexpr milliseconds kGiveUp{2000};     // on a folder whose file system hangs
 constexpr size_t kThreads = 32;
 constexpr size_t kTurns = 2;  // folders of a person that are always read: in /run/user, and /dev/shm
 

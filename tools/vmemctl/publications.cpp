@@ -29,9 +29,9 @@ using vmem::core::Status;
 
 namespace {
 
-constexpr int kTries = 50;                          // of reading a file that is being rewritten, while there is time
-constexpr std::chrono::milliseconds kRewrite{100};  // after the deadline, for all that were being rewritten at it
-constexpr int kAnswerMs = 1000;                     // how long a process has to answer a request of its own
+constexpr int kTries = 50;                          // reads of a file that is being rewritten, while there is time
+constexpr std::chrono::milliseconds kRewrite{100};  // extra time after the deadline for files being rewritten then
+constexpr int kAnswerMs = 1000;                     // limit for the answer to a single request
 constexpr size_t kInFlight = 32;                    // requests to the processes of one folder
 
 // Requests in flight in all folders that are read in parallel. Each takes two descriptors, of 1024
@@ -126,7 +126,7 @@ struct Asked {
   Fd file, socket;
   ucred peer{};
   bool linked = false;  // `peer` listens at its socket
-  pid_t outside = 0;    // where it is not linked, and in another pid namespace: the process that it names
+  pid_t outside = 0;    // the process that it names, if in another pid namespace and not linked
 };
 
 class Reader {
@@ -372,7 +372,7 @@ class Reader {
   const Clock::time_point deadline_;
   Found& found_;
   std::vector<Asked> flight_;
-  size_t counted_ = 0;                              // of flight_ in in_flight
+  size_t counted_ = 0;                              // requests of this folder that in_flight counts
   std::vector<std::pair<pid_t, pid_t>> processes_;  // the folder owner's, once looked_
   bool looked_ = false;
 };

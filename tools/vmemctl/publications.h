@@ -19,8 +19,8 @@ namespace vmemctl {
 struct Process {
   std::string folder, name;  // where it is published
   uid_t owner = 0;           // of folder, file, socket and process
-  uid_t person = 0;          // the owner, or whose subordinate id that is
-  pid_t pid = 0;             // as the kernel says, in our pid namespace; 0: it does not say, being in none that we see
+  uid_t person = 0;          // the owner, or the user whose subordinate id the owner is
+  pid_t pid = 0;             // from the kernel, in our pid namespace; 0: unknown, in a namespace we cannot see
   vmem::publish::Snapshot now;
   bool answers = true;  // false: no answer in time, `now` is its last state
   double age_seconds = 0;
@@ -35,8 +35,8 @@ struct Refused {
 
 struct Found {
   std::vector<Process> processes;
-  std::vector<Refused> forged;        // not what they say
-  std::vector<Refused> unread;        // not to be read: look() makes problems of them
+  std::vector<Refused> forged;        // publications that fail the checks
+  std::vector<Refused> unread;        // unreadable; look() turns them into problems
   std::vector<std::string> problems;  // read errors, a line each
 };
 
@@ -45,7 +45,7 @@ struct Folder {
 
   std::string path;
   uid_t owner, person;
-  size_t turn = 0;                             // of its person's folders
+  size_t turn = 0;                             // its number among its person's folders
   std::shared_ptr<std::atomic<size_t>> share;  // publications of this person that may still be read; null: all
 };
 

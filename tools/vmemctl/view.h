@@ -13,8 +13,8 @@ inline constexpr const char* kSorts[] = {"size", "device", "host", "ssd", "lease
 struct ViewOptions {
   size_t columns = 0;  // lines are folded to this width; 0: not folded
   size_t regions = 5;  // at most this many
-  size_t sort = 0;     // of kSorts: what is most, or first, comes first
-  bool heat = false;   // a row under each region that shows where its faults are
+  size_t sort = 0;     // index in kSorts; the largest, or first, comes first
+  bool heat = false;   // a row under each region shows where its faults are
   std::string filter;  // only regions whose name contains this, unless the command does; "" all
 };
 std::vector<std::string> view(const Process& process, const Rates& rates, const ViewOptions& options);
