@@ -48,11 +48,12 @@ class RangeDevices final : public vmem::pager::test::FakeDevices {
 
 class RangeParts : public vmem::pager::test::PromotionParts {
  protected:
+  RangeParts() : PromotionParts(std::make_unique<RangeDevices>()) {}
   void SetUp() override {
     PromotionParts::SetUp();
     devices.streams = true;
   }
-  RangeDevices others;
+  RangeDevices& others = static_cast<RangeDevices&>(devices);
 };
 
 class PagerAcquireRequests : public RangeParts {
@@ -66,7 +67,7 @@ class PagerAcquireRequests : public RangeParts {
     const BlockSpan span{&r, 0, 0};
     return vmem::pager::check_asked({&span, 1}, &ask);
   }
-  vmem::pager::AcquireRequests acquire_requests{shared, &others, gpus};
+  vmem::pager::AcquireRequests& acquire_requests = leases_.acquire_requests;
 };
 
 TEST_F(PagerAcquireRequests, RegionsAreAskedForUntilTheAskIsWithdrawn) {
@@ -127,7 +128,7 @@ class PagerKernelRanges : public RangeParts {
     EXPECT_EQ(staging.kernel_ranges, r.kernels) << "it is the only region";
     return r.kernels;
   }
-  vmem::pager::KernelRanges ranges{shared, &others, gpus, blocks};
+  vmem::pager::KernelRanges& ranges = tier.kernel_ranges;
 };
 
 TEST_F(PagerKernelRanges, TheRegionKnowsOfItUntilItIsClosed) {
@@ -152,9 +153,9 @@ TEST_F(PagerKernelRanges, WithoutABudgetItHasHalfOfTheDevices) {
 
 TEST_F(PagerKernelRanges, WhatIsRefusedIsNotOpen) {
   Region& r = device_region(8);
-  Region& host = region(1);
+  Region& at_host = region(1);
   KernelRange out;
-  EXPECT_EQ(open(range_of(host, 0, 0), 0, &out).code(), -EINVAL) << "no device tier";
+  EXPECT_EQ(open(range_of(at_host, 0, 0), 0, &out).code(), -EINVAL) << "no device tier";
   EXPECT_EQ(open(range_of(r, 0, 7), 5 * kUnit, &out).code(), -ENOMEM) << "more than the device has";
   EXPECT_EQ(open(range_of(r, 0, 7), kUnit - 1, &out).code(), -EINVAL) << "less than a block";
   EXPECT_EQ(ranges.open(range_of(r, 0, 7), VMEM_HOST, 0, &out).code(), -EINVAL);
@@ -188,7 +189,7 @@ class PagerExport : public RangeParts {
     return exports.export_range(r.address(first), (last - first + 1) * r.block_size, how, &descriptor);
   }
   int descriptor = -1;
-  vmem::pager::Export exports{shared, &others, gpus, blocks, page_in, releases};
+  vmem::pager::Export& exports = calls.exports;
 };
 
 TEST_F(PagerExport, LeasedBlocksAreSharedAndAtRestAfterwards) {
@@ -207,10 +208,10 @@ TEST_F(PagerExport, LeasedBlocksAreSharedAndAtRestAfterwards) {
 
 TEST_F(PagerExport, OnlyWhatIsUnderALiveLeaseAtADevice) {
   Region& r = leased_region();
-  Region& host = region(1);
+  Region& at_host = region(1);
   EXPECT_EQ(take(r, 0, 2).code(), -EINVAL) << "block 2 is not leased";
   EXPECT_EQ(take(r, 0, 1, device::Export::handle).code(), -EINVAL) << "a descriptor is of one";
-  EXPECT_EQ(take(host, 0, 0).code(), -EOPNOTSUPP);
+  EXPECT_EQ(take(at_host, 0, 0).code(), -EOPNOTSUPP);
   EXPECT_EQ(others.shared_bytes, 0u);
   EXPECT_EQ(r.in_flight, 0u);
   end(r);

@@ -41,6 +41,7 @@ class Advised : public vmem::pager::test::FakeDevices {
 
 class PagerAdvise : public vmem::pager::test::PromotionParts {
  protected:
+  PagerAdvise() : PromotionParts(std::make_unique<Advised>()) {}
   Status advise(Region& r, BlockIndex first, BlockIndex last, int what, int location = 0) {
     return advisor.advise(r.address(first), (last - first + 1) * r.block_size, what, location);
   }
@@ -49,14 +50,8 @@ class PagerAdvise : public vmem::pager::test::PromotionParts {
     bool ignored = false;
     return temperature(r, b, pinned != nullptr ? pinned : &ignored);
   }
-  Advised advised;
-  vmem::pager::TruncatedFiles files{shared, gpus, page_in, *this};
-  vmem::pager::RangeFlush range_writer{shared, isolator, write_back, releases, range_demoter};
-  vmem::pager::DeviceQueues asked;  // requests stay in this queue: the promoter has its own
-  vmem::pager::Prefetch hints{shared,  &devices,   asked,    evictions, gpus,    pressure,
-                              page_in, read_ahead, releases, demoter,   promoter};
-  vmem::pager::Advise advisor{shared,   &advised, gpus,    blocks,       failed, files, page_in,
-                              isolated, releases, demoter, range_writer, hints,  *this};
+  Advised& advised = static_cast<Advised&>(devices);
+  vmem::pager::Advise& advisor = calls.advise;
 };
 
 TEST_F(PagerAdvise, TheLastThatCoversABlockCountsAndNormalUndoesAPart) {
@@ -147,14 +142,21 @@ TEST_F(PagerAdvise, ADriverThatRefusesEndsIt) {
 TEST_F(PagerAdvise, WhatIsNeededSoonIsFetchedToWhereItIsBest) {
   Region& r = device_region(4);
   ASSERT_TRUE(advise(r, 1, 2, VMEM_ADVISE_SET_PREFERRED_LOCATION, 1).ok());
+  uint64_t full = 0;  // so that the request stays in its queue
+  {
+    BigLock lock(map.mutex());
+    full = gpus[1].budget.limit();
+    gpus[1].budget.charge(full);
+  }
   ASSERT_TRUE(advise(r, 0, 3, VMEM_ADVISE_WILL_NEED).ok());
   BigLock lock(map.mutex());
-  ASSERT_EQ(asked.promotion_requests.size(), 1u);
-  const auto& request = asked.promotion_requests.front();
+  gpus[1].budget.credit(full);
+  ASSERT_EQ(queues.promotion_requests.size(), 1u);
+  const auto& request = queues.promotion_requests.front();
   EXPECT_EQ(request.device, 1);
   EXPECT_EQ(request.next, 1u);
   EXPECT_EQ(request.last, 2u);
-  asked.promotion_requests.pop_front();
+  queues.promotion_requests.pop_front();
 }
 
 TEST_F(PagerAdvise, DroppedContentsAreZerosAndLeasedBlocksKeepTheirs) {

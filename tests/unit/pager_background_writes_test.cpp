@@ -89,7 +89,7 @@ class BackgroundWritesByHand : public PagerParts {
     engine.until_idle();
   }
   uint64_t start = vmem::pager::now_ns() + kHour;
-  BackgroundWrites background{shared, isolator, write_back};
+  BackgroundWrites& background = host.background;
 };
 
 TEST_F(BackgroundWritesByHand, ABlockIsWrittenWhenItIsOldEnoughAndStaysAsClean) {

@@ -86,8 +86,6 @@ class PagerCpuMapper : public vmem::pager::test::DeviceParts {
     EXPECT_TRUE(trap.load(r.base, &value));
     return static_cast<uint8_t>(value);
   }
-  vmem::pager::CpuMapper cpu_mapper{shared, &devices, gpus,   cpu_mappings, blocks,  pressure,
-                                    waits,  page_in,  supply, releases,     demoter, *this};
 };
 
 TEST_F(PagerCpuMapper, ALoadUnderAReadLeaseIsShownACopyAndTheDeviceKeepsTheBlock) {

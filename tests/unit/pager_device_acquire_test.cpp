@@ -61,12 +61,7 @@ class PagerDeviceAcquire : public vmem::pager::test::PromotionParts {
     }));
   }
   void* const stream = this;
-  vmem::pager::TruncatedFiles files{shared, gpus, page_in, *this};
-  vmem::pager::CpuMapper cpu_mapper{shared, &devices, gpus,   cpu_mappings, blocks,  pressure,
-                                    waits,  page_in,  supply, releases,     demoter, *this};
-  vmem::pager::DeviceReclaim room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
-  vmem::pager::DeviceAcquire acquires{shared,  &devices, promotion_requests, gpus,       blocks, failed,   files,
-                                      page_in, grants,   releases,           cpu_mapper, room,   promoter, copy_in};
+  vmem::pager::DeviceAcquire& acquires = calls.device_acquire;
 };
 
 TEST_F(PagerDeviceAcquire, ItReturnsWhenTheCopiesAreIssuedAndItsStreamWaitsForThem) {

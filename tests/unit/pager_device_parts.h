@@ -11,21 +11,6 @@
 
 #include "core/clock.h"
 #include "edit_block.h"
-#include "pager/account/device_set.h"
-#include "pager/calls/device_acquire.h"
-#include "pager/calls/range_demoter.h"
-#include "pager/lease/lease_manager.h"
-#include "pager/lease/stream_releases.h"
-#include "pager/threads/device_workers.h"
-#include "pager/tier/copy_in.h"
-#include "pager/tier/cpu_mapper.h"
-#include "pager/tier/device_blocks.h"
-#include "pager/tier/device_reclaim.h"
-#include "pager/tier/peer_migrator.h"
-#include "pager/tier/pipelined_copy.h"
-#include "pager/tier/promoter.h"
-#include "pager/tier/staging_allocator.h"
-#include "pager/tier/staging_loans.h"
 #include "pager_parts.h"
 
 namespace vmem::pager::test {
@@ -163,15 +148,18 @@ class FakeDevices : public device::Devices {
 };
 
 struct WithDevices {
-  explicit WithDevices(size_t count) : devices(count) {}
-  FakeDevices devices;
+  explicit WithDevices(std::unique_ptr<FakeDevices> its) : devices_(std::move(its)) {}
+  std::unique_ptr<FakeDevices> devices_;
+  FakeDevices& devices = *devices_;
 };
 
 class DeviceParts : protected WithDevices, public PagerParts {
  protected:
   static constexpr size_t kUnit = device::kUnit;
 
-  explicit DeviceParts(size_t count = 2) : WithDevices(count), PagerParts(count) {}
+  explicit DeviceParts(std::unique_ptr<FakeDevices> its_devices = std::make_unique<FakeDevices>(),
+                       std::unique_ptr<FakeTrap> its_trap = std::make_unique<FakeTrap>())
+      : WithDevices(std::move(its_devices)), PagerParts(std::move(its_trap), devices_.get()) {}
   // A region with blocks of 2 MiB, which may be on devices.
   Region& device_region(size_t count, size_t block_size = kUnit) {
     Region& r = region(count, Backing::anonymous, block_size);
@@ -229,18 +217,22 @@ class DeviceParts : protected WithDevices, public PagerParts {
     }
     PagerParts::TearDown();
   }
-  DeviceSet gpus{&devices, map, config};
-  LeaseManager grants{shared, gpus};
-  DeviceBlocks blocks{shared, gpus, cpu_mappings};
-  StagingAllocator supply{shared, &devices, gpus, pressure, isolated};
-  DeviceQueues queues;
-  StreamReleases releases{shared, &devices, queues, cpu_mappings, gpus, grants, pressure, waits, supply};
-  ManagedHoles holes{shared, &devices, gpus};
-  PeerMigrator migrator{shared, &devices, gpus, blocks, page_in, *this};
-  DeviceWriteback device_writeback{shared, &devices, blocks, failed, page_in, writer, *this};
-  Demoter demoter{shared,  &devices,         gpus,   cpu_mappings, blocks, holes, failed,
-                  page_in, device_writeback, supply, *this};
-  RangeDemoter range_demoter{shared, &devices, gpus, page_in, demoter};
+  std::optional<uint8_t> short_of_staging(uint8_t first) override { return supply.is_short(first); }
+
+  DeviceSet& gpus = ctx.device_set;
+  DeviceQueues& queues = ctx.queues;
+  LeaseManager& grants = leases_.grants;
+  StreamReleases& releases = leases_.releases;
+  DeviceBlocks& blocks = tier.blocks;
+  StagingAllocator& supply = tier.supply;
+  ManagedHoles& holes = tier.managed_holes;
+  PeerMigrator& migrator = tier.peer_migrator;
+  DeviceWriteback& device_writeback = tier.device_writeback;
+  Demoter& demoter = tier.demoter;
+  CpuMapper& cpu_mapper = tier.cpu_mapper;
+  DeviceReclaim& room = tier.device_reclaim;
+  RangeDemoter& range_demoter = calls.range_demoter;
+  RangeFlush& range_writer = calls.range_flush;
 };
 
 // Adds the classes that promote blocks to device 0, whose budget holds four; the test is their
@@ -311,15 +303,12 @@ class PromotionParts : public DeviceParts {
     return gpus[d].budget.charged();
   }
 
-  ReclaimRequests evictions;
-  Readahead read_ahead{shared, waits, page_in, speculation, evictions, pressure};
+  ReclaimRequests& evictions = host.reclaim_requests;
   PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
   PooledList<DemotionRequest>& demotion_requests = queues.demotion_requests;
-  Promoter promoter{shared, promotion_requests, gpus,     blocks, failed, page_in, read_ahead, reader,
-                    supply, pipelined_copy,     migrator, *this};
-  PipelinedCopy pipelined_copy{shared, &devices, gpus, holes, page_in, promoter};
-  CopyIn copy_in{shared,  &devices, demotion_requests, gpus, blocks, holes, failed,
-                 page_in, supply,   pipelined_copy,    *this};
+  Promoter& promoter = tier.promoter;
+  PipelinedCopy& pipelined_copy = tier.pipelined_copy;
+  CopyIn& copy_in = tier.copy_in;
 
  private:
   bool buffers_ = false;

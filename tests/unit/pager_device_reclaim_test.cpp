@@ -113,8 +113,7 @@ TEST_F(PagerPeerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceFor
 
 class PagerDeviceReclaim : public OnTwoDevices {
  protected:
-  vmem::pager::PooledList<PromotionRequest> promotion_requests;
-  vmem::pager::DeviceReclaim room{shared, &devices, promotion_requests, gpus, releases, demoter, migrator};
+  vmem::pager::PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
 
   // Leases blocks 2 and 3 again each time, before their leases end, until a block has left, or for
   // a minute.

@@ -49,6 +49,7 @@ class Working : public vmem::pager::test::FakeDevices {
 
 class PagerExitFlush : public vmem::pager::test::DeviceParts {
  protected:
+  PagerExitFlush() : DeviceParts(std::make_unique<Working>()) {}
   Region& changed(Backing backing) {
     Region& r = region(1, backing);
     bring(r, 0);
@@ -80,9 +81,8 @@ class PagerExitFlush : public vmem::pager::test::DeviceParts {
     DeviceParts::TearDown();
   }
 
-  Working working;
-  vmem::pager::RangeFlush range_writer{shared, isolator, write_back, releases, range_demoter};
-  vmem::pager::ExitFlush exit_writes{shared, &working, gpus, failed, range_writer};
+  Working& working = static_cast<Working&>(devices);
+  vmem::pager::ExitFlush& exit_writes = calls.exit_flush;
 };
 
 TEST_F(PagerExitFlush, OnlySharedFilesAreWrittenAndLeasesDoNotMatter) {

@@ -21,7 +21,7 @@ namespace vmem::pager::test {
 
 // Ordinary memory with its own page table. Accesses go through load() and store(), which park as
 // the kernel parks a thread. Dropped memory is overwritten, so that a later look at it shows.
-class FakeTrap final : public trap::Trap {
+class FakeTrap : public trap::Trap {
  public:
   // install: frames as the module's, which have memory only after populate_frames().
   explicit FakeTrap(bool move = true, bool write_protect = true, bool install = false);

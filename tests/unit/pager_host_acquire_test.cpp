@@ -40,9 +40,7 @@ class PagerHostAcquire : public vmem::pager::test::DeviceParts {
     BigLock lock(map.mutex());
     return r.leases.empty() && reserve.pinned() == 0 && r.in_flight == 0;
   }
-  vmem::pager::TruncatedFiles files{shared, gpus, page_in, *this};
-  vmem::pager::HostAcquire leases{shared, failed,   waits, installer, page_in,      grants,
-                                  supply, releases, files, demoter,   range_demoter};
+  vmem::pager::HostAcquire& leases = calls.host_acquire;
 };
 
 TEST_F(PagerHostAcquire, AllOfItIsInPlaceAndWhatWasThereIsAHit) {

@@ -15,9 +15,9 @@ using vmem::pager::Region;
 
 class PagerLeaseManager : public vmem::pager::test::DeviceParts {
  protected:
-  // Releases the span for the stream, with room to note `room` devices.
-  vmem::core::Status release(BigLock& lock, const BlockSpan& span, void* stream, size_t room) VMEM_LOCKED {
-    pending.resize(room);
+  // Releases the span for the stream, with room to note that many devices.
+  vmem::core::Status release(BigLock& lock, const BlockSpan& span, void* stream, size_t devices_noted) VMEM_LOCKED {
+    pending.resize(devices_noted);
     for (PendingRelease& e : pending) e.spans.reserve(4);
     return grants.release(lock, {&span, 1}, nullptr, stream, &pending);
   }

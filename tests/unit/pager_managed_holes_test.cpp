@@ -12,13 +12,11 @@ namespace {
 
 using vmem::core::BigLock;
 using vmem::device::Range;
-using vmem::pager::ManagedHoles;
 using vmem::pager::Region;
 
 class PagerManagedHoles : public vmem::pager::test::ManagedParts {
  protected:
   Range block(const Region& r, size_t b) { return {reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}; }
-  ManagedHoles holes{with_counting, &managed, managed_gpus};
 };
 
 TEST_F(PagerManagedHoles, NeighboursGetTheTrapByOneCallAndTheDevicesHearOfAll) {
@@ -70,7 +68,8 @@ TEST_F(PagerManagedHoles, ATrapThatIsRefusedIsAskedForAgain) {
 TEST_F(PagerManagedHoles, WhereDevicesHavePageTablesOfTheirOwnTheTrapHasNeverGone) {
   const Region& r = device_region(1);
   const std::array<Range, 1> ranges = {block(r, 0)};
-  ManagedHoles(with_counting, &devices, gpus).restore_trap(ranges);
+  managed.view = vmem::device::CpuView::split;
+  holes.restore_trap(ranges);
   EXPECT_TRUE(counting.attached.empty());
 }
 

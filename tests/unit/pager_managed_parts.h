@@ -12,7 +12,8 @@ namespace vmem::pager::test {
 
 class ManagedDevices : public FakeDevices {
  public:
-  device::CpuView cpu_view() const override { return device::CpuView::unified; }
+  device::CpuView cpu_view() const override { return view; }
+  device::CpuView view = device::CpuView::unified;
   core::Status punch(std::span<const device::Range>) override {
     ++punches;
     if (punch_failures == 0) return {};
@@ -27,9 +28,8 @@ class ManagedDevices : public FakeDevices {
   int punch_error = 0;
 };
 
-class CountingTrap : public trap::Trap {
+class CountingTrap : public FakeTrap {
  public:
-  const trap::Caps& caps() const override { return caps_; }
   core::Status attach_at(void* at, size_t size, trap::Transfer) override {
     if (attach_failures != 0) {
       --attach_failures;
@@ -57,36 +57,13 @@ class CountingTrap : public trap::Trap {
   std::vector<trap::Range> attached, dropped;
   size_t attach_failures = 0, mapped = 0, unmapped = 0, woken = 0;
   int map_error = 0, unmap_error = 0;
-
-  core::Status attach(size_t, size_t, trap::Transfer, void**) override { return no(); }
-  core::Status detach(void*, size_t) override { return no(); }
-  core::Status unmap(void*, size_t) override { return no(); }
-  core::Status wait(std::span<trap::Event>, int, size_t*) override { return no(); }
-  void interrupt() override { no().ignore(); }
-  core::Status fill(void*, size_t, void*, trap::Transfer, trap::Protect) override { return no(); }
-  core::Status fill_zero(void*, size_t) override { return no(); }
-  core::Status take(void*, size_t, void*, trap::Transfer, trap::PinWait) override { return no(); }
-  core::Status protect(void*, size_t) override { return no(); }
-  core::Status unprotect(void*, size_t) override { return no(); }
-  core::Status fail(void*, size_t) override { return no(); }
-  core::Status unfail(void*, size_t) override { return no(); }
-  core::Status reserve_frames(size_t, bool, void**) override { return no(); }
-
- private:
-  static core::Status no() {
-    ADD_FAILURE() << "a call that is none of its business";
-    return core::error(EIO, "none of its business");
-  }
-  trap::Caps caps_;
 };
 
 class ManagedParts : public DeviceParts {
  protected:
-  ManagedDevices managed;
-  CountingTrap counting;
-  DeviceSet managed_gpus{&managed, map, config};
-  Shared with_counting{counting, engine, space,  config, counters, budget, frames,
-                       staging,  map,    writes, clock,  reserve,  tables};
+  ManagedParts() : DeviceParts(std::make_unique<ManagedDevices>(), std::make_unique<CountingTrap>()) {}
+  ManagedDevices& managed = static_cast<ManagedDevices&>(devices);
+  CountingTrap& counting = static_cast<CountingTrap&>(trap);
 };
 
 }  // namespace vmem::pager::test

@@ -5,25 +5,29 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "core/clock.h"
 #include "edit_block.h"
-#include "pager/host/writeback.h"
+#include "pager/account/context.h"
+#include "pager/calls/calls.h"
+#include "pager/host/host_tier.h"
+#include "pager/lease/lease_room.h"
+#include "pager/tier/device_tier.h"
 #include "pager_fakes.h"
 
 namespace vmem::pager::test {
 
-class PagerParts : public ::testing::Test, protected BlockMap::Above, protected MemoryFreed {
+class PagerParts : public ::testing::Test, protected Upcalls {
  protected:
   static constexpr size_t kBlock = 64 << 10;
   static constexpr uint64_t kBudget = uint64_t{8} << 20;
 
-  // devices: how many, with their own page tables.
-  explicit PagerParts(size_t devices = 0)
-      : map(trap, space, staging, counters, config, devices, *this),
-        cpu_mappings(trap, map.frame_table(), clock, counters, devices != 0) {}
+  explicit PagerParts(std::unique_ptr<FakeTrap> its_trap = std::make_unique<FakeTrap>(),
+                      device::Devices* its_devices = nullptr)
+      : trap_(std::move(its_trap)), ctx({*trap_, engine, space, its_devices}, settings(), *this) {}
 
   // Blocks that are copied.
   Region& region(size_t blocks, Backing backing = Backing::anonymous, size_t size = kBlock) {
@@ -111,46 +115,65 @@ class PagerParts : public ::testing::Test, protected BlockMap::Above, protected 
     EXPECT_FALSE(map.transitions().in_flight());
   }
 
-  // The interfaces of the classes above.
+  // Upward calls.
   uint64_t pages(uint8_t) const override { return kBudget / core::kPage; }
-  void reserve_queues(size_t transitions) override { queues = transitions; }
+  void reserve_queues(size_t transitions) override { queued = transitions; }
   void leaves(Region&, core::BlockIndex) override { ++asked_to_leave; }
   void memory_freed(DeferredWork&) override { ++freed; }
   std::byte* staging_frame(const Region&, size_t) override { return nullptr; }
-  size_t queues = 0, asked_to_leave = 0, freed = 0;
+  std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
+  bool evict_copy(core::FrameId) override { return false; }
+  void host_is_short() override {}
+  void tunables_changed() override {}
+  size_t queued = 0, asked_to_leave = 0, freed = 0;
   uint64_t ids = 0;
 
-  FakeTrap trap;
-  FakeEngine engine;
-  FakeSpace space;
-  Config config = [] {
+  static Config settings() {
     Config c;
     c.host_budget = kBudget;
     c.fault_timeout_ms = 60000;
     return c;
-  }();
-  core::Counters counters;
-  HostBudget budget{kBudget};
-  FramePool frames{trap, budget, {}};
-  StagingPoolSet staging{budget, 50};
-  BlockMap map;
-  WritebackThrottle writes;
-  FaultDeadline clock{map, writes, config};
-  CpuMappings cpu_mappings;
-  FaultReserve reserve{budget, frames, cpu_mappings};
-  MetadataCharges tables{budget, reserve, map.frame_table(), map.transitions(), trap};
-  Shared shared{trap, engine, space, config, counters, budget, frames, staging, map, writes, clock, reserve, tables};
-  MemoryPressure pressure{shared};
-  FailedBlocks failed{shared, pressure};
-  MemoryWaits waits{shared, pressure, failed};
-  Installer installer{shared, pressure, failed, waits, *this};
-  ReadaheadQueue speculation;
-  StoreReader reader{shared};
-  PageIn page_in{shared, pressure, failed, waits, installer, reader, speculation, *this};
-  Isolator isolator{shared};
-  StoreWriter writer{shared, pressure, failed};
-  IsolatedBlocks isolated{shared, failed, installer, page_in};
-  Writeback write_back{shared, failed, installer, page_in, isolated, isolator, writer, *this};
+  }
+
+ private:
+  std::unique_ptr<FakeTrap> trap_;
+
+ protected:
+  FakeTrap& trap = *trap_;
+  FakeEngine engine;
+  FakeSpace space;
+  PagerContext ctx;
+  HostTier host{ctx};
+  LeaseRoom leases_{ctx, host};
+  DeviceTier tier{ctx, host, leases_};
+  Calls calls{ctx, host, leases_, tier};
+
+  // Short names of what tests use most.
+  Config& config = ctx.config;
+  core::Counters& counters = ctx.counters;
+  HostBudget& budget = ctx.budget;
+  FramePool& frames = ctx.frames;
+  StagingPoolSet& staging = ctx.staging;
+  BlockMap& map = ctx.map;
+  WritebackThrottle& writes = ctx.writes;
+  FaultDeadline& clock = ctx.deadline;
+  CpuMappings& cpu_mappings = ctx.cpu_mappings;
+  FaultReserve& reserve = ctx.reserve;
+  MetadataCharges& tables = ctx.tables;
+  MemoryPressure& pressure = host.pressure;
+  FailedBlocks& failed = host.failed;
+  MemoryWaits& waits = host.waits;
+  Installer& installer = host.installer;
+  ReadaheadQueue& speculation = host.readahead_queue;
+  ReclaimRequests& requests = host.reclaim_requests;
+  StoreReader& reader = host.reader;
+  PageIn& page_in = host.page_in;
+  Readahead& read_ahead = host.readahead;
+  Isolator& isolator = host.isolator;
+  StoreWriter& writer = host.writer;
+  IsolatedBlocks& isolated = host.isolated;
+  Writeback& write_back = host.writeback;
+  Reclaim& reclaim = host.reclaim;
 };
 
 }  // namespace vmem::pager::test

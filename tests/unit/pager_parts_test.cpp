@@ -60,7 +60,7 @@ TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
   Region& r = region(2);
   BigLock lock(map.mutex());
   ASSERT_TRUE(map.reserve_block());
-  EXPECT_GE(queues, 1u) << "those above have room for as many moves";
+  EXPECT_GE(queued, 1u) << "those above have room for as many moves";
   map.new_entry(r, 0, nullptr);
   change(r.table, 0, State::unpopulated, State::reading);
   Transition* m = map.new_transition(r, 0);

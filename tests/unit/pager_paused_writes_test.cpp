@@ -24,7 +24,7 @@ using vmem::pager::Region;
 using vmem::store::Io;
 namespace core = vmem::core;
 
-class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pager::Reclaim::Above {
+class PagerPausedWrites : public vmem::pager::test::PagerParts {
  protected:
   static constexpr uint64_t kHour = uint64_t{3600} * 1000000000;
 
@@ -94,13 +94,6 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts, private vmem::pa
   }
 
   bool evicts = true;
-  vmem::pager::ReclaimRequests requests;
-  vmem::pager::Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
-
- private:
-  std::optional<uint8_t> short_of_staging(uint8_t) override { return {}; }
-  bool evict_copy(FrameId) override { return false; }
-  void host_is_short() override {}
 };
 
 TEST_F(PagerPausedWrites, WhatNeedNotBeWrittenLeavesWhileNothingCanBe) {

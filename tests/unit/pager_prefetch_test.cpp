@@ -65,14 +65,7 @@ class PagerPrefetch : public vmem::pager::test::PromotionParts {
     PromotionParts::TearDown();
   }
   void* const stream = this;
-  vmem::pager::Promoter its_promoter{shared,     queues.promotion_requests,
-                                     gpus,       blocks,
-                                     failed,     page_in,
-                                     read_ahead, reader,
-                                     supply,     pipelined_copy,
-                                     migrator,   *this};
-  vmem::pager::Prefetch hints{shared,  &devices,   queues,   evictions, gpus,        pressure,
-                              page_in, read_ahead, releases, demoter,   its_promoter};
+  vmem::pager::Prefetch& hints = calls.prefetch;
 
  private:
   uint64_t filled_ = 0;

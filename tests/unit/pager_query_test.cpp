@@ -29,8 +29,8 @@ class PagedDevices final : public vmem::pager::test::FakeDevices {
 
 class PagerQuery : public vmem::pager::test::PromotionParts {
  protected:
-  PagedDevices paged;
-  vmem::pager::Query queries{shared, &paged, gpus, blocks, failed, releases};
+  PagerQuery() : PromotionParts(std::make_unique<PagedDevices>()) {}
+  vmem::pager::Query& queries = calls.query;
 };
 
 TEST_F(PagerQuery, EachByteOfARangeIsInOneTier) {
@@ -102,9 +102,11 @@ TEST_F(PagerQuery, ADeviceTellsOfItselfAndOfWhatItsDriverHasOfTheHost) {
   remove(r, 2);
 }
 
-class PagerTunables : public vmem::pager::test::PromotionParts, private vmem::pager::FaultHandler::Above {
+class PagerTunables : public vmem::pager::test::PromotionParts {
  protected:
-  void tunables_changed() override {}
+  PagerTunables()
+      : PromotionParts(std::make_unique<vmem::pager::test::FakeDevices>(),
+                       std::make_unique<vmem::pager::test::FakeTrap>(true, true, true)) {}
   uint64_t host_budget() {
     BigLock lock(map.mutex());
     return budget.limit();
@@ -113,14 +115,8 @@ class PagerTunables : public vmem::pager::test::PromotionParts, private vmem::pa
     BigLock lock(map.mutex());
     return gpus[0].budget.limit();
   }
-  // A trap like the module's, which has something to report.
-  vmem::pager::test::FakeTrap module{true, true, true};
-  vmem::pager::Shared with_module{module,  engine, space,  config, counters, budget, frames,
-                                  staging, map,    writes, clock,  reserve,  tables};
-  vmem::pager::FaultHandler faults{shared,     pressure,  failed,       waits,       installer, page_in,
-                                   read_ahead, evictions, cpu_mappings, gpus.work(), *this};
-  vmem::pager::Tunables tunables{with_module, config, &devices, gpus,     pressure, page_in,
-                                 reader,      supply, releases, promoter, faults,   *this};
+  vmem::pager::test::FakeTrap& module = trap;  // like the module's: it has something to report
+  vmem::pager::Tunables& tunables = calls.tunables;
 };
 
 TEST_F(PagerTunables, TheLeastThatWasSetOrSaidIsInForce) {

@@ -45,7 +45,7 @@ class PagerRangeFlush : public vmem::pager::test::DeviceParts {
     EXPECT_FALSE(scan.skipped);
     return s;
   }
-  vmem::pager::RangeFlush writer_of_ranges{shared, isolator, write_back, releases, range_demoter};
+  vmem::pager::RangeFlush& writer_of_ranges = calls.range_flush;
 };
 
 TEST_F(PagerRangeFlush, WhatTheStoreDoesNotHaveIsWrittenOnceAndStays) {

@@ -40,8 +40,8 @@ class PagerRegionCharges : public vmem::pager::test::DeviceParts {
     BigLock lock(map.mutex());
     return reserve.bytes();
   }
-  RegionTotals sums;
-  vmem::pager::RegionCharges charges{shared, sums, speculation, gpus, pressure, failed, waits};
+  RegionTotals& sums = ctx.totals;
+  vmem::pager::RegionCharges& charges = calls.charges;
 };
 
 TEST_F(PagerRegionCharges, ARegionHasWhatItNeedsAndGivesItBack) {

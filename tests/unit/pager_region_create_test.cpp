@@ -48,6 +48,7 @@ class Places : public FakeDevices {
 
 class PagerRegionCreate : public vmem::pager::test::DeviceParts {
  protected:
+  PagerRegionCreate() : DeviceParts(std::make_unique<Places>()) {}
   static RegionSpec host(size_t size, size_t block_size = kBlock) {
     RegionSpec what;
     what.size = size;
@@ -78,11 +79,9 @@ class PagerRegionCreate : public vmem::pager::test::DeviceParts {
     budget.set(uint64_t{80} << 20);
     reserve.follow_budget();
   }
-  Places places;
-  vmem::pager::RegionTotals sums;
-  vmem::pager::RegionCharges charges{shared, sums, speculation, gpus, pressure, failed, waits};
-  vmem::pager::RegionCreate maker{shared, nullptr, sums, gpus, supply, charges};
-  vmem::pager::RegionCreate with_devices{shared, &places, sums, gpus, supply, charges};
+  Places& places = static_cast<Places&>(devices);
+  vmem::pager::RegionTotals& sums = ctx.totals;
+  vmem::pager::RegionCreate& maker = calls.region_create;
 };
 
 TEST_F(PagerRegionCreate, ARegionIsFoundWhenAllOfItIsThere) {
@@ -162,15 +161,15 @@ TEST_F(PagerRegionCreate, BlocksOfADeviceTierAreNeitherSmallerNorLargerThanItsUn
   what.host_only = false;
   what.fixed_block_size = true;
   size_t block = 1;
-  EXPECT_EQ(with_devices.device_block(what, &block).code(), -EINVAL);
+  EXPECT_EQ(maker.device_block(what, &block).code(), -EINVAL);
   what.block_size = size_t{4} << 20;
-  ASSERT_TRUE(with_devices.device_block(what, &block).ok());
+  ASSERT_TRUE(maker.device_block(what, &block).ok());
   EXPECT_EQ(block, size_t{4} << 20);
   what.fixed_block_size = false;
-  ASSERT_TRUE(with_devices.device_block(what, &block).ok());
+  ASSERT_TRUE(maker.device_block(what, &block).ok());
   EXPECT_EQ(block, kUnit);
   what.host_only = true;
-  ASSERT_TRUE(with_devices.device_block(what, &block).ok());
+  ASSERT_TRUE(maker.device_block(what, &block).ok());
   EXPECT_EQ(block, 0u);
   ASSERT_TRUE(maker.device_block(what, &block).ok()) << "there is no device tier";
   EXPECT_EQ(block, 0u);
@@ -182,14 +181,14 @@ TEST_F(PagerRegionCreate, ARegionWithADeviceTierLiesWhereTheDevicesSayOrNowhere)
   what.host_only = false;
   void* at = nullptr;
   places.reserve_error = ENOMEM;
-  EXPECT_EQ(with_devices.create(what, &at).code(), -ENOMEM);
+  EXPECT_EQ(maker.create(what, &at).code(), -ENOMEM);
   {
     BigLock lock(map.mutex());
     EXPECT_TRUE(map.regions().empty());
     EXPECT_EQ(staging.of(kUnit).regions, 0u);
   }
   places.reserve_error = 0;
-  ASSERT_TRUE(with_devices.create(what, &at).ok());
+  ASSERT_TRUE(maker.create(what, &at).ok());
   EXPECT_EQ(places.reserved, 1u);
   EXPECT_EQ(places.block_size, kUnit);
   BigLock lock(map.mutex());

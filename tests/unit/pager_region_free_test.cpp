@@ -24,7 +24,7 @@ using vmem::pager::RegionSpec;
 using vmem::store::Io;
 namespace core = vmem::core;
 
-class PagerRegionFree : public vmem::pager::test::PromotionParts, private Reclaim::Above {
+class PagerRegionFree : public vmem::pager::test::PromotionParts {
  protected:
   Region& made(size_t count, size_t block_size = kBlock) {
     RegionSpec what;
@@ -50,20 +50,9 @@ class PagerRegionFree : public vmem::pager::test::PromotionParts, private Reclai
     return budget.charged(vmem::memory::Use::blocks);
   }
 
-  std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
-  bool evict_copy(core::FrameId) override { return false; }
-  void host_is_short() override {}
-
-  vmem::pager::RegionTotals sums;
-  Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, evictions, *this, *this};
-  vmem::pager::StagingLoans staging_loans{shared, promotion_requests, page_in, reclaim, supply, demoter, *this};
-  vmem::pager::RangeFlush range_writer{shared, isolator, write_back, releases, range_demoter};
-  vmem::pager::Sync sync{shared, queues.promotion_requests, sums, failed, releases, range_demoter, range_writer};
-  vmem::pager::RegionCharges charges{shared, sums, speculation, gpus, pressure, failed, waits};
-  vmem::pager::RegionCreate maker{shared, nullptr, sums, gpus, supply, charges};
-  vmem::pager::RegionFree teardown{shared,   &devices,      queues,   speculation, evictions, gpus,   cpu_mappings,
-                                   pressure, failed,        waits,    installer,   page_in,   writer, grants,
-                                   releases, staging_loans, promoter, sync,        charges,   *this};
+  vmem::pager::RegionCreate& maker = calls.region_create;
+  vmem::pager::RegionFree& teardown = calls.region_free;
+  vmem::pager::StagingLoans& staging_loans = tier.staging_loans;
 };
 
 TEST_F(PagerRegionFree, AllThatARegionHadComesBack) {
@@ -93,7 +82,7 @@ TEST_F(PagerRegionFree, AllThatARegionHadComesBack) {
   EXPECT_EQ(trap.calls("unmap"), 1u);
   EXPECT_GT(freed, told) << "who waits for memory is served";
   BigLock lock(map.mutex());
-  EXPECT_EQ(sums.reserved_blocks, 0u);
+  EXPECT_EQ(ctx.totals.reserved_blocks, 0u);
   EXPECT_EQ(reserve.bytes(), 0u);
 }
 

@@ -33,11 +33,8 @@ namespace core = vmem::core;
 namespace policy = vmem::policy;
 namespace store = vmem::store;
 
-class Services : public vmem::pager::test::PagerParts, protected Reclaim::Above, protected FaultHandler::Above {
+class Services : public vmem::pager::test::PagerParts {
  protected:
-  std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
-  bool evict_copy(core::FrameId) override { return false; }
-  void host_is_short() override {}
   void tunables_changed() override { ++tunables; }
   void TearDown() override {
     {
@@ -48,8 +45,6 @@ class Services : public vmem::pager::test::PagerParts, protected Reclaim::Above,
     PagerParts::TearDown();
   }
   std::atomic<size_t> tunables = 0;
-  ReclaimRequests requests;
-  Readahead read_ahead{shared, waits, page_in, speculation, requests, pressure};
 };
 
 // ---- reads, and whether the bytes are those that were written
@@ -323,7 +318,6 @@ class PagerReclaim : public Services {
     }
     reclaim.join();
   }
-  Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
 };
 
 TEST_F(PagerReclaim, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
@@ -400,9 +394,7 @@ class PagerFaultHandler : public Services {
     faults.stop();
     Services::TearDown();
   }
-  core::EventCount devices;
-  FaultHandler faults{shared,     pressure, failed,       waits,   installer, page_in,
-                      read_ahead, requests, cpu_mappings, devices, *this};
+  FaultHandler& faults = host.faults;
 };
 
 TEST_F(PagerFaultHandler, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStays) {

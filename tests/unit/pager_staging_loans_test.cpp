@@ -18,7 +18,7 @@ using vmem::pager::Reclaim;
 using vmem::pager::Region;
 namespace core = vmem::core;
 
-class PagerStagingLoans : public vmem::pager::test::DeviceParts, private Reclaim::Above {
+class PagerStagingLoans : public vmem::pager::test::DeviceParts {
  protected:
   void SetUp() override {
     devices.transitions = true;
@@ -67,16 +67,10 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts, private Reclaim
     return staging_loans.wanted(range, all, out);
   }
 
-  std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }
-  bool evict_copy(core::FrameId) override { return false; }
-  void host_is_short() override {}
-
   std::vector<uint32_t> asked;
   std::vector<const std::byte*> homes;
-  vmem::pager::ReclaimRequests requests;
-  Reclaim reclaim{shared, pressure, failed, waits, page_in, isolator, write_back, requests, *this, *this};
-  vmem::pager::PooledList<PromotionRequest> promotion_requests;
-  vmem::pager::StagingLoans staging_loans{shared, promotion_requests, page_in, reclaim, supply, demoter, *this};
+  vmem::pager::PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
+  vmem::pager::StagingLoans& staging_loans = tier.staging_loans;
 };
 
 TEST_F(PagerStagingLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) {

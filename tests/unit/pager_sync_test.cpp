@@ -49,10 +49,9 @@ class PagerSync : public vmem::pager::test::DeviceParts {
     writes.failed(core::error(EDQUOT, "in the background"), false, vmem::pager::now_ns());
   }
 
-  vmem::pager::RegionTotals sums;
-  vmem::pager::PooledList<vmem::pager::PromotionRequest> requests;
-  vmem::pager::RangeFlush range_writer{shared, isolator, write_back, releases, range_demoter};
-  vmem::pager::Sync sync{shared, requests, sums, failed, releases, range_demoter, range_writer};
+  vmem::pager::RegionTotals& sums = ctx.totals;
+  vmem::pager::PooledList<vmem::pager::PromotionRequest>& requests = queues.promotion_requests;
+  vmem::pager::Sync& sync = calls.sync;
 };
 
 TEST_F(PagerSync, OnlyOfASharedFileIsTheFileFlushed) {

@@ -40,7 +40,7 @@ class PagerTruncatedFiles : public vmem::pager::test::ManagedParts {
     EXPECT_FALSE(map.transitions().in_flight());
     return s;
   }
-  TruncatedFiles files{with_counting, managed_gpus, page_in, *this};
+  TruncatedFiles& files = host.truncated_files;
 };
 
 TEST_F(PagerTruncatedFiles, WhereAccessesParkItIsAnOrdinaryBlockAgain) {
@@ -59,8 +59,8 @@ TEST_F(PagerTruncatedFiles, WhereAccessesParkItIsAnOrdinaryBlockAgain) {
 
 TEST_F(PagerTruncatedFiles, WithoutAGateItGoesOnShowingItsFileAndLosesWhatWasStored) {
   Region& r = shown();
-  TruncatedFiles own(with_counting, gpus, page_in, *this);
-  ASSERT_TRUE(revive(own, r).ok());
+  managed.view = vmem::device::CpuView::split;
+  ASSERT_TRUE(revive(files, r).ok());
   EXPECT_EQ(counting.unmapped, 0u);
   ASSERT_EQ(counting.dropped.size(), 1u);
   EXPECT_EQ(counting.dropped[0].address, reinterpret_cast<uintptr_t>(r.address(0)));

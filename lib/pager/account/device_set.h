@@ -22,6 +22,9 @@
 
 namespace vmem::pager {
 
+inline constexpr size_t kDriverLook = 128;   // blocks in one round of queries to the driver, some microseconds each
+inline constexpr size_t kDriverPass = 8192;  // blocks passed over under one hold of the lock; most are elsewhere
+
 class DeviceSet {
  public:
   // devices: null: there is no device tier.

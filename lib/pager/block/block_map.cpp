@@ -22,7 +22,7 @@ std::vector<std::unique_ptr<policy::EvictionPolicy>> make_policies(size_t device
 }  // namespace
 
 BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& staging, core::Counters& counters,
-                   const Config& config, size_t devices, Above& above)
+                   const Config& config, size_t devices, Upcalls& above)
     : trap_(trap),
       space_(space),
       counters_(counters),

@@ -31,28 +31,15 @@
 #include "pager/block/stall_clock.h"
 #include "pager/block/transition.h"
 #include "pager/block/transition_pool.h"
+#include "pager/block/upcalls.h"
 
 namespace vmem::pager {
 
 class BlockMap {
  public:
-  // Calls of the classes above, under the lock.
-  class Above {
-   public:
-    // Returns the most 4 KiB pages that the blocks of a pool can occupy.
-    virtual uint64_t pages(uint8_t pool) const VMEM_LOCKED = 0;
-    // Makes room for so many transitions in all queues. Throws bad_alloc.
-    virtual void reserve_queues(size_t transitions) VMEM_LOCKED = 0;
-    // The block has come to rest in memory, and a prefetch to the SSD waits for that.
-    virtual void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED = 0;
-
-   protected:
-    ~Above() = default;
-  };
-
   // devices: how many there are; each has a pool.
   BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& staging, core::Counters& counters,
-           const Config& config, size_t devices, Above& above);
+           const Config& config, size_t devices, Upcalls& above);
   BlockMap(const BlockMap&) = delete;
   BlockMap& operator=(const BlockMap&) = delete;
 
@@ -133,7 +120,7 @@ class BlockMap {
   const store::Space& space_;
   core::Counters& counters_;
   const Config& config_;
-  Above& above_;
+  Upcalls& above_;
 
   core::BigMutex mutex_;
   BlockWaiters waiters_ VMEM_GUARDED_BY(core::big_lock);  // each for one block

@@ -8,6 +8,7 @@
 #include "core/step.h"
 #include "pager/block/advice.h"
 #include "pager/block/location.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
 
@@ -37,19 +38,22 @@ device::Advice device_advice(int advice) {
 
 }  // namespace
 
+Advise::Advise(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier), calls_(calls) {}
+
 Status Advise::advise(const void* ptr, size_t size, int advice, int location) {
   using policy::Priority;
   if (advice == VMEM_ADVISE_WILL_NEED) return will_need(ptr, size);
   if (advice == VMEM_ADVISE_DONT_NEED) return drop_contents(ptr, size);
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   BlockSpan span;
-  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = ctx_.map.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   AdvisedRange range{span.first, span.last, Temperature::normal, false};
   switch (advice) {
     case VMEM_ADVISE_SET_PREFERRED_LOCATION:
     case VMEM_ADVISE_SET_ACCESSED_BY:
-      if (Status s = check_location(location, device_set_.size(), false); !s.ok()) return s;
+      if (Status s = check_location(location, ctx_.device_set.size(), false); !s.ok()) return s;
       [[fallthrough]];
     case VMEM_ADVISE_UNSET_PREFERRED_LOCATION:
     case VMEM_ADVISE_UNSET_ACCESSED_BY:
@@ -127,10 +131,10 @@ void Advise::tell_policies(Lock& lock, const BlockSpan& span) {
   ++r.in_flight;
   for (BlockIndex b = r.table.next_populated(span.first); b <= span.last; b = r.table.next_populated(b + 1)) {
     if (b % kTurn == 0) lock.give_way();
-    map_.follow_advice(r, b);
+    ctx_.map.follow_advice(r, b);
   }
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
 }
 
 // Prefetches the range part by part; each part has one preferred location.
@@ -141,17 +145,17 @@ Status Advise::will_need(const void* ptr, size_t size) {
     size_t part = size - at;
     int home = -1;
     {
-      Lock lock(map_.mutex());
+      Lock lock(ctx_.map.mutex());
       BlockSpan span;
-      if (Status s = map_.check_range(from, part, &span); !s.ok()) return s;
+      if (Status s = ctx_.map.check_range(from, part, &span); !s.ok()) return s;
       const Region& r = *span.region;
       home = home_of(r, span.first);
       const BlockIndex end = r.places.same_until(span.first, span.last) + 1;
       if (end <= span.last) part = static_cast<size_t>(r.address(end) - from);
     }
     // If that device has no room, the blocks are needed all the same.
-    if (home < 0 || !prefetch_.prefetch(from, part, home, nullptr).ok()) {
-      if (Status s = prefetch_.prefetch(from, part, VMEM_HOST, nullptr); !s.ok()) return s;
+    if (home < 0 || !calls_.prefetch.prefetch(from, part, home, nullptr).ok()) {
+      if (Status s = calls_.prefetch.prefetch(from, part, VMEM_HOST, nullptr); !s.ok()) return s;
     }
     at += part;
   } while (at < size);
@@ -174,17 +178,17 @@ Status Advise::note_places(const BlockSpan& span, const Place& place) {
 // Gives the advice to the driver, without the lock. A block on a device is claimed for that time,
 // because it must not leave while the driver works on it.
 Status Advise::advise_block(Lock& lock, Region& r, BlockIndex b, const Place& place, bool* claimed) {
-  if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+  if (!ctx_.map.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
   *claimed = r.table[b].state == State::on_device;
-  if (*claimed) blocks_.claim(r, b);
+  if (*claimed) tier_.blocks.claim(r, b);
   lock.unlock();
   core::step("advise.device");
-  Status s = devices_->advise({reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}, place.what, place.location,
-                              place.set);
+  Status s = ctx_.devices->advise({reinterpret_cast<uintptr_t>(r.address(b)), r.block_size}, place.what, place.location,
+                                  place.set);
   lock.lock();
   if (*claimed) {
-    blocks_.unclaim(r, b);
-    map_.notify();
+    tier_.blocks.unclaim(r, b);
+    ctx_.map.notify();
   }
   return s;
 }
@@ -204,19 +208,19 @@ Status Advise::advise_device(Lock& lock, const BlockSpan& span, const Place& pla
       result = advise_block(lock, r, b, place, &claimed);
       // The block may have come to a device since, and have moved on from there.
     } while (!result.ok() && !claimed && r.arrived != arrived);
-    map_.follow_advice(r, b);
+    ctx_.map.follow_advice(r, b);
   }
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
   return result;
 }
 
 // Drops the contents of blocks that lie wholly in the range. Blocks of shared files are written and
 // leave memory; changes that the file refuses for good, or twice, are dropped.
 Status Advise::drop_contents(const void* ptr, size_t size) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   BlockSpan span;
-  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = ctx_.map.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   const std::byte* from = static_cast<const std::byte*>(ptr);
   const std::byte* to = from + size;
@@ -225,12 +229,12 @@ Status Advise::drop_contents(const void* ptr, size_t size) {
   BlockIndex first = span.first + (from != r.address(span.first) ? 1 : 0);
   BlockIndex end = to == region_end ? r.blocks : r.index(to);
   ++r.in_flight;
-  releases_.wait_for_region(lock, r);
+  leases_.releases.wait_for_region(lock, r);
   Status result;
   RangeScan scan;
   bool& skipped = scan.skipped;
   if (r.backing == Backing::file_shared) {
-    if (first < end) result = range_flush_.write(lock, r, first, end - 1, false, &scan);
+    if (first < end) result = calls_.range_flush.write(lock, r, first, end - 1, false, &scan);
     if (!result.ok()) result = drop_refused(lock, r, first, end, std::move(result));
     BlockIndex b = r.table.next_populated(first);
     for (; b < end && result.ok() && r.table.count(State::poisoned) != 0; b = r.table.next_populated(b + 1)) {
@@ -247,7 +251,7 @@ Status Advise::drop_contents(const void* ptr, size_t size) {
     }
   }
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
   if (result.ok() && skipped)
     return error(EBUSY, "leased blocks of the range keep their contents; the rest was dropped");
   return result;
@@ -260,10 +264,10 @@ Status Advise::drop_refused(Lock& lock, Region& r, BlockIndex first, BlockIndex 
   bool leased = false;
   for (BlockIndex b = r.table.next_populated(first); b < end; b = r.table.next_populated(b + 1)) {
     if (b % kTurn == 0) lock.give_way();
-    if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+    if (!ctx_.map.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
     const Block& block = r.table[b];
     const bool has_changes = core::in_memory(block.state) || core::on_a_device(block.state);
-    if (!has_changes || !map_.frame_table()[block.aux].droppable || pager::leased(r, b)) continue;
+    if (!has_changes || !ctx_.map.frame_table()[block.aux].droppable || pager::leased(r, b)) continue;
     if (Status s = drop_block(lock, r, b, &leased); !s.ok()) return s;
     ++dropped;
   }
@@ -275,7 +279,7 @@ Status Advise::drop_refused(Lock& lock, Region& r, BlockIndex first, BlockIndex 
 }
 
 Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
-  if (!map_.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
+  if (!ctx_.map.wait_stable(lock, r, b)) return error(EINVAL, "the region was freed meanwhile");
   if (leased(r, b) && !core::broken("leased_drop")) {  // leased while we waited for it
     *skipped = true;
     return {};
@@ -285,37 +289,37 @@ Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
   switch (block.state) {
     case State::resident:
     case State::staged:
-      if (Status s = isolated_.drop_contents(lock, r, b, after); !s.ok()) return s;
+      if (Status s = host_.isolated.drop_contents(lock, r, b, after); !s.ok()) return s;
       break;
     case State::on_device: {
       Completion completion{1, {}};
-      Transition* m = demoter_.begin(r, b, Leave::drop);
+      Transition* m = tier_.demoter.begin(r, b, Leave::drop);
       if (m == nullptr) return no_memory();
       m->completion = &completion;
-      demoter_.run(lock, {&m, 1});
+      tier_.demoter.run(lock, {&m, 1});
       if (!completion.status.ok()) return completion.status;
       break;
     }
     case State::stored:
-      failed_.forget_store_copy(r, b);
+      host_.failed.forget_store_copy(r, b);
       r.table.forget_contents(b);
-      tables_.charge(r);
+      ctx_.tables.charge(r);
       break;
     case State::poisoned:
       if (r.lost)
-        return error(EIO, "the addresses of %s were lost with a device that was reset", map_.where(r, b).c_str());
-      failed_.forget_store_copy(r, b);
+        return error(EIO, "the addresses of %s were lost with a device that was reset", ctx_.map.where(r, b).c_str());
+      host_.failed.forget_store_copy(r, b);
       // If the file itself is mapped, only a PRIVATE region has contents of its own.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};
-      if ((block.flags & core::kShowsFile) != 0) return files_.revive(lock, r, b);
-      if (Status s = failed_.revive(r, b); !s.ok()) return s;
+      if ((block.flags & core::kShowsFile) != 0) return host_.truncated_files.revive(lock, r, b);
+      if (Status s = host_.failed.revive(r, b); !s.ok()) return s;
       break;
     default:
       break;
   }
-  freed_.memory_freed(after);
+  ctx_.above.memory_freed(after);
   if (!after.empty()) {
-    page_in_.run(lock, after);
+    host_.page_in.run(lock, after);
   }
   return {};
 }

@@ -14,25 +14,14 @@
 
 namespace vmem::pager {
 
-class Advise : private Shared {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class Advise {
  public:
-  // devices: null if there is no device tier.
-  Advise(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks, FailedBlocks& failed,
-         TruncatedFiles& files, PageIn& page_in, IsolatedBlocks& isolated, StreamReleases& releases, Demoter& demoter,
-         RangeFlush& range_writer, Prefetch& hints, MemoryFreed& freed)
-      : Shared(shared),
-        devices_(devices),
-        device_set_(gpus),
-        blocks_(blocks),
-        failed_(failed),
-        files_(files),
-        page_in_(page_in),
-        isolated_(isolated),
-        releases_(releases),
-        demoter_(demoter),
-        range_flush_(range_writer),
-        prefetch_(hints),
-        freed_(freed) {}
+  Advise(PagerContext& ctx, Calls& calls);
 
   // advice: one of enum vmem_advice.
   core::Status advise(const void* ptr, size_t size, int advice, int location) VMEM_UNLOCKED;
@@ -54,18 +43,11 @@ class Advise : private Shared {
   core::Status drop_refused(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex end,
                             core::Status why) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  DeviceBlocks& blocks_;
-  FailedBlocks& failed_;
-  TruncatedFiles& files_;
-  PageIn& page_in_;
-  IsolatedBlocks& isolated_;
-  StreamReleases& releases_;
-  Demoter& demoter_;
-  RangeFlush& range_flush_;
-  Prefetch& prefetch_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
+  Calls& calls_;
 };
 
 }  // namespace vmem::pager

@@ -9,6 +9,7 @@
 #include "core/clock.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
 
@@ -49,10 +50,13 @@ void join_spans(std::span<const BlockSpan> spans, std::vector<BlockSpan>* out) {
 
 }  // namespace
 
+DeviceAcquire::DeviceAcquire(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier) {}
+
 // Finds the blocks of each range. Fails if a region has no device tier or must not be accessed so.
 Status DeviceAcquire::check_ranges(std::span<const vmem_range> ranges, std::span<BlockSpan> out) {
   for (size_t i = 0; i < ranges.size(); ++i) {
-    if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
+    if (Status s = ctx_.map.check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
     const Region& r = *out[i].region;
     if (!r.gpu) {
       return error(EINVAL, "range %zu is in a region without a device tier (VMEM_HOST_ONLY); make it without that flag",
@@ -74,13 +78,13 @@ void DeviceAcquire::hold_leased(Lock& lock, std::span<const BlockSpan> spans, in
     for (BlockIndex b = r.table.next_populated(s.first); b <= s.last; b = r.table.next_populated(b + 1)) {
       if (r.table[b].state == State::on_device && r.table[b].device == d) {
         ++hits;
-        blocks_.adopt(r, b);
+        tier_.blocks.adopt(r, b);
       }
-      map_.match_hold(r, b);
+      ctx_.map.match_hold(r, b);
       if (b % kTurn == 0) lock.give_way();
     }
-    core::add(counters_.lease_blocks, s.last - s.first + 1);
-    core::add(counters_.lease_hits, hits);
+    core::add(ctx_.counters.lease_blocks, s.last - s.first + 1);
+    core::add(ctx_.counters.lease_hits, hits);
   }
 }
 
@@ -94,11 +98,11 @@ void DeviceAcquire::make_room(Lock& lock, std::span<const BlockSpan> spans, int 
       missing += core::on_a_device(block.state) && block.device == d ? 0 : s.region->block_size;
     }
   }
-  DeviceState& g = device_set_[static_cast<size_t>(d)];
+  DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
   const uint64_t failures = g.failures;  // if the driver refuses, stop: the wait for room returns its error in time
   for (bool left = true; left && AcquireRequest::check(ask).ok() && g.failures == failures;) {
     g.budget.want(missing);  // each time: others set it, too
-    left = g.budget.missing() != 0 && device_reclaim_.make(lock, d);
+    left = g.budget.missing() != 0 && tier_.device_reclaim.make(lock, d);
   }
 }
 
@@ -111,10 +115,11 @@ Status DeviceAcquire::revive_failed(Lock& lock, Region& r, BlockIndex first, Blo
     const bool only_copy = (r.table[i].flags & core::kShowsFile) != 0 && r.backing == Backing::file_private;
     if (r.table[i].state == State::poisoned && !lost && !only_copy) {
       if ((r.table[i].flags & core::kShowsFile) == 0) {
-        if (Status revived = failed_.revive(r, i); !revived.ok()) return revived;
-      } else if (device_set_.own_page_tables()) {  // nothing could hold back accesses while the trap replaces the pages
-        return shows_its_file(map_, r, i);
-      } else if (Status shown = files_.revive(lock, r, i); !shown.ok()) {
+        if (Status revived = host_.failed.revive(r, i); !revived.ok()) return revived;
+      } else if (ctx_.device_set
+                     .own_page_tables()) {  // nothing could hold back accesses while the trap replaces the pages
+        return shows_its_file(ctx_.map, r, i);
+      } else if (Status shown = host_.truncated_files.revive(lock, r, i); !shown.ok()) {
         return shown;
       }
     }
@@ -133,22 +138,24 @@ Status DeviceAcquire::ask_for_missing(Lock& lock, std::span<const BlockSpan> spa
     while (b <= s.last && r.table[b].state == State::on_device && r.table[b].device == d) ++b;
     if (b > s.last) continue;
     if (Status revived = revive_failed(lock, r, b, s.last); !revived.ok()) return revived;
-    const auto at =
-        std::find_if(requests_.begin(), requests_.end(), [](const PromotionRequest& w) { return w.owner == nullptr; });
-    if (!requests_.insert(at, PromotionRequest{&r, b, s.last, d, Urgency::acquire, spans.data()})) return no_memory();
+    const auto at = std::find_if(ctx_.queues.promotion_requests.begin(), ctx_.queues.promotion_requests.end(),
+                                 [](const PromotionRequest& w) { return w.owner == nullptr; });
+    if (!ctx_.queues.promotion_requests.insert(at, PromotionRequest{&r, b, s.last, d, Urgency::acquire, spans.data()}))
+      return no_memory();
     missing = true;
   }
   if (!missing) return {};
   DeferredWork after;
-  promoter_.pump(after, false);
+  tier_.promoter.pump(after, false);
   Batch mine;
   // An ask may be withdrawn at any time, and must not wait for driver calls unless it allows that.
-  if ((ask == nullptr || ask->moves_blocks) && device_set_.own_page_tables()) mine = copy_in_.take_ready(spans, d);
-  promoter_.wake_for_ready();
+  if ((ask == nullptr || ask->moves_blocks) && ctx_.device_set.own_page_tables())
+    mine = tier_.copy_in.take_ready(spans, d);
+  tier_.promoter.wake_for_ready();
   lock.unlock();
   core::step("acquire.started");
-  page_in_.run(after);
-  if (!mine.empty()) copy_in_.begin(mine, d);
+  host_.page_in.run(after);
+  if (!mine.empty()) tier_.copy_in.begin(mine, d);
   lock.lock();
   return {};
 }
@@ -161,8 +168,8 @@ bool DeviceAcquire::stores_may_begin(std::span<const BlockSpan> spans, std::span
     if ((ranges[i].access & VMEM_WRITE) == 0) continue;
     const Region& r = *spans[i].region;
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
-      if (!blocks_.has_come(r, b, d)) return false;
-      const Frame& frame = map_.frame_table()[r.table[b].aux];
+      if (!tier_.blocks.has_come(r, b, d)) return false;
+      const Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
       if (frame.cpu_mapped) return false;
       const device::Ticket& copy = frame.ticket;  // a new one if the block left and came again
       if (copy != nullptr && std::find(ordered.rbegin(), ordered.rend(), copy) == ordered.rend()) return false;
@@ -178,13 +185,13 @@ void DeviceAcquire::mark_changed(std::span<const BlockSpan> spans, std::span<con
   for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
     if ((ranges[i].access & VMEM_WRITE) == 0) continue;
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b)
-      decided ? blocks_.will_change(*spans[i].region, b) : blocks_.may_change(*spans[i].region, b);
+      decided ? tier_.blocks.will_change(*spans[i].region, b) : tier_.blocks.may_change(*spans[i].region, b);
   }
 }
 
 Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* stream, const AcquireRequest* ask) {
   // ask() has checked the stream on the asker's thread, on which "the default stream" depends.
-  if (Status s = ask == nullptr ? device_set_.check_stream(d, stream) : device_set_.use(d); !s.ok()) return s;
+  if (Status s = ask == nullptr ? ctx_.device_set.check_stream(d, stream) : ctx_.device_set.use(d); !s.ok()) return s;
   // Declared before the lock, so that tickets are destroyed after it. Reserved, so that nothing
   // grows under it.
   std::vector<BlockSpan> spans(ranges.size()), apart;
@@ -193,35 +200,35 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
   for (const vmem_range& range : ranges) most += std::min(range.size / core::kHugePage, size_t{1} << 20) + 1;
   apart.reserve(ranges.size());
   tickets.reserve(std::min(most, size_t{1} << 20));
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   if (Status s = check_ranges(ranges, spans); !s.ok()) return s;
   if (Status s = check_asked(spans, ask); !s.ok()) return s;
   join_spans(spans, &apart);
   for (const BlockSpan& s : spans) ++s.region->in_flight;  // regions stay while we wait
   const core::ScopeGuard let_regions_go([&] {
     lock.hold();
-    requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
+    ctx_.queues.promotion_requests.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
     for (const BlockSpan& span : spans) --span.region->in_flight;
-    map_.notify();
+    ctx_.map.notify();
   });
-  if (Status s = releases_.wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
+  if (Status s = leases_.releases.wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
   // On any failure, also for want of memory, nothing is leased.
   size_t done = 0;
   core::ScopeGuard undo([&] {
     lock.hold();
     // Under the same hold of the lock as the leases end: a promotion request does not check who has
     // leased the block since.
-    requests_.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
-    for (size_t i = 0; i < done; ++i) grants_.take_back(spans[i], ranges[i].access, d, stream);
-    for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
-    device_set_.work().notify_all();
+    ctx_.queues.promotion_requests.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
+    for (size_t i = 0; i < done; ++i) leases_.grants.take_back(spans[i], ranges[i].access, d, stream);
+    for (size_t i = 0; i < done; ++i) ctx_.map.match_holds(lock, spans[i]);
+    ctx_.device_set.work().notify_all();
   });
   for (; done < spans.size(); ++done) {
-    if (Status s = grants_.grant(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
+    if (Status s = leases_.grants.grant(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
   }
   hold_leased(lock, spans, d);
   // Before the requests: workers would begin with the blocks for which there is room.
-  if (ask != nullptr && ask->moves_blocks && device_set_.own_page_tables()) make_room(lock, spans, d, ask);
+  if (ask != nullptr && ask->moves_blocks && ctx_.device_set.own_page_tables()) make_room(lock, spans, d, ask);
   if (Status s = ask_for_missing(lock, spans, d, ask); !s.ok()) return s;
   size_t ordered = 0;
   do {
@@ -232,7 +239,7 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
     core::step("acquire.ordering");
     Status s;
     for (; ordered < tickets.size() && s.ok(); ++ordered) {
-      if (!core::broken("stream_order")) s = devices_->order_after(tickets[ordered], stream, d);
+      if (!core::broken("stream_order")) s = ctx_.devices->order_after(tickets[ordered], stream, d);
     }
     lock.lock();
     if (!s.ok()) return s;
@@ -245,31 +252,31 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
 // Notes that a block has come, and collects the ticket of a copy that is under way.
 void DeviceAcquire::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
   const Block& block = r.table[b];
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   frame.displaced = false;
   if (frame.hinted) {
     frame.hinted = false;
     r.table.clear(b, core::kReadAhead | core::kPrefetched);
-    core::add(counters_.prefetch_hits);
+    core::add(ctx_.counters.prefetch_hits);
   }
   if (block.state == State::promoting) {
     if (frame.ticket != nullptr && (tickets->empty() || tickets->back() != frame.ticket))
       tickets->push_back(frame.ticket);
   } else if (frame.admitted) {
-    map_.policy(block.aux).touched(block.aux);
+    ctx_.map.policy(block.aux).touched(block.aux);
   }
 }
 
 // Returns why a block does not come to device d, after nothing went on for the whole time-out.
 Status DeviceAcquire::cannot_come(const Region& r, int d) {
-  const DeviceState& g = device_set_[static_cast<size_t>(d)];
-  if (!writes_.error().ok()) return writes_.take_error();
+  const DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
+  if (!ctx_.writes.error().ok()) return ctx_.writes.take_error();
   if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), g.failure.text());
-  if (Status s = map_.refusal(); !s.ok()) return s;
+  if (Status s = ctx_.map.refusal(); !s.ok()) return s;
   return error(ENOMEM,
                "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms", d,
                core::human_bytes(g.budget.limit()).c_str(), core::human_bytes(g.budget.charged()).c_str(),
-               staging_.of(r).frames.free(), staging_.of(r).frames.total(), config_.fault_timeout_ms);
+               ctx_.staging.of(r).frames.free(), ctx_.staging.of(r).frames.total(), ctx_.config.fault_timeout_ms);
 }
 
 struct DeviceAcquire::Coming {
@@ -286,8 +293,8 @@ Status DeviceAcquire::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
   // A thread whose access met the cut of the file may go on before the block is marked, so check
   // here, too.
   if (block.state == State::poisoned && (block.flags & (core::kShowsFile | core::kLost)) == core::kShowsFile &&
-      device_set_.own_page_tables() && !r.lost && r.backing != Backing::file_private)
-    return shows_its_file(map_, r, b);
+      ctx_.device_set.own_page_tables() && !r.lost && r.backing != Backing::file_private)
+    return shows_its_file(ctx_.map, r, b);
   if (const auto why = r.reasons.find(b); why != r.reasons.end() && !core::in_transition(block.state)) {
     if (*tried == b || block.state == State::poisoned) {
       if ((block.flags & core::kLost) != 0) r.table.mark(b, core::kTold);
@@ -304,24 +311,25 @@ Status DeviceAcquire::failure_of(Region& r, BlockIndex b, BlockIndex* tried) {
 
 // Requests a block that has no request (any more): it may have gone another way. Drops the lock.
 Status DeviceAcquire::ask_again(Lock& lock, Region& r, BlockIndex b, int d, const void* owner, Coming* coming) {
-  const DeviceState& g = device_set_[static_cast<size_t>(d)];
+  const DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
   if (g.failures == coming->failures) {
-    if (!requests_.push_front(PromotionRequest{&r, b, b, d, Urgency::acquire, owner})) return no_memory();
+    if (!ctx_.queues.promotion_requests.push_front(PromotionRequest{&r, b, b, d, Urgency::acquire, owner}))
+      return no_memory();
     DeferredWork after;
-    promoter_.pump(after);
-    page_in_.run(lock, after);
+    tier_.promoter.pump(after);
+    host_.page_in.run(lock, after);
     return {};
   }
   // A promotion failed: try again after a pause, and not for ever, even if other work goes on.
   coming->failures = g.failures;
   coming->paused += kPause;
-  if (coming->paused >= std::chrono::milliseconds(config_.fault_timeout_ms) && !g.failure.ok())
+  if (coming->paused >= std::chrono::milliseconds(ctx_.config.fault_timeout_ms) && !g.failure.ok())
     return Status(-g.failure.code(), g.failure.text());
   const auto until = std::chrono::steady_clock::now() + kPause;
   for (auto now = until - kPause; now < until; now = std::chrono::steady_clock::now())
-    lock.sleep_for(map_.changed(), until - now);
+    lock.sleep_for(ctx_.map.changed(), until - now);
   lock.unlock();
-  Status health = devices_->health(d);
+  Status health = ctx_.devices->health(d);
   lock.lock();
   return health;
 }
@@ -329,25 +337,25 @@ Status DeviceAcquire::ask_again(Lock& lock, Region& r, BlockIndex b, int d, cons
 // Waits until something has, or may have, happened to blocks of the span. Begins to copy those that
 // are ready, if it may. Drops the lock.
 Status DeviceAcquire::wait_for_some(Lock& lock, const BlockSpan& span, int d, const AcquireRequest* ask) {
-  DeviceState& g = device_set_[static_cast<size_t>(d)];
-  const bool begins = ask == nullptr && device_set_.own_page_tables();  // an ask may be withdrawn at any time
-  const Batch mine = begins ? copy_in_.take_ready({&span, 1}, d) : Batch();
-  if (begins && !g.ready.empty()) promoter_.wake_for_ready();  // others': maybe only this thread was told of them
+  DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
+  const bool begins = ask == nullptr && ctx_.device_set.own_page_tables();  // an ask may be withdrawn at any time
+  const Batch mine = begins ? tier_.copy_in.take_ready({&span, 1}, d) : Batch();
+  if (begins && !g.ready.empty()) tier_.promoter.wake_for_ready();  // others': maybe only this thread was told of them
   if (!mine.empty()) {
     lock.unlock();
-    copy_in_.begin(mine, d);
+    tier_.copy_in.begin(mine, d);
     lock.lock();
     return {};
   }
   g.sleepers += begins ? 1 : 0;
-  const std::cv_status woken = lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
+  const std::cv_status woken = lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(20));
   g.sleepers -= begins ? 1 : 0;
   if (woken != std::cv_status::timeout) return {};
   DeferredWork after;
-  promoter_.pump(after);
+  tier_.promoter.pump(after);
   lock.unlock();
-  page_in_.run(after);
-  Status health = devices_->health(d);
+  host_.page_in.run(after);
+  Status health = ctx_.devices->health(d);
   lock.lock();
   return health;
 }
@@ -357,20 +365,20 @@ Status DeviceAcquire::wait_for_some(Lock& lock, const BlockSpan& span, int d, co
 Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, int d, const void* owner,
                             std::vector<device::Ticket>* tickets, const AcquireRequest* ask) {
   Region& r = *span.region;
-  Coming coming{.failures = device_set_[static_cast<size_t>(d)].failures};
+  Coming coming{.failures = ctx_.device_set[static_cast<size_t>(d)].failures};
   BlockIndex tried = UINT64_MAX;
   const uint64_t begun = now_ns();
   for (BlockIndex b = span.first; b <= span.last;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = AcquireRequest::check(ask); !s.ok()) return s;
     const Block& block = r.table[b];
-    if (block.state == State::on_device && map_.frame_table()[block.aux].cpu_mapped &&
-        !map_.frame_table()[block.aux].device_stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
-      if (!cpu_mapper_.hide(lock, r, b)) lock.sleep_for(map_.changed(), kPause);
+    if (block.state == State::on_device && ctx_.map.frame_table()[block.aux].cpu_mapped &&
+        !ctx_.map.frame_table()[block.aux].device_stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
+      if (!tier_.cpu_mapper.hide(lock, r, b)) lock.sleep_for(ctx_.map.changed(), kPause);
       continue;
     }
-    if (blocks_.has_come(r, b, d)) {
-      if (block.state == State::on_device) blocks_.adopt(r, b);  // its promotion request may not have reached it
+    if (tier_.blocks.has_come(r, b, d)) {
+      if (block.state == State::on_device) tier_.blocks.adopt(r, b);  // its promotion request may not have reached it
       note_come(r, b, tickets);
       coming.mark = StallClock::kNone;
       coming.paused = {};
@@ -380,18 +388,18 @@ Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, 
     }
     if (Status s = failure_of(r, b, &tried); !s.ok()) return s;
     // Lent to kernels of another range, whose thread may wait for blocks that this one has lent.
-    if (ask != nullptr && block.state == State::isolating && map_.frame_table()[block.aux].lent_to_kernels &&
+    if (ask != nullptr && block.state == State::isolating && ctx_.map.frame_table()[block.aux].lent_to_kernels &&
         now_ns() - begun > ask->patience_ns)
       return error(EALREADY, "a block is lent to kernels of another range");
-    if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
-    if (coming.mark == StallClock::kNone) coming.mark = deadline_.look(now_ns());
+    if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return host_.failed.no_table(r, b);
+    if (coming.mark == StallClock::kNone) coming.mark = ctx_.deadline.look(now_ns());
     const bool pauses =
-        (block.state == State::unpopulated || block.state == State::stored) && failed_.retries().asleep(r, b);
+        (block.state == State::unpopulated || block.state == State::stored) && host_.failed.retries().asleep(r, b);
     coming.refused |= pauses;
-    if (deadline_.hopeless(coming.mark)) return coming.refused ? failed_.not_read(r, b) : cannot_come(r, d);
-    const bool requested = std::any_of(requests_.begin(), requests_.end(), [&](const PromotionRequest& w) {
-      return w.owner == owner && w.region == &r && w.next <= b && b <= w.last;
-    });
+    if (ctx_.deadline.hopeless(coming.mark)) return coming.refused ? host_.failed.not_read(r, b) : cannot_come(r, d);
+    const bool requested = std::any_of(
+        ctx_.queues.promotion_requests.begin(), ctx_.queues.promotion_requests.end(),
+        [&](const PromotionRequest& w) { return w.owner == owner && w.region == &r && w.next <= b && b <= w.last; });
     const bool comes =
         pauses || requested || block.state == State::promoting || (block.state == State::demoting && block.device == d);
     Status s = comes ? wait_for_some(lock, span, d, ask) : ask_again(lock, r, b, d, owner, &coming);

@@ -17,27 +17,14 @@
 
 namespace vmem::pager {
 
-class DeviceAcquire : private Shared {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class DeviceAcquire {
  public:
-  // requests: promotion requests; those of acquires come first.
-  DeviceAcquire(const Shared& shared, device::Devices* devices, PooledList<PromotionRequest>& requests, DeviceSet& gpus,
-                DeviceBlocks& blocks, FailedBlocks& failed, TruncatedFiles& files, PageIn& page_in,
-                LeaseManager& grants, StreamReleases& releases, CpuMapper& views, DeviceReclaim& reclaim,
-                Promoter& promoter, CopyIn& copy_in)
-      : Shared(shared),
-        devices_(devices),
-        requests_(requests),
-        device_set_(gpus),
-        blocks_(blocks),
-        failed_(failed),
-        files_(files),
-        page_in_(page_in),
-        grants_(grants),
-        releases_(releases),
-        cpu_mapper_(views),
-        device_reclaim_(reclaim),
-        promoter_(promoter),
-        copy_in_(copy_in) {}
+  DeviceAcquire(PagerContext& ctx, Calls& calls);
 
   // ask: made by AcquireRequests::ask() with the same arguments; null: the caller waits.
   core::Status acquire(std::span<const vmem_range> ranges, int d, void* stream,
@@ -63,19 +50,10 @@ class DeviceAcquire : private Shared {
                         const std::vector<device::Ticket>& ordered, int d) VMEM_LOCKED;
   void mark_changed(std::span<const BlockSpan> spans, std::span<const vmem_range> ranges, bool decided) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  PooledList<PromotionRequest>& requests_;
-  DeviceSet& device_set_;
-  DeviceBlocks& blocks_;
-  FailedBlocks& failed_;
-  TruncatedFiles& files_;
-  PageIn& page_in_;
-  LeaseManager& grants_;
-  StreamReleases& releases_;
-  CpuMapper& cpu_mapper_;
-  DeviceReclaim& device_reclaim_;
-  Promoter& promoter_;
-  CopyIn& copy_in_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

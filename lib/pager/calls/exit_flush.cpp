@@ -14,9 +14,12 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
+#include "pager/calls/calls.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {
+
+ExitFlush::ExitFlush(PagerContext& ctx, Calls& calls) : ctx_(ctx), host_(calls.host), calls_(calls) {}
 
 // A device with a live lease for writing, whose stores under it must reach a file.
 struct ExitFlush::LiveDevice {
@@ -29,28 +32,28 @@ struct ExitFlush::LiveDevice {
 // Comes first: a wait for a device that does not answer may never end. By then, blocks that do not
 // depend on the device are in their files.
 Status ExitFlush::flush_host() {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   RangeFlush::Writes writes;
   RangeScan scan;
   scan.all = scan.host = true;
   scan.wait = RangeScan::Wait::never;
   uintptr_t at = 0;
-  for (auto it = map_.regions().begin(); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
+  for (auto it = ctx_.map.regions().begin(); it != ctx_.map.regions().end(); it = ctx_.map.regions().lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     if (r.backing != Backing::file_shared || r.dying) continue;
     ++r.in_flight;
-    range_flush_.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
+    calls_.range_flush.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
     --r.in_flight;
-    map_.notify();
+    ctx_.map.notify();
   }
-  return range_flush_.end(lock, &writes);
+  return calls_.range_flush.end(lock, &writes);
 }
 
 // Writes the blocks that need no wait, then those that had not come to rest, while anything goes
 // on.
 Status ExitFlush::flush_shared() {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   Status first;
   const auto tell = [&](const Status& s) VMEM_LOCKED {
     lock.unlock();
@@ -68,14 +71,15 @@ Status ExitFlush::flush_shared() {
     scan.progress.look(now_ns(), true);
     // Regions may be freed while we write: each step looks up the next by address.
     uintptr_t at = 0;
-    for (auto it = map_.regions().lower_bound(at); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
+    for (auto it = ctx_.map.regions().lower_bound(at); it != ctx_.map.regions().end();
+         it = ctx_.map.regions().lower_bound(at)) {
       at = it->first + 1;
       Region& r = *it->second;
       if (r.backing != Backing::file_shared || r.dying || (again && !r.unfinished)) continue;
       ++r.in_flight;
       if (Status s = write_region(lock, r, &scan, again); !s.ok()) tell(s);
       --r.in_flight;
-      map_.notify();
+      ctx_.map.notify();
     }
   }
   if (core::broken("live_streams")) return first;
@@ -85,16 +89,16 @@ Status ExitFlush::flush_shared() {
 
 Status ExitFlush::write_region(Lock& lock, Region& r, RangeScan* scan, bool again) {
   scan->left = 0;
-  Status s = range_flush_.write(lock, r, 0, r.blocks - 1, true, scan);
+  Status s = calls_.range_flush.write(lock, r, 0, r.blocks - 1, true, scan);
   r.unfinished = scan->left != 0;
   if (s.ok() && again && r.unfinished) {
     s = error(ETIMEDOUT,
               "%llu blocks did not settle for %u ms: a stream has not reached their release, or they are moving; later "
               "changes of them are lost. The first: %s",
-              static_cast<unsigned long long>(scan->left), config_.fault_timeout_ms,
-              map_.where(r, scan->first_left).c_str());
+              static_cast<unsigned long long>(scan->left), ctx_.config.fault_timeout_ms,
+              ctx_.map.where(r, scan->first_left).c_str());
   }
-  if (s.ok() && !r.unfinished) s = failed_.tell_lost(r, 0, r.blocks - 1, false);
+  if (s.ok() && !r.unfinished) s = host_.failed.tell_lost(r, 0, r.blocks - 1, false);
   return s;
 }
 
@@ -120,7 +124,7 @@ void ExitFlush::drain_aside(LiveDevice* live) try {
   auto end = std::make_shared<std::atomic<LiveDevice::End>>(LiveDevice::End::none);
   std::thread thread;
   ++drains;
-  const auto drain = [devices = devices_, d = live->device, end] {
+  const auto drain = [devices = ctx_.devices, d = live->device, end] {
     *end = devices->drain(d).ok() ? LiveDevice::End::reached : LiveDevice::End::refused;
     --drains;
   };
@@ -141,7 +145,7 @@ void ExitFlush::wait_for_ends(std::span<LiveDevice> live, uint64_t timeout_ms) {
     while (d.end != nullptr && *d.end == LiveDevice::End::none) {
       progress.look(now_ns(), false);
       if (progress.over(0, timeout_ms * uint64_t{1000000})) break;
-      core::add(counters_.swept_blocks);  // progress for exit: this wait has its own limit
+      core::add(ctx_.counters.swept_blocks);  // progress for exit: this wait has its own limit
       usleep(1000);
     }
     d.over = d.end != nullptr && *d.end == LiveDevice::End::reached;
@@ -156,8 +160,8 @@ void ExitFlush::wait_for_ends(std::span<LiveDevice> live, uint64_t timeout_ms) {
 Status ExitFlush::write_under_leases(Lock& lock) {
   core::InplaceVector<LiveDevice, device::kMaxDevices> live;
   BlockIndex none = 0;
-  const uint64_t timeout_ms = config_.fault_timeout_ms;
-  for (const auto& [base, r] : map_.regions()) {
+  const uint64_t timeout_ms = ctx_.config.fault_timeout_ms;
+  for (const auto& [base, r] : ctx_.map.regions()) {
     if (concerns(*r)) find_live(*r, &live, &none);
   }
   if (live.empty()) return {};
@@ -172,7 +176,8 @@ Status ExitFlush::write_under_leases(Lock& lock) {
   scan.progress.look(now_ns(), true);
   Status result;
   uintptr_t at = 0;
-  for (auto it = map_.regions().lower_bound(at); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
+  for (auto it = ctx_.map.regions().lower_bound(at); it != ctx_.map.regions().end();
+       it = ctx_.map.regions().lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     if (!concerns(r)) continue;
@@ -189,12 +194,12 @@ Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice
   find_live(r, &live, &first);
   if (live.empty()) return {};
   ++r.in_flight;
-  Status s = range_flush_.write(lock, r, 0, r.blocks - 1, true, scan);
+  Status s = calls_.range_flush.write(lock, r, 0, r.blocks - 1, true, scan);
   const auto left = std::find_if(live.begin(), live.end(), [&](const LiveDevice& of) {
     lock.hold();
     const auto reached = [&](const LiveDevice& d) { return d.device == of.device && d.over; };
     // The loss of a device is reported elsewhere.
-    return !device_set_[static_cast<size_t>(of.device)].lost && std::none_of(known.begin(), known.end(), reached);
+    return !ctx_.device_set[static_cast<size_t>(of.device)].lost && std::none_of(known.begin(), known.end(), reached);
   });
   if (left != live.end()) {
     r.told_at_exit = r.granted + 1;
@@ -202,11 +207,11 @@ Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice
       s = error(ETIMEDOUT,
                 "device %d has work under a live lease with VMEM_WRITE that did not end within %u ms; its later stores "
                 "are lost. The first such block: %s",
-                left->device, config_.fault_timeout_ms, map_.where(r, first).c_str());
+                left->device, ctx_.config.fault_timeout_ms, ctx_.map.where(r, first).c_str());
     }
   }
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
   return s;
 }
 

@@ -14,12 +14,12 @@
 
 namespace vmem::pager {
 
-class ExitFlush : private Shared {
+struct Calls;
+struct HostTier;
+
+class ExitFlush {
  public:
-  // devices: null if there is no device tier.
-  ExitFlush(const Shared& shared, device::Devices* devices, DeviceSet& gpus, FailedBlocks& failed,
-            RangeFlush& range_writer)
-      : Shared(shared), devices_(devices), device_set_(gpus), failed_(failed), range_flush_(range_writer) {}
+  ExitFlush(PagerContext& ctx, Calls& calls);
 
   // Writes blocks that need no device. Comes first; flush_shared() tries failed blocks again and
   // logs their failure.
@@ -38,10 +38,9 @@ class ExitFlush : private Shared {
   void drain_aside(LiveDevice* live) VMEM_UNLOCKED;
   void wait_for_ends(std::span<LiveDevice> live, uint64_t timeout_ms) VMEM_UNLOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  FailedBlocks& failed_;
-  RangeFlush& range_flush_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  Calls& calls_;
 };
 
 }  // namespace vmem::pager

@@ -4,8 +4,12 @@
 #include <cerrno>
 
 #include "core/step.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
+
+Export::Export(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier) {}
 
 // Sets *device to the device at which every block of the span is under a live lease.
 Status Export::exported_from(const BlockSpan& span, int* device) {
@@ -22,23 +26,23 @@ Status Export::exported_from(const BlockSpan& span, int* device) {
   });
   if (next <= span.last) {
     return error(EINVAL, "%s is under no live lease at %s; lease all of the range at one device first",
-                 map_.where(r, next).c_str(), d < 0 ? "a device" : "that device");
+                 ctx_.map.where(r, next).c_str(), d < 0 ? "a device" : "that device");
   }
   *device = d;
   bool wait = false;
-  return releases_.check_device_stale({&span, 1}, &wait);
+  return leases_.releases.check_device_stale({&span, 1}, &wait);
 }
 
 Status Export::export_range(const void* ptr, size_t size, device::Export how, int* descriptor) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   BlockSpan span;
-  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = ctx_.map.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   if (!r.gpu) {
     return error(EOPNOTSUPP,
                  "the range is in a region without a device tier (VMEM_HOST_ONLY); make it without that flag");
   }
-  if (!device_set_.own_page_tables()) {
+  if (!ctx_.device_set.own_page_tables()) {
     return error(EOPNOTSUPP,
                  "blocks of managed memory cannot be exported; those of physical handles can (device=handles)");
   }
@@ -58,24 +62,25 @@ Status Export::export_range(const void* ptr, size_t size, device::Export how, in
     while (b <= span.last && r.table[b].state == State::on_device && r.table[b].device == d) ++b;
     if (b > span.last) break;
     if (!core::in_transition(r.table[b].state))
-      s = error(EIO, "%s is not on device %d, though it is leased there", map_.where(r, b).c_str(), d);
-    else if (!map_.wait_stable(lock, r, b))
+      s = error(EIO, "%s is not on device %d, though it is leased there", ctx_.map.where(r, b).c_str(), d);
+    else if (!ctx_.map.wait_stable(lock, r, b))
       s = error(ECANCELED, "vmem_shutdown frees the region");
     b = span.first;
   }
   if (s.ok()) {
-    for (BlockIndex i = span.first; i <= span.last; ++i) blocks_.claim(r, i);
+    for (BlockIndex i = span.first; i <= span.last; ++i) tier_.blocks.claim(r, i);
     lock.unlock();
     core::step("export.claimed");
-    s = devices_->share({reinterpret_cast<uintptr_t>(r.address(span.first)), blocks * r.block_size}, how, descriptor);
-    const Status health = s.ok() ? Status() : devices_->health(d);
+    s = ctx_.devices->share({reinterpret_cast<uintptr_t>(r.address(span.first)), blocks * r.block_size}, how,
+                            descriptor);
+    const Status health = s.ok() ? Status() : ctx_.devices->health(d);
     lock.lock();
-    device_set_.saw_loss(d, health);
-    for (BlockIndex i = span.first; i <= span.last; ++i) blocks_.unclaim(r, i);
+    ctx_.device_set.saw_loss(d, health);
+    for (BlockIndex i = span.first; i <= span.last; ++i) tier_.blocks.unclaim(r, i);
   }
   --r.in_flight;
-  map_.notify();
-  page_in_.serve_waiting(lock);
+  ctx_.map.notify();
+  host_.page_in.serve_waiting(lock);
   return s;
 }
 

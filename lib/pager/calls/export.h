@@ -11,12 +11,14 @@
 
 namespace vmem::pager {
 
-class Export : private Shared {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class Export {
  public:
-  // devices: null if there is no device tier.
-  Export(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks, PageIn& page_in,
-         StreamReleases& releases)
-      : Shared(shared), devices_(devices), device_set_(gpus), blocks_(blocks), page_in_(page_in), releases_(releases) {}
+  Export(PagerContext& ctx, Calls& calls);
 
   // Requires live leases at one device on all of the range.
   Status export_range(const void* ptr, size_t size, device::Export how, int* descriptor) VMEM_UNLOCKED;
@@ -24,11 +26,10 @@ class Export : private Shared {
  private:
   Status exported_from(const BlockSpan& span, int* device) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  DeviceBlocks& blocks_;
-  PageIn& page_in_;
-  StreamReleases& releases_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

@@ -5,6 +5,7 @@
 #include "core/clock.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
 
@@ -19,6 +20,9 @@ Status no_memory() {
 
 }  // namespace
 
+HostAcquire::HostAcquire(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier), calls_(calls) {}
+
 struct HostAcquire::Coming {
   bool tried = false;    // a failure of the block is from a try of this acquire
   unsigned refused = 0;  // times that the trap did not install it, since refused_ns
@@ -28,24 +32,24 @@ struct HostAcquire::Coming {
 
 Status HostAcquire::acquire(std::span<const vmem_range> ranges, const AcquireRequest* ask) {
   std::vector<BlockSpan> spans(ranges.size());
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   if (Status s = check_ranges(ranges, spans); !s.ok()) return s;
   if (Status s = check_asked(spans, ask); !s.ok()) return s;
   for (const BlockSpan& s : spans) ++s.region->in_flight;
   const core::ScopeGuard let_regions_go([&] {
     lock.hold();
     for (const BlockSpan& s : spans) --s.region->in_flight;
-    map_.notify();
+    ctx_.map.notify();
   });
-  if (!releases_.empty()) {
-    if (Status s = releases_.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) return s;
+  if (!leases_.releases.empty()) {
+    if (Status s = leases_.releases.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) return s;
   }
   // On any failure, also for want of memory, nothing is leased.
   size_t done = 0;
   core::ScopeGuard undo([&] {
     lock.hold();
-    for (size_t i = 0; i < done; ++i) grants_.take_back(spans[i], ranges[i].access, VMEM_HOST, nullptr);
-    for (size_t i = 0; i < done; ++i) map_.match_holds(lock, spans[i]);
+    for (size_t i = 0; i < done; ++i) leases_.grants.take_back(spans[i], ranges[i].access, VMEM_HOST, nullptr);
+    for (size_t i = 0; i < done; ++i) ctx_.map.match_holds(lock, spans[i]);
   });
   for (; done < spans.size(); ++done) {
     if (Status s = grant(lock, spans, done, ranges[done].access, ask); !s.ok()) return s;
@@ -64,7 +68,7 @@ Status HostAcquire::acquire(std::span<const vmem_range> ranges, const AcquireReq
 
 Status HostAcquire::check_ranges(std::span<const vmem_range> ranges, std::span<BlockSpan> out) {
   for (size_t i = 0; i < ranges.size(); ++i) {
-    if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
+    if (Status s = ctx_.map.check_range(ranges[i].ptr, ranges[i].size, &out[i]); !s.ok()) return s;
     if (out[i].region->backing == Backing::file_read && (ranges[i].access & VMEM_WRITE) != 0) {
       return error(EACCES, "range %zu is in a region mapped with VMEM_MAP_READ; lease it with VMEM_READ", i);
     }
@@ -75,12 +79,12 @@ Status HostAcquire::check_ranges(std::span<const vmem_range> ranges, std::span<B
 // Grants the lease of one span. If memory is short, drops the lock while unneeded frames are freed.
 Status HostAcquire::grant(Lock& lock, std::span<const BlockSpan> spans, size_t which, unsigned access,
                           const AcquireRequest* ask) {
-  Status s = grants_.grant(spans[which], access, VMEM_HOST, nullptr);
-  while (s.code() == -ENOMEM && supply_.give_back(lock)) {
+  Status s = leases_.grants.grant(spans[which], access, VMEM_HOST, nullptr);
+  while (s.code() == -ENOMEM && tier_.supply.give_back(lock)) {
     // The lock was dropped: a stream may have leased and released the blocks, and its kernels still
     // use them.
-    if (s = releases_.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) break;
-    s = grants_.grant(spans[which], access, VMEM_HOST, nullptr);
+    if (s = leases_.releases.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) break;
+    s = leases_.grants.grant(spans[which], access, VMEM_HOST, nullptr);
   }
   return s;
 }
@@ -91,11 +95,11 @@ void HostAcquire::hold(Lock& lock, const BlockSpan& span) {
   uint64_t hits = 0;
   for (BlockIndex b = r.table.next_populated(span.first); b <= span.last; b = r.table.next_populated(b + 1)) {
     hits += r.table[b].state == State::resident;
-    map_.match_hold(r, b);
+    ctx_.map.match_hold(r, b);
     if (b % kTurn == 0) lock.give_way();
   }
-  core::add(counters_.lease_blocks, span.last - span.first + 1);
-  core::add(counters_.lease_hits, hits);
+  core::add(ctx_.counters.lease_blocks, span.last - span.first + 1);
+  core::add(ctx_.counters.lease_hits, hits);
 }
 
 // Begins all reads that memory allows, before the acquire waits for the first. Drops the lock.
@@ -113,7 +117,7 @@ Status HostAcquire::start_reads(Lock& lock, std::span<const BlockSpan> spans, co
       }
       lock.unlock();
       core::step("acquire.started");
-      page_in_.run(after);
+      host_.page_in.run(after);
       lock.lock();
     }
   }
@@ -125,9 +129,9 @@ bool HostAcquire::start_fills(Region& r, BlockIndex* next, BlockIndex last, Defe
   do {
     const Block& block = r.table[*next];
     if ((block.state != State::unpopulated && block.state != State::stored) || MemoryWaitQueue::marked(block)) continue;
-    if (failed_.retries().asleep(r, *next)) continue;
+    if (host_.failed.retries().asleep(r, *next)) continue;
     try {
-      if (!page_in_.start_fill(r, *next, Urgency::acquire, after)) return false;
+      if (!host_.page_in.start_fill(r, *next, Urgency::acquire, after)) return false;
     } catch (const std::bad_alloc&) {
       return false;  // fills that have begun must go on
     }
@@ -141,11 +145,11 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
   for (;;) {
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = AcquireRequest::check(ask); !s.ok()) {
-      if (coming.starving != StallClock::kNone) waits_.queue().give_up_acquire(r, b);
+      if (coming.starving != StallClock::kNone) host_.waits.queue().give_up_acquire(r, b);
       return s;
     }
     if (r.lost)
-      return error(EIO, "the addresses of %s were lost with a device that was reset", map_.where(r, b).c_str());
+      return error(EIO, "the addresses of %s were lost with a device that was reset", ctx_.map.where(r, b).c_str());
     const Block& block = r.table[b];
     DeferredWork after;
     switch (block.state) {
@@ -157,18 +161,18 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
       case State::unpopulated:
       case State::stored:
         coming.tried = true;
-        if (failed_.retries().asleep(r, b)) {
+        if (host_.failed.retries().asleep(r, b)) {
           if (Status s = wait_for_retry(lock, r, b, &coming); !s.ok()) return s;
           continue;
         }
-        if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.no_table(r, b);
+        if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return host_.failed.no_table(r, b);
         if ((access & VMEM_WRITE) != 0) r.table.mark(b, core::kStorePending);
-        if (!MemoryWaitQueue::marked(block) && !page_in_.start_fill(r, b, Urgency::acquire, after)) {
-          if (!waits_.starve(r, b, Urgency::acquire)) return no_memory();
+        if (!MemoryWaitQueue::marked(block) && !host_.page_in.start_fill(r, b, Urgency::acquire, after)) {
+          if (!host_.waits.starve(r, b, Urgency::acquire)) return no_memory();
         }
         break;
       case State::staged:
-        if (!MemoryWaitQueue::marked(block) && !installer_.begin_install(r, b, after)) return no_memory();
+        if (!MemoryWaitQueue::marked(block) && !host_.installer.begin_install(r, b, after)) return no_memory();
         break;
       case State::on_device:
         if (std::optional<Status> over = met_on_device(lock, r, b, &coming)) return *std::move(over);
@@ -181,7 +185,7 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
       continue;
     }
     const bool installs = !after.install.empty();
-    page_in_.run(lock, after);
+    host_.page_in.run(lock, after);
     if (!installs) continue;
     if (Status s = installed(lock, r, b, &coming); !s.ok()) return s;
   }
@@ -192,10 +196,10 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
 Status HostAcquire::let_write(Region& r, BlockIndex b, unsigned access) {
   const Block& block = r.table[b];
   if ((access & VMEM_WRITE) == 0 || (block.flags & core::kProtected) == 0) return {};
-  Status s = trap_.unprotect(r.address(b), r.block_size);
+  Status s = ctx_.trap.unprotect(r.address(b), r.block_size);
   if (s.code() != -EPERM) {
     r.table.clear(b, core::kProtected);
-    map_.note_dirty(r, b);
+    ctx_.map.note_dirty(r, b);
   }
   return s;
 }
@@ -203,7 +207,7 @@ Status HostAcquire::let_write(Region& r, BlockIndex b, unsigned access) {
 std::optional<Status> HostAcquire::met_failed(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
   const Block& block = r.table[b];
   if ((block.flags & core::kShowsFile) != 0 && (block.flags & core::kUnanswered) != 0) {
-    if (Status s = files_.revive(lock, r, b); !s.ok()) return s;
+    if (Status s = host_.truncated_files.revive(lock, r, b); !s.ok()) return s;
     return std::nullopt;
   }
   if ((block.flags & core::kShowsFile) != 0) {  // the part within the file is there
@@ -221,31 +225,31 @@ std::optional<Status> HostAcquire::met_failed(Lock& lock, Region& r, BlockIndex 
     return Status(why.code() == -ENOMEM ? ENOMEM : EIO, why.text());
   }
   coming->tried = true;  // an old failure: the disk may have recovered
-  if (Status s = failed_.revive(r, b); !s.ok()) return s;
+  if (Status s = host_.failed.revive(r, b); !s.ok()) return s;
   return std::nullopt;
 }
 
 std::optional<Status> HostAcquire::met_on_device(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
   Completion completion{1, {}};
-  Transition* m = demoter_.begin(r, b, Leave::host);
+  Transition* m = tier_.demoter.begin(r, b, Leave::host);
   if (m == nullptr) {  // no staging frame: one comes free when a staged block has been written
-    if (coming->starving == StallClock::kNone) coming->starving = deadline_.look(now_ns());
-    if (deadline_.hopeless(coming->starving)) return range_demoter_.cannot_leave(r, b);
-    lock.sleep_for(map_.changed(), kLookAgain);
+    if (coming->starving == StallClock::kNone) coming->starving = ctx_.deadline.look(now_ns());
+    if (ctx_.deadline.hopeless(coming->starving)) return calls_.range_demoter.cannot_leave(r, b);
+    lock.sleep_for(ctx_.map.changed(), kLookAgain);
     return std::nullopt;
   }
   coming->starving = StallClock::kNone;
   m->completion = &completion;
-  demoter_.run(lock, {&m, 1});
+  tier_.demoter.run(lock, {&m, 1});
   if (completion.status.ok()) return std::nullopt;
   return Status(completion.status.code() == -ENOMEM ? ENOMEM : EIO, completion.status.text());
 }
 
 // Waits after a read for which the kernel had no memory.
 Status HostAcquire::wait_for_retry(Lock& lock, const Region& r, BlockIndex b, Coming* coming) {
-  if (coming->starving == StallClock::kNone) coming->starving = deadline_.look(now_ns());
-  if (deadline_.hopeless(coming->starving)) return failed_.not_read(r, b);
-  lock.sleep_for(map_.changed(), kLookAgain);
+  if (coming->starving == StallClock::kNone) coming->starving = ctx_.deadline.look(now_ns());
+  if (ctx_.deadline.hopeless(coming->starving)) return host_.failed.not_read(r, b);
+  lock.sleep_for(ctx_.map.changed(), kLookAgain);
   return {};
 }
 
@@ -255,30 +259,31 @@ Status HostAcquire::installed(Lock& lock, const Region& r, BlockIndex b, Coming*
   if (r.table[b].state != State::staged || MemoryWaitQueue::marked(r.table[b])) return {};
   const uint64_t now = now_ns();
   if (coming->refused++ == 0) coming->refused_ns = now;
-  if (coming->refused > kRefusals && now - coming->refused_ns >= config_.fault_timeout_ms * uint64_t{1000000}) {
+  if (coming->refused > kRefusals && now - coming->refused_ns >= ctx_.config.fault_timeout_ms * uint64_t{1000000}) {
     return error(EIO, "a block could not be put in place, %u times in %u ms; the log says why, %s", coming->refused,
-                 config_.fault_timeout_ms, map_.where(r, b).c_str());
+                 ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
   }
-  lock.sleep_for(map_.changed(), kLookAgain);
+  lock.sleep_for(ctx_.map.changed(), kLookAgain);
   return {};
 }
 
 // Waits for memory, or for the owner of the block's transition.
 Status HostAcquire::wait(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
   if (!MemoryWaitQueue::marked(r.table[b])) {
-    BlockWaiter waiter(map_.waiters(), r, b);
+    BlockWaiter waiter(ctx_.map.waiters(), r, b);
     lock.sleep(waiter.changed);
     return {};
   }
-  if (coming->starving == StallClock::kNone) coming->starving = deadline_.look(now_ns());
-  if (deadline_.hopeless(coming->starving)) {
-    waits_.queue().give_up_acquire(r, b);
-    if (!writes_.error().ok()) return writes_.take_error();
-    if (Status s = map_.refusal(); !s.ok()) return s;
+  if (coming->starving == StallClock::kNone) coming->starving = ctx_.deadline.look(now_ns());
+  if (ctx_.deadline.hopeless(coming->starving)) {
+    host_.waits.queue().give_up_acquire(r, b);
+    if (!ctx_.writes.error().ok()) return ctx_.writes.take_error();
+    if (Status s = ctx_.map.refusal(); !s.ok()) return s;
     return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
-                 core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms, grants_.holders().c_str());
+                 core::human_bytes(ctx_.budget.limit()).c_str(), ctx_.config.fault_timeout_ms,
+                 leases_.grants.holders().c_str());
   }
-  lock.sleep_for(map_.changed(), std::chrono::milliseconds(50));
+  lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(50));
   return {};
 }
 

@@ -14,22 +14,14 @@
 
 namespace vmem::pager {
 
-class HostAcquire : private Shared {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class HostAcquire {
  public:
-  HostAcquire(const Shared& shared, FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in,
-              LeaseManager& grants, StagingAllocator& supply, StreamReleases& releases, TruncatedFiles& files,
-              Demoter& demoter, RangeDemoter& range_demoter)
-      : Shared(shared),
-        failed_(failed),
-        waits_(waits),
-        installer_(installer),
-        page_in_(page_in),
-        grants_(grants),
-        supply_(supply),
-        releases_(releases),
-        files_(files),
-        demoter_(demoter),
-        range_demoter_(range_demoter) {}
+  HostAcquire(PagerContext& ctx, Calls& calls);
 
   // ask: made by AcquireRequests::ask() with the same arguments; null: the caller waits.
   core::Status acquire(std::span<const vmem_range> ranges, const AcquireRequest* ask) VMEM_UNLOCKED;
@@ -51,16 +43,11 @@ class HostAcquire : private Shared {
   core::Status installed(Lock& lock, const Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
   core::Status wait(Lock& lock, Region& r, core::BlockIndex b, Coming* coming) VMEM_LOCKED;
 
-  FailedBlocks& failed_;
-  MemoryWaits& waits_;
-  Installer& installer_;
-  PageIn& page_in_;
-  LeaseManager& grants_;
-  StagingAllocator& supply_;
-  StreamReleases& releases_;
-  TruncatedFiles& files_;
-  Demoter& demoter_;
-  RangeDemoter& range_demoter_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
+  Calls& calls_;
 };
 
 }  // namespace vmem::pager

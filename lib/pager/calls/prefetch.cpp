@@ -8,6 +8,7 @@
 
 #include "core/step.h"
 #include "pager/block/location.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
 
@@ -19,30 +20,33 @@ Status no_memory() {
 
 }  // namespace
 
+Prefetch::Prefetch(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier) {}
+
 // Records a point on the stream, which may be of any device: tries all that are in use.
 Status Prefetch::mark_stream(void* stream, int location, device::Ticket* out) {
   Status why = error(EINVAL, "%p is not a stream of a device that has blocks here", stream);
-  for (int i = -1; i < devices_->count(); ++i) {
+  for (int i = -1; i < ctx_.devices->count(); ++i) {
     const int d = i < 0 ? location : i;
     if (d < 0 || (i >= 0 && d == location)) continue;
-    if (Lock lock(map_.mutex()); !device_set_[static_cast<size_t>(d)].budget.begun()) continue;
-    why = devices_->check_stream(stream, d);
-    if (why.ok()) return devices_->record(stream, d, out);
+    if (Lock lock(ctx_.map.mutex()); !ctx_.device_set[static_cast<size_t>(d)].budget.begun()) continue;
+    why = ctx_.devices->check_stream(stream, d);
+    if (why.ok()) return ctx_.devices->record(stream, d, out);
     if (why.code() != -EINVAL) return why;
   }
   return why;
 }
 
 Status Prefetch::prefetch(const void* ptr, size_t size, int location, void* stream) {
-  if (Status s = check_location(location, device_set_.size(), true); !s.ok()) return s;
+  if (Status s = check_location(location, ctx_.device_set.size(), true); !s.ok()) return s;
   if (location >= 0) {
-    if (Status s = device_set_.use(location); !s.ok()) return s;
+    if (Status s = ctx_.device_set.use(location); !s.ok()) return s;
   }
   BlockSpan span;
   {
-    Lock lock(map_.mutex());
-    if (!releases_.empty()) releases_.reap(lock);
-    if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+    Lock lock(ctx_.map.mutex());
+    if (!leases_.releases.empty()) leases_.releases.reap(lock);
+    if (Status s = ctx_.map.check_range(ptr, size, &span); !s.ok()) return s;
     if (location >= 0 && !span.region->gpu)
       return error(EINVAL, "%p is in a region without a device tier (VMEM_HOST_ONLY)", ptr);
     if (!span.region->gpu) stream = nullptr;  // no stream's work uses such a region
@@ -54,53 +58,54 @@ Status Prefetch::prefetch(const void* ptr, size_t size, int location, void* stre
   }
   DeferredWork after;
   {
-    Lock lock(map_.mutex());
-    if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+    Lock lock(ctx_.map.mutex());
+    if (Status s = ctx_.map.check_range(ptr, size, &span); !s.ok()) return s;
     if (location >= 0 && !span.region->gpu) return error(EINVAL, "the region at %p was freed meanwhile", ptr);
     if (!later.empty()) {
-      if (queues_.stream_hints.size() >= DeviceQueues::kMaxSpeculative) return {};
+      if (ctx_.queues.stream_hints.size() >= DeviceQueues::kMaxSpeculative) return {};
       StreamHint& hint = later.back();
-      hint.id = ++queues_.last_hint;
+      hint.id = ++ctx_.queues.last_hint;
       hint.region = span.region;
       hint.first = span.first;
       hint.last = span.last;
-      queues_.stream_hints.splice(queues_.stream_hints.end(), later);
-      device_set_.work().notify_one();
+      ctx_.queues.stream_hints.splice(ctx_.queues.stream_hints.end(), later);
+      ctx_.device_set.work().notify_one();
       return {};
     }
     if (Status s = start(span, location, after); !s.ok()) return s;
   }
-  page_in_.run(after);
+  host_.page_in.run(after);
   return {};
 }
 
 // If this fails, nothing has begun.
 Status Prefetch::start(const BlockSpan& span, int location, DeferredWork& after) {
   if (location >= 0) return start_to_device(span, location, after);
-  forget_hints(queues_.promotion_requests, span);
-  if (span.region->gpu && queues_.demotion_requests.size() < DeviceQueues::kMaxSpeculative) {
-    if (!queues_.demotion_requests.push_back({span.region, span.first, span.first, span.last, location == VMEM_SSD}))
+  forget_hints(ctx_.queues.promotion_requests, span);
+  if (span.region->gpu && ctx_.queues.demotion_requests.size() < DeviceQueues::kMaxSpeculative) {
+    if (!ctx_.queues.demotion_requests.push_back(
+            {span.region, span.first, span.first, span.last, location == VMEM_SSD}))
       return no_memory();
-    device_set_.work().notify_one();
+    ctx_.device_set.work().notify_one();
     if (location == VMEM_SSD) return {};
   }
   if (location == VMEM_SSD) {
-    if (!reclaim_requests_.full() && !reclaim_requests_.add(span, false)) return no_memory();
-    pressure_.wake_reclaim();
+    if (!host_.reclaim_requests.full() && !host_.reclaim_requests.add(span, false)) return no_memory();
+    host_.pressure.wake_reclaim();
     return {};
   }
   // Fetching more than the cache holds would only evict the blocks that were fetched first.
-  const uint64_t most = std::max<uint64_t>(1, frames_.room() / 4 * 3 / span.region->block_size);
+  const uint64_t most = std::max<uint64_t>(1, ctx_.frames.room() / 4 * 3 / span.region->block_size);
   const policy::Window window{span.first, 1, static_cast<uint32_t>(std::min(span.last - span.first + 1, most)),
                               UINT64_MAX};
-  read_ahead_.speculate(*span.region, window, Urgency::prefetch);
-  read_ahead_.pump_speculative(after);
+  host_.readahead.speculate(*span.region, window, Urgency::prefetch);
+  host_.readahead.pump_speculative(after);
   return {};
 }
 
 Status Prefetch::start_to_device(const BlockSpan& span, int device, DeferredWork& after) {
-  if (queues_.promotion_requests.size() >= DeviceQueues::kMaxSpeculative) return {};
-  const DeviceBudget& budget = device_set_[static_cast<size_t>(device)].budget;
+  if (ctx_.queues.promotion_requests.size() >= DeviceQueues::kMaxSpeculative) return {};
+  const DeviceBudget& budget = ctx_.device_set[static_cast<size_t>(device)].budget;
   if (budget.budget() < span.region->block_size) {
     return error(ENOMEM, "device_budget %s of device %d holds no block of %s",
                  core::human_bytes(budget.budget()).c_str(), device,
@@ -108,11 +113,11 @@ Status Prefetch::start_to_device(const BlockSpan& span, int device, DeferredWork
   }
   // More blocks than the budget holds would only evict those that came first.
   const uint64_t most = std::max<uint64_t>(1, budget.limit() / span.region->block_size);
-  if (!queues_.promotion_requests.push_back(
+  if (!ctx_.queues.promotion_requests.push_back(
           {span.region, span.first, std::min(span.last, span.first + most - 1), device, Urgency::prefetch, nullptr})) {
     return no_memory();
   }
-  promoter_.pump(after);
+  tier_.promoter.pump(after);
   return {};
 }
 
@@ -126,7 +131,7 @@ bool Prefetch::serve_stream_hints(Lock& lock) {
   };
   std::array<Look, 16> looks;
   std::list<StreamHint> over;  // their tickets are destroyed without the lock
-  auto& hints = queues_.stream_hints;
+  auto& hints = ctx_.queues.stream_hints;
   size_t count = 0;
   for (size_t left = hints.size(); left != 0 && count < looks.size(); --left) {
     looks[count++] = {hints.front().id, hints.front().ticket, false};
@@ -137,7 +142,7 @@ bool Prefetch::serve_stream_hints(Lock& lock) {
   for (Look& look : std::span(looks.data(), count)) {
     bool reached = false;
     // A lost device never answers.
-    look.reached = !devices_->poll(look.ticket, &reached).ok() || reached;
+    look.reached = !ctx_.devices->poll(look.ticket, &reached).ok() || reached;
     look.ticket.reset();
   }
   lock.lock();
@@ -151,7 +156,7 @@ bool Prefetch::serve_stream_hints(Lock& lock) {
   }
   if (over.empty()) return false;
   lock.unlock();
-  page_in_.run(after);
+  host_.page_in.run(after);
   over.clear();
   core::step("hint.served");
   lock.lock();
@@ -160,18 +165,18 @@ bool Prefetch::serve_stream_hints(Lock& lock) {
 
 // Demotes a few blocks of the oldest hint that sends blocks away from a device. Drops the lock.
 bool Prefetch::serve_demotion(Lock& lock) {
-  if (!queues_.demotion_requests.empty()) releases_.reap(lock);
-  while (!queues_.demotion_requests.empty()) {
-    DemotionRequest& it = queues_.demotion_requests.front();
+  if (!ctx_.queues.demotion_requests.empty()) leases_.releases.reap(lock);
+  while (!ctx_.queues.demotion_requests.empty()) {
+    DemotionRequest& it = ctx_.queues.demotion_requests.front();
     Region& r = *it.region;
     Batch batch;
     std::optional<BlockSpan> on;
     BlockIndex b = r.table.next_populated(it.next);
-    for (; b <= it.last && b < r.blocks && batch.size() < staging_.of(r).frames.batch();
+    for (; b <= it.last && b < r.blocks && batch.size() < ctx_.staging.of(r).frames.batch();
          b = r.table.next_populated(b + 1)) {
-      if (comes_to_device(map_.frame_table(), r.table[b])) break;  // still on its way there
+      if (comes_to_device(ctx_.map.frame_table(), r.table[b])) break;  // still on its way there
       if (r.table[b].state != State::on_device || leased(r, b)) continue;
-      Transition* m = demoter_.begin(r, b, it.to_ssd ? Leave::evict : Leave::host);
+      Transition* m = tier_.demoter.begin(r, b, it.to_ssd ? Leave::evict : Leave::host);
       if (m == nullptr) break;
       batch.push_back(m);
     }
@@ -179,14 +184,15 @@ bool Prefetch::serve_demotion(Lock& lock) {
     if (batch.empty() && b <= it.last && b < r.blocks) return false;  // try again when a transition has ended
     if (b > it.last || b >= r.blocks) {
       if (it.to_ssd) on = BlockSpan{&r, it.first, it.last};
-      queues_.demotion_requests.pop_front();
+      ctx_.queues.demotion_requests.pop_front();
     }
     ++r.in_flight;
-    demoter_.run(lock, batch.all());
+    tier_.demoter.run(lock, batch.all());
     // The blocks are in staging frames now and go on to the SSD.
-    if (on && !r.dying && !reclaim_requests_.full() && reclaim_requests_.add(*on, false)) pressure_.wake_reclaim();
+    if (on && !r.dying && !host_.reclaim_requests.full() && host_.reclaim_requests.add(*on, false))
+      host_.pressure.wake_reclaim();
     --r.in_flight;
-    map_.notify();
+    ctx_.map.notify();
     return true;
   }
   return false;

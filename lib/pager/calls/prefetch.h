@@ -8,51 +8,37 @@
 #pragma once
 
 #include "pager/account/device_queues.h"
-#include "pager/threads/device_workers.h"
+#include "pager/tier/demoter.h"
+#include "pager/tier/promoter.h"
 
 namespace vmem::pager {
 
-class Prefetch final : private Shared, public DeviceWorkers::Above {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class Prefetch final {
  public:
-  // devices: null if there is no device tier. queues, reclaim_requests: under the lock.
-  Prefetch(const Shared& shared, device::Devices* devices, DeviceQueues& queues, ReclaimRequests& reclaim_requests,
-           DeviceSet& gpus, MemoryPressure& pressure, PageIn& page_in, Readahead& read_ahead, StreamReleases& releases,
-           Demoter& demoter, Promoter& promoter)
-      : Shared(shared),
-        devices_(devices),
-        queues_(queues),
-        reclaim_requests_(reclaim_requests),
-        device_set_(gpus),
-        pressure_(pressure),
-        page_in_(page_in),
-        read_ahead_(read_ahead),
-        releases_(releases),
-        demoter_(demoter),
-        promoter_(promoter) {}
+  Prefetch(PagerContext& ctx, Calls& calls);
 
   // stream: prefetch when it gets there; null: now.
   core::Status prefetch(const void* ptr, size_t size, int location, void* stream) VMEM_UNLOCKED;
 
   // For the workers.
-  bool serve_stream_hints(Lock& lock) VMEM_LOCKED override;
-  bool serve_demotion(Lock& lock) VMEM_LOCKED override;
-  bool hints_wait_for_streams() VMEM_LOCKED override { return !queues_.stream_hints.empty(); }
+  bool serve_stream_hints(Lock& lock) VMEM_LOCKED;
+  bool serve_demotion(Lock& lock) VMEM_LOCKED;
+  bool hints_wait_for_streams() VMEM_LOCKED { return !ctx_.queues.stream_hints.empty(); }
 
  private:
   core::Status mark_stream(void* stream, int location, device::Ticket* out) VMEM_UNLOCKED;
   core::Status start(const BlockSpan& span, int location, DeferredWork& after) VMEM_LOCKED;
   core::Status start_to_device(const BlockSpan& span, int device, DeferredWork& after) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceQueues& queues_;
-  ReclaimRequests& reclaim_requests_;
-  DeviceSet& device_set_;
-  MemoryPressure& pressure_;
-  PageIn& page_in_;
-  Readahead& read_ahead_;
-  StreamReleases& releases_;
-  Demoter& demoter_;
-  Promoter& promoter_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

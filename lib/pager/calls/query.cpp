@@ -8,7 +8,7 @@
 
 #include "core/clock.h"
 #include "pager/block/location.h"
-#include "pager/threads/device_workers.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
 
@@ -52,10 +52,13 @@ RegionCensus count(Region& r, uint64_t now) {
 
 }  // namespace
 
+Query::Query(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier) {}
+
 Status Query::query(const void* ptr, size_t size, vmem_residency* out) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   BlockSpan span;
-  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = ctx_.map.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   const uintptr_t from = reinterpret_cast<uintptr_t>(ptr), to = from + size;
   ++r.in_flight;
@@ -71,7 +74,7 @@ Status Query::query(const void* ptr, size_t size, vmem_residency* out) {
     counted += end - start;
     // Until its copy is issued, a block on its way to a device is, or soon will be, in a staging
     // frame.
-    const bool coming = state == State::promoting && !blocks_.has_come(r, b, r.table[b].device);
+    const bool coming = state == State::promoting && !tier_.blocks.has_come(r, b, r.table[b].device);
     if (core::in_memory(state) || coming) {
       out->host_bytes += end - start;
     } else if (core::on_a_device(state)) {
@@ -82,50 +85,50 @@ Status Query::query(const void* ptr, size_t size, vmem_residency* out) {
   }
   (r.from_file() ? out->ssd_bytes : out->zero_bytes) += size - counted;
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
   return {};
 }
 
 void Query::stats(struct vmem_stats* out) {
   const auto read = [](const std::atomic<uint64_t>& c) { return c.load(std::memory_order_relaxed); };
-  out->faults = read(counters_.faults);
-  out->fault_ns_total = read(counters_.fault_ns_total);
-  out->fault_ns_max = read(counters_.fault_ns_max);
-  out->read_bytes = read(counters_.read_bytes);
-  out->write_bytes = read(counters_.write_bytes);
-  out->evictions = read(counters_.evictions);
-  out->clean_drops = read(counters_.clean_drops);
-  out->prefetched_blocks = read(counters_.prefetched_blocks);
-  out->prefetch_hits = read(counters_.prefetch_hits);
-  out->host_to_device_bytes = read(counters_.host_to_device_bytes);
-  out->device_to_host_bytes = read(counters_.device_to_host_bytes);
-  out->io_errors = read(counters_.io_errors);
-  out->checksum_errors = read(counters_.checksum_errors);
-  out->soft_faults = read(counters_.soft_faults);
-  out->prefetch_wasted = read(counters_.prefetch_wasted);
-  out->copied_bytes = read(counters_.copied_bytes);
-  out->lost_blocks = read(counters_.lost_blocks);
-  out->fault_around_blocks = read(counters_.fault_around_blocks);
-  out->background_write_bytes = read(counters_.background_write_bytes);
-  out->ssd_bytes = space_.used();
-  Lock lock(map_.mutex());
-  out->host_bytes = budget_.charged();
-  out->host_budget = budget_.limit();
+  out->faults = read(ctx_.counters.faults);
+  out->fault_ns_total = read(ctx_.counters.fault_ns_total);
+  out->fault_ns_max = read(ctx_.counters.fault_ns_max);
+  out->read_bytes = read(ctx_.counters.read_bytes);
+  out->write_bytes = read(ctx_.counters.write_bytes);
+  out->evictions = read(ctx_.counters.evictions);
+  out->clean_drops = read(ctx_.counters.clean_drops);
+  out->prefetched_blocks = read(ctx_.counters.prefetched_blocks);
+  out->prefetch_hits = read(ctx_.counters.prefetch_hits);
+  out->host_to_device_bytes = read(ctx_.counters.host_to_device_bytes);
+  out->device_to_host_bytes = read(ctx_.counters.device_to_host_bytes);
+  out->io_errors = read(ctx_.counters.io_errors);
+  out->checksum_errors = read(ctx_.counters.checksum_errors);
+  out->soft_faults = read(ctx_.counters.soft_faults);
+  out->prefetch_wasted = read(ctx_.counters.prefetch_wasted);
+  out->copied_bytes = read(ctx_.counters.copied_bytes);
+  out->lost_blocks = read(ctx_.counters.lost_blocks);
+  out->fault_around_blocks = read(ctx_.counters.fault_around_blocks);
+  out->background_write_bytes = read(ctx_.counters.background_write_bytes);
+  out->ssd_bytes = ctx_.space.used();
+  Lock lock(ctx_.map.mutex());
+  out->host_bytes = ctx_.budget.charged();
+  out->host_budget = ctx_.budget.limit();
   out->device_bytes = 0;
-  for (const DeviceState& g : device_set_) out->device_bytes += g.budget.charged();
-  out->regions = map_.regions().size();
-  out->unknown_blocks = failed_.unknown_blocks();
-  out->dirty_bytes = map_.dirty().bytes();
+  for (const DeviceState& g : ctx_.device_set) out->device_bytes += g.budget.charged();
+  out->regions = ctx_.map.regions().size();
+  out->unknown_blocks = host_.failed.unknown_blocks();
+  out->dirty_bytes = ctx_.map.dirty().bytes();
 }
 
 Status Query::device_stats(int d, struct vmem_device_stats* out) {
-  if (Status s = check_location(d, device_set_.size(), false); !s.ok() || d < 0) {
+  if (Status s = check_location(d, ctx_.device_set.size(), false); !s.ok() || d < 0) {
     return s.ok() ? error(ENODEV, "location %d is no device", d) : s;
   }
-  if (Status s = device_set_.use(d); !s.ok()) return s;
-  Lock lock(map_.mutex());
-  releases_.reap(lock);
-  const DeviceState& g = device_set_[static_cast<size_t>(d)];
+  if (Status s = ctx_.device_set.use(d); !s.ok()) return s;
+  Lock lock(ctx_.map.mutex());
+  leases_.releases.reap(lock);
+  const DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
   out->budget = g.budget.limit();
   out->used_bytes = g.budget.charged();
   out->leased_bytes = g.budget.leased();
@@ -134,21 +137,21 @@ Status Query::device_stats(int d, struct vmem_device_stats* out) {
   out->evictions = g.evictions;
   out->clean_drops = g.clean_drops;
   out->driver_host_bytes = 0;
-  out->backend = device_set_.own_page_tables() ? VMEM_BACKEND_HANDLES : VMEM_BACKEND_MANAGED;
-  out->guest_bytes = map_.spilled().bytes(static_cast<size_t>(d));
+  out->backend = ctx_.device_set.own_page_tables() ? VMEM_BACKEND_HANDLES : VMEM_BACKEND_MANAGED;
+  out->guest_bytes = ctx_.map.spilled().bytes(static_cast<size_t>(d));
   out->to_peers = g.to_peers;
   out->from_peers = g.from_peers;
   // Ask the driver now, because it does not report when it takes host pages: a few blocks at a
   // time, without the lock.
-  std::array<uintptr_t, DeviceWorkers::kLook> blocks;
+  std::array<uintptr_t, kDriverLook> blocks;
   uintptr_t at = 0;
-  for (auto it = map_.regions().begin(); it != map_.regions().end();) {
+  for (auto it = ctx_.map.regions().begin(); it != ctx_.map.regions().end();) {
     Region& r = *it->second;
     size_t count = 0, passed = 0;
     BlockIndex b = at > it->first ? (at - it->first) / r.block_size : 0;
     for (b = r.gpu && !r.dying ? r.table.next_populated(b) : r.blocks; b < r.blocks;
          b = r.table.next_populated(b + 1)) {
-      if (count == blocks.size() || ++passed > DeviceWorkers::kPass) break;
+      if (count == blocks.size() || ++passed > kDriverPass) break;
       if (r.table[b].state == State::on_device && r.table[b].device == d)
         blocks[count++] = reinterpret_cast<uintptr_t>(r.address(b));
     }
@@ -159,15 +162,15 @@ Status Query::device_stats(int d, struct vmem_device_stats* out) {
       lock.unlock();
       for (const uintptr_t block : std::span(blocks.data(), count)) {
         uint64_t bytes = 0;
-        devices_->host_resident_bytes({block, size}, &bytes).ignore();
+        ctx_.devices->host_resident_bytes({block, size}, &bytes).ignore();
         out->driver_host_bytes += bytes;
       }
       lock.lock();
       --r.in_flight;
-      map_.notify();
+      ctx_.map.notify();
     }
-    it = map_.regions().lower_bound(at);
-    if (it != map_.regions().begin() && at < std::prev(it)->first + std::prev(it)->second->span) --it;
+    it = ctx_.map.regions().lower_bound(at);
+    if (it != ctx_.map.regions().begin() && at < std::prev(it)->first + std::prev(it)->second->span) --it;
   }
   return {};
 }
@@ -175,19 +178,19 @@ Status Query::device_stats(int d, struct vmem_device_stats* out) {
 void Query::census(size_t max_regions, Snapshot* out) {
   out->regions.clear();
   out->regions.reserve(max_regions);  // before the lock, for which every fault may wait
-  out->devices.assign(device_set_.size(), DeviceCensus{});
-  for (size_t d = 0; d < device_set_.size(); ++d)
-    copy_name(out->devices[d].name, devices_->info(static_cast<int>(d)).name);
-  out->device_tier = devices_ != nullptr ? devices_->name() : "";
+  out->devices.assign(ctx_.device_set.size(), DeviceCensus{});
+  for (size_t d = 0; d < ctx_.device_set.size(); ++d)
+    copy_name(out->devices[d].name, ctx_.devices->info(static_cast<int>(d)).name);
+  out->device_tier = ctx_.devices != nullptr ? ctx_.devices->name() : "";
   const uint64_t now = now_ns();
-  Lock lock(map_.mutex());
-  out->regions_total = map_.regions().size();
-  for (const auto& [base, r] : map_.regions()) {
+  Lock lock(ctx_.map.mutex());
+  out->regions_total = ctx_.map.regions().size();
+  for (const auto& [base, r] : ctx_.map.regions()) {
     if (out->regions.size() == max_regions) break;
     if (!r->dying) out->regions.push_back(count(*r, now));
   }
-  for (size_t d = 0; d < device_set_.size(); ++d) {
-    const DeviceState& g = device_set_[d];
+  for (size_t d = 0; d < ctx_.device_set.size(); ++d) {
+    const DeviceState& g = ctx_.device_set[d];
     DeviceCensus& c = out->devices[d];
     c.budget = g.budget.limit();
     c.used = g.budget.charged();
@@ -196,7 +199,7 @@ void Query::census(size_t max_regions, Snapshot* out) {
     c.out_bytes = g.out_bytes;
     c.evictions = g.evictions;
     c.clean_drops = g.clean_drops;
-    c.spilled = map_.spilled().bytes(d);
+    c.spilled = ctx_.map.spilled().bytes(d);
     c.lost = g.lost;
   }
 }

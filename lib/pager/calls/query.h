@@ -10,12 +10,14 @@
 
 namespace vmem::pager {
 
-class Query : private Shared {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class Query {
  public:
-  // devices: null if there is no device tier.
-  Query(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks, FailedBlocks& failed,
-        StreamReleases& releases)
-      : Shared(shared), devices_(devices), device_set_(gpus), blocks_(blocks), failed_(failed), releases_(releases) {}
+  Query(PagerContext& ctx, Calls& calls);
 
   Status query(const void* ptr, size_t size, vmem_residency* out) VMEM_UNLOCKED;
   void stats(struct vmem_stats* out) VMEM_UNLOCKED;
@@ -24,11 +26,10 @@ class Query : private Shared {
   void census(size_t max_regions, Snapshot* out) VMEM_UNLOCKED;
 
  private:
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  DeviceBlocks& blocks_;
-  FailedBlocks& failed_;
-  StreamReleases& releases_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

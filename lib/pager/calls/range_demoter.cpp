@@ -8,9 +8,12 @@
 #include "core/at_exit.h"
 #include "core/clock.h"
 #include "core/thread.h"
+#include "pager/calls/calls.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {
+
+RangeDemoter::RangeDemoter(PagerContext& ctx, Calls& calls) : ctx_(ctx), host_(calls.host), tier_(calls.tier) {}
 
 // The blocks that this call has claimed and not ended. If devices have their own page tables and
 // blocks are not to be written, the call begins with each block as soon as it meets it: the next is
@@ -33,7 +36,7 @@ class RangeDemoter::UnderWay {
     lock.unlock();
     // For core::broken("signals_in_copies") and core::broken("copy_wait") in wait_in_call(): a
     // build with one of them recompiles this file.
-    if (wait_in_call(*all_.devices_, oldest().ticket) || !core::run_aside([this] { end_all(); })) end_one();
+    if (wait_in_call(*all_.ctx_.devices, oldest().ticket) || !core::run_aside([this] { end_all(); })) end_one();
     lock.lock();
   }
   void flush(Lock& lock) VMEM_LOCKED {
@@ -41,7 +44,7 @@ class RangeDemoter::UnderWay {
     if (together_.empty() && unmapped_.empty()) return;
     lock.unlock();
     if (!unmapped_.empty()) keep();
-    if (!together_.empty()) all_.demoter_.run(together_.all());
+    if (!together_.empty()) all_.tier_.demoter.run(together_.all());
     lock.lock();
     together_.clear();
   }
@@ -53,15 +56,15 @@ class RangeDemoter::UnderWay {
     transitions_[i] = m;
     parts_[i] = {.transitions = {&transitions_[i], 1}, .device = m->device};
     lock.unlock();
-    all_.demoter_.begin_part(parts_[i]);
+    all_.tier_.demoter.begin_part(parts_[i]);
     lock.lock();
   }
   void end_one() VMEM_UNLOCKED {
     if (unmapped_.full()) keep();
     Batch writes;
     DeferredWork after;
-    all_.demoter_.end_part(oldest(), writes, unmapped_, after);
-    all_.page_in_.run(after);
+    all_.tier_.demoter.end_part(oldest(), writes, unmapped_, after);
+    all_.host_.page_in.run(after);
     ++first_, --count_;
   }
   void end_all() VMEM_UNLOCKED {
@@ -70,8 +73,8 @@ class RangeDemoter::UnderWay {
   }
   void keep() VMEM_UNLOCKED {
     DeferredWork after;
-    all_.demoter_.keep_mapped(unmapped_, after);
-    all_.page_in_.run(after);
+    all_.tier_.demoter.keep_mapped(unmapped_, after);
+    all_.host_.page_in.run(after);
   }
 
   RangeDemoter& all_;
@@ -85,20 +88,20 @@ class RangeDemoter::UnderWay {
 
 // Notes lost devices: the copies in host memory of their blocks are then written. Drops the lock.
 void RangeDemoter::look_for_loss(Lock& lock) {
-  for (size_t d = 0; d < device_set_.size(); ++d) {
-    if (device_set_[d].budget.charged() == 0 || device_set_[d].lost) continue;
+  for (size_t d = 0; d < ctx_.device_set.size(); ++d) {
+    if (ctx_.device_set[d].budget.charged() == 0 || ctx_.device_set[d].lost) continue;
     lock.unlock();
-    const Status health = devices_->health(static_cast<int>(d));
+    const Status health = ctx_.devices->health(static_cast<int>(d));
     lock.lock();
-    device_set_.saw_loss(static_cast<int>(d), health);
+    ctx_.device_set.saw_loss(static_cast<int>(d), health);
   }
 }
 
 // Returns, at exit, whether the block on a device reached its file before the device's context
 // went. That ended the work for which the block was leased.
 bool RangeDemoter::went_with_its_context(const Region& r, BlockIndex b) {
-  const Frame& frame = map_.frame_table()[r.table[b].aux];
-  return core::exiting() && device_set_[r.table[b].device].lost && !frame.cpu_mapped && frame.saved;
+  const Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
+  return core::exiting() && ctx_.device_set[r.table[b].device].lost && !frame.cpu_mapped && frame.saved;
 }
 
 // Returns whether the block, which is at rest, stays as it is: because nothing need be done, or
@@ -125,24 +128,24 @@ Leave RangeDemoter::goes_how(const Region& r, BlockIndex b, Leave how) {
   // A block that cannot be copied from a lost device cannot stay there either: it is marked as
   // lost. A block that is stale on its device leaves too. A leased block stays, because a kernel
   // may use it, and the CPU's copy is written.
-  const bool goes = device_set_[r.table[b].device].lost || map_.frame_table()[r.table[b].aux].device_stale;
+  const bool goes = ctx_.device_set[r.table[b].device].lost || ctx_.map.frame_table()[r.table[b].aux].device_stale;
   return goes ? Leave::evict : how;
 }
 
 Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, RangeScan* scan) {
   Completion completion;
-  UnderWay under_way(*this, device_set_.own_page_tables() && how != Leave::sync, staging_.of(r).frames.batch());
+  UnderWay under_way(*this, ctx_.device_set.own_page_tables() && how != Leave::sync, ctx_.staging.of(r).frames.batch());
   if (how == Leave::sync) look_for_loss(lock);
   uint64_t mark = StallClock::kNone;
   Status starved;
   for (BlockIndex b = r.table.next_populated(first); b <= last && b < r.blocks;) {
-    if (r.table[b].state == State::demoting || comes_to_device(map_.frame_table(), r.table[b])) {
+    if (r.table[b].state == State::demoting || comes_to_device(ctx_.map.frame_table(), r.table[b])) {
       under_way.flush(lock);
-      if (!map_.wait_stable(lock, r, b, scan)) break;
+      if (!ctx_.map.wait_stable(lock, r, b, scan)) break;
       if (core::in_transition(r.table[b].state)) b = r.table.next_populated(b + 1);
       continue;
     }
-    core::add(counters_.swept_blocks);
+    core::add(ctx_.counters.swept_blocks);
     if (passes_over(r, b, how, scan)) {
       b = r.table.next_populated(b + 1);
       continue;
@@ -151,15 +154,15 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
       under_way.end_oldest(lock);
       continue;
     }
-    Transition* m = demoter_.begin(r, b, goes_how(r, b, how));
+    Transition* m = tier_.demoter.begin(r, b, goes_how(r, b, how));
     if (m == nullptr) {
       under_way.flush(lock);
-      if (mark == StallClock::kNone) mark = deadline_.look(now_ns());
-      if (deadline_.hopeless(mark)) {
+      if (mark == StallClock::kNone) mark = ctx_.deadline.look(now_ns());
+      if (ctx_.deadline.hopeless(mark)) {
         starved = cannot_leave(r, b);
         break;
       }
-      lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
+      lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(20));
       continue;
     }
     mark = StallClock::kNone;
@@ -169,21 +172,21 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
     under_way.add(lock, m);
   }
   under_way.flush(lock);
-  while (completion.outstanding != 0) lock.sleep(map_.changed());
+  while (completion.outstanding != 0) lock.sleep(ctx_.map.changed());
   return completion.status.ok() ? starved : completion.status;
 }
 
 Status RangeDemoter::cannot_leave(const Region& r, BlockIndex b) {
-  if (const Frame& frame = map_.frame_table()[r.table[b].aux]; frame.refused || frame.apart) {
+  if (const Frame& frame = ctx_.map.frame_table()[r.table[b].aux]; frame.refused || frame.apart) {
     return error(EIO, "accesses of a block get SIGBUS, and the trap has not undone that for %u ms, %s",
-                 config_.fault_timeout_ms, map_.where(r, b).c_str());
+                 ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
   }
-  Status why = writes_.take_error();
-  if (why.ok()) why = map_.refusal();
+  Status why = ctx_.writes.take_error();
+  if (why.ok()) why = ctx_.map.refusal();
   if (!why.ok()) return why;
   return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
-               config_.fault_timeout_ms, core::human_bytes(budget_.limit()).c_str(),
-               core::human_bytes(budget_.charged(Use::staging)).c_str());
+               ctx_.config.fault_timeout_ms, core::human_bytes(ctx_.budget.limit()).c_str(),
+               core::human_bytes(ctx_.budget.charged(Use::staging)).c_str());
 }
 
 }  // namespace vmem::pager

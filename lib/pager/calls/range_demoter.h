@@ -10,10 +10,13 @@
 
 namespace vmem::pager {
 
-class RangeDemoter : private Shared {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+
+class RangeDemoter {
  public:
-  RangeDemoter(const Shared& shared, device::Devices* devices, DeviceSet& gpus, PageIn& page_in, Demoter& demoter)
-      : Shared(shared), devices_(devices), device_set_(gpus), page_in_(page_in), demoter_(demoter) {}
+  RangeDemoter(PagerContext& ctx, Calls& calls);
 
   core::Status run(Lock& lock, Region& r, core::BlockIndex first, core::BlockIndex last, Leave how,
                    RangeScan* scan) VMEM_LOCKED;
@@ -27,10 +30,9 @@ class RangeDemoter : private Shared {
   bool passes_over(const Region& r, core::BlockIndex b, Leave how, RangeScan* scan) VMEM_LOCKED;
   Leave goes_how(const Region& r, core::BlockIndex b, Leave how) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  PageIn& page_in_;
-  Demoter& demoter_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "core/thread.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
 
@@ -27,6 +28,9 @@ struct FlushWait {
 
 }  // namespace
 
+RangeFlush::RangeFlush(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx), host_(calls.host), leases_(calls.leases), calls_(calls) {}
+
 // For blocks that came to a device after RangeDemoter had passed, or were on their way then.
 struct RangeFlush::Late {
   uint64_t arrived = 0;  // Region::arrived before it
@@ -35,7 +39,7 @@ struct RangeFlush::Late {
 
 void RangeFlush::write_batch(Lock& lock, Batch* batch) {
   if (batch->empty()) return;
-  writeback_.evict_batch(lock, batch->all());
+  host_.writeback.evict_batch(lock, batch->all());
   batch->clear();
 }
 
@@ -52,26 +56,26 @@ void RangeFlush::begin(Lock& lock, const BlockSpan& span, bool keep, RangeScan* 
   const Late late{r.arrived, keep ? Leave::sync : Leave::evict};
   if (!batch.empty() && (r.gpu || (*batch.begin())->region->block_size != r.block_size)) write_batch(lock, &batch);
   if (r.gpu && !scan->host) {
-    releases_.wait_for_region(lock, r, scan);
-    const Status from_device = range_demoter_.run(lock, r, span.first, span.last, late.how, scan);
+    leases_.releases.wait_for_region(lock, r, scan);
+    const Status from_device = calls_.range_demoter.run(lock, r, span.first, span.last, late.how, scan);
     if (completion.status.ok()) completion.status = from_device;  // the rest is written all the same
   }
   const size_t most = std::max<size_t>(1, std::min<size_t>(Batch::capacity(), (8 << 20) / r.block_size));
-  const uint64_t outstanding = std::max<uint64_t>(2 * config_.io_depth, most);
+  const uint64_t outstanding = std::max<uint64_t>(2 * ctx_.config.io_depth, most);
   bool again = false;  // look at the same block
   for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && b < r.blocks;
        b = r.table.next_populated(again ? b : b + 1)) {
     again = false;
     if (b % kTurn == 0) lock.give_way();
-    const bool lent =
-        scan->all && keep && r.table[b].state == State::isolating && map_.frame_table()[r.table[b].aux].lent_to_kernels;
+    const bool lent = scan->all && keep && r.table[b].state == State::isolating &&
+                      ctx_.map.frame_table()[r.table[b].aux].lent_to_kernels;
     if (!lent && core::in_transition(r.table[b].state)) {
       write_batch(lock, &batch);  // never wait while we own transitions
-      if (!map_.wait_stable(lock, r, b, scan)) break;
+      if (!ctx_.map.wait_stable(lock, r, b, scan)) break;
     }
     if (!scan->host) write_late(lock, r, b, late, scan, &batch, &completion.status);
     if (r.dying) break;
-    core::add(counters_.swept_blocks);
+    core::add(ctx_.counters.swept_blocks);
     const core::Block& block = r.table[b];
     if (block.state != State::resident && block.state != State::staged && !lent) continue;
     if (!scan->all && leased_against(r, b, keep)) {
@@ -79,17 +83,17 @@ void RangeFlush::begin(Lock& lock, const BlockSpan& span, bool keep, RangeScan* 
       continue;
     }
     if ((keep || scan->frees) &&
-        (!r.writable() || stood_protected(trap_.caps().pins, block, map_.frame_table()[block.aux])))
+        (!r.writable() || stood_protected(ctx_.trap.caps().pins, block, ctx_.map.frame_table()[block.aux])))
       continue;
-    if (!keep) map_.withdraw(block.aux);
-    Transition* m = isolator_.begin_take(r, b, keep, false);
+    if (!keep) ctx_.map.withdraw(block.aux);
+    Transition* m = host_.isolator.begin_take(r, b, keep, false);
     if (m == nullptr) {
-      if (!lent) map_.admit(r, b, map_.nonresident_age().shadow());
+      if (!lent) ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
       again = completion.outstanding != 0;  // these free memory when they end
       if (again) {
         write_batch(lock, &batch);
         for (const uint64_t all = completion.outstanding; completion.outstanding == all && all != 0;)
-          lock.sleep(map_.changed());
+          lock.sleep(ctx_.map.changed());
         continue;
       }
       if (completion.status.ok())
@@ -100,13 +104,13 @@ void RangeFlush::begin(Lock& lock, const BlockSpan& span, bool keep, RangeScan* 
     ++completion.outstanding;
     batch.push_back(m);
     if (batch.size() >= most) write_batch(lock, &batch);
-    while (completion.outstanding > outstanding && batch.empty()) lock.sleep(map_.changed());
+    while (completion.outstanding > outstanding && batch.empty()) lock.sleep(ctx_.map.changed());
   }
 }
 
 Status RangeFlush::end(Lock& lock, Writes* writes) {
   write_batch(lock, &writes->batch);
-  while (writes->completion.outstanding != 0) lock.sleep(map_.changed());
+  while (writes->completion.outstanding != 0) lock.sleep(ctx_.map.changed());
   return writes->completion.status;
 }
 
@@ -116,9 +120,9 @@ void RangeFlush::write_late(Lock& lock, Region& r, BlockIndex b, const Late& lat
   for (uint64_t seen = late.arrived; r.table[b].state == State::on_device && seen != r.arrived;) {
     seen = r.arrived;
     write_batch(lock, batch);
-    const Status s = range_demoter_.run(lock, r, b, b, late.how, scan);
+    const Status s = calls_.range_demoter.run(lock, r, b, b, late.how, scan);
     if (result->ok()) *result = s;
-    if (!s.ok() || !map_.wait_stable(lock, r, b, scan)) break;
+    if (!s.ok() || !ctx_.map.wait_stable(lock, r, b, scan)) break;
   }
 }
 
@@ -137,7 +141,7 @@ Status RangeFlush::flush_file(Lock& lock, Region& r) {
   };
   lock.unlock();
   store::Io* one = &io;
-  engine_.submit({&one, 1});
+  ctx_.engine.submit({&one, 1});
   {
     std::unique_lock guard(wait.mutex);
     while (!wait.done.wait_for(guard, std::chrono::milliseconds(50), [&] { return wait.finished; })) {

@@ -15,15 +15,13 @@
 
 namespace vmem::pager {
 
-class RangeFlush : private Shared {
+struct Calls;
+struct HostTier;
+struct LeaseRoom;
+
+class RangeFlush {
  public:
-  RangeFlush(const Shared& shared, Isolator& isolator, Writeback& write_back, StreamReleases& releases,
-             RangeDemoter& range_demoter)
-      : Shared(shared),
-        isolator_(isolator),
-        writeback_(write_back),
-        releases_(releases),
-        range_demoter_(range_demoter) {}
+  RangeFlush(PagerContext& ctx, Calls& calls);
 
   // Writes that a call over several ranges has begun.
   struct Writes {
@@ -48,10 +46,10 @@ class RangeFlush : private Shared {
   void write_late(Lock& lock, Region& r, core::BlockIndex b, const Late& late, RangeScan* scan, Batch* batch,
                   core::Status* result) VMEM_LOCKED;
 
-  Isolator& isolator_;
-  Writeback& writeback_;
-  StreamReleases& releases_;
-  RangeDemoter& range_demoter_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  Calls& calls_;
 };
 
 }  // namespace vmem::pager

@@ -18,18 +18,12 @@
 
 namespace vmem::pager {
 
-class RegionCharges : private Shared {
+struct Calls;
+struct HostTier;
+
+class RegionCharges {
  public:
-  // sums, speculation: under the lock.
-  RegionCharges(const Shared& shared, RegionTotals& sums, ReadaheadQueue& speculation, DeviceSet& gpus,
-                MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits)
-      : Shared(shared),
-        sums_(sums),
-        readahead_queue_(speculation),
-        device_set_(gpus),
-        pressure_(pressure),
-        failed_(failed),
-        waits_(waits) {}
+  RegionCharges(PagerContext& ctx, Calls& calls);
 
   // Charges a new region, which no other thread knows yet. mark: of the wait for its memory, from
   // FaultDeadline::look(). Returns 0, or -ENOMEM with the numbers of why it does not fit.
@@ -41,12 +35,8 @@ class RegionCharges : private Shared {
   bool reserve_blocks(Lock& lock, Region& r) VMEM_LOCKED;
   core::Status want_buffers(Lock& lock, Region& r, uint64_t mark) VMEM_LOCKED;
 
-  RegionTotals& sums_;
-  ReadaheadQueue& readahead_queue_;
-  DeviceSet& device_set_;
-  MemoryPressure& pressure_;
-  FailedBlocks& failed_;
-  MemoryWaits& waits_;
+  PagerContext& ctx_;
+  HostTier& host_;
 };
 
 // Returns -ENOMEM with a message.

@@ -11,6 +11,7 @@
 #include "core/mappings.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
 
@@ -66,6 +67,8 @@ Status open_file(const RegionSpec& what, bool direct, Region* r, store::Engine& 
 
 }  // namespace
 
+RegionCreate::RegionCreate(PagerContext& ctx, Calls& calls) : ctx_(ctx), tier_(calls.tier), calls_(calls) {}
+
 void close_file(Region* r, store::Engine& engine) {
   if (!r->has_file) return;
   engine.remove_file(r->file_id);
@@ -86,36 +89,37 @@ Status give_addresses_back(trap::Trap& trap, const Region& r, void* base) {
 Status RegionCreate::device_block(const RegionSpec& what, size_t* out) {
   constexpr uint64_t kSeveral = 16, kMostRounding = 3;  // percent of the region
   *out = 0;
-  if (devices_ == nullptr || what.host_only) return {};
+  if (ctx_.devices == nullptr || what.host_only) return {};
   if (what.says_size()) {
     *out = what.block_size;
-    if (*out >= device::kUnit && *out <= devices_->largest_unit()) return {};
-    const std::string least = core::human_bytes(device::kUnit), most = core::human_bytes(devices_->largest_unit());
+    if (*out >= device::kUnit && *out <= ctx_.devices->largest_unit()) return {};
+    const std::string least = core::human_bytes(device::kUnit), most = core::human_bytes(ctx_.devices->largest_unit());
     return error(EINVAL, "block_size %s: a region with a device tier (%s) has blocks of %s%s%s; add VMEM_HOST_ONLY",
-                 core::human_bytes(*out).c_str(), devices_->name(), least.c_str(), least == most ? "" : " to ",
+                 core::human_bytes(*out).c_str(), ctx_.devices->name(), least.c_str(), least == most ? "" : " to ",
                  least == most ? "" : most.c_str());
   }
-  *out = devices_->unit();
-  if (!config_.auto_device_blocks) return {};
-  Lock lock(map_.mutex());
+  *out = ctx_.devices->unit();
+  if (!ctx_.config.auto_device_blocks) return {};
+  Lock lock(ctx_.map.mutex());
   uint64_t budget = UINT64_MAX;
-  for (int d = 0; d < devices_->count(); ++d) {
-    const DeviceBudget& of = device_set_[static_cast<size_t>(d)].budget;
-    budget = std::min(budget, of.begun()                   ? of.budget()
-                              : config_.device_budget != 0 ? config_.device_budget
-                                                           : devices_->info(d).total_bytes / 5 * 4);
+  for (int d = 0; d < ctx_.devices->count(); ++d) {
+    const DeviceBudget& of = ctx_.device_set[static_cast<size_t>(d)].budget;
+    budget = std::min(budget, of.begun()                       ? of.budget()
+                              : ctx_.config.device_budget != 0 ? ctx_.config.device_budget
+                                                               : ctx_.devices->info(d).total_bytes / 5 * 4);
   }
-  size_t block = std::min(largest_chosen(what.access), devices_->largest_unit());
+  size_t block = std::min(largest_chosen(what.access), ctx_.devices->largest_unit());
   for (; block > device::kUnit; block /= 2) {
     const uint64_t rounding = core::round_up(what.size, block) - what.size;
-    StagingPool& pool = staging_.of(block);
+    StagingPool& pool = ctx_.staging.of(block);
     if (rounding <= what.size / 100 * kMostRounding && kSeveral * block <= budget &&
-        kSeveral * block <= pool.growth.most() && staging_.can_serve(block))
+        kSeveral * block <= pool.growth.most() && ctx_.staging.can_serve(block))
       break;
   }
   // Blocks that are too large are better than no region.
-  for (size_t larger = 2 * block; !staging_.can_serve(block) && larger <= devices_->largest_unit(); larger *= 2) {
-    if (larger <= budget && staging_.can_serve(larger)) block = larger;
+  for (size_t larger = 2 * block; !ctx_.staging.can_serve(block) && larger <= ctx_.devices->largest_unit();
+       larger *= 2) {
+    if (larger <= budget && ctx_.staging.can_serve(larger)) block = larger;
   }
   *out = block;
   return {};
@@ -127,8 +131,8 @@ Status RegionCreate::create(const RegionSpec& what, void** ptr) {
   if (Status s = device_block(what, &one.device_block); !s.ok()) return s;
   // One mark for all sizes: together they wait for memory no longer than one would.
   const uint64_t mark = [this] {
-    Lock lock(map_.mutex());
-    return deadline_.look(now_ns());
+    Lock lock(ctx_.map.mutex());
+    return ctx_.deadline.look(now_ns());
   }();
   Status s;
   for (;; one.device_block /= 2) {
@@ -139,7 +143,7 @@ Status RegionCreate::create(const RegionSpec& what, void** ptr) {
       s = no_memory_for_region(what.size);
     }
     // If the program gave no size, try smaller blocks: they need less memory.
-    const bool chosen = config_.auto_device_blocks && !what.says_size();
+    const bool chosen = ctx_.config.auto_device_blocks && !what.says_size();
     if (s.code() != -ENOMEM || !chosen || one.device_block <= device::kUnit) break;
   }
   if (s.code() != -ENOMEM) return s;
@@ -184,7 +188,7 @@ Status RegionCreate::describe(const RegionSpec& what, const Shape& shape, Region
   r.backing = what.backing;
   r.codec = what.codec;
   r.checksum = what.checksum;
-  const trap::Caps& caps = trap_.caps();
+  const trap::Caps& caps = ctx_.trap.caps();
   r.gpu = shape.gpu;
   r.absent = caps.absent;
   r.reserved = what.fixed;
@@ -193,7 +197,7 @@ Status RegionCreate::describe(const RegionSpec& what, const Shape& shape, Region
   if (caps.install && !r.gpu) {
     r.transfer = Transfer::install;
     r.probes = r.block_size >= kHugePage;
-  } else if (caps.move && config_.allow_move && r.block_size >= kHugePage && !r.gpu) {
+  } else if (caps.move && ctx_.config.allow_move && r.block_size >= kHugePage && !r.gpu) {
     r.transfer = Transfer::move;
     r.probes = true;
   } else {
@@ -213,12 +217,12 @@ Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged)
   if (Status s = store::prepare_codec(r.codec); !s.ok()) return s;
   store::zero_digest(r.block_size);  // computed here, so that the first fault need not
   if (r.backing == Backing::anonymous || r.backing == Backing::file_private) {
-    if (!space_.reserve(r.span)) return no_memory_for_region(r.size);
+    if (!ctx_.space.reserve(r.span)) return no_memory_for_region(r.size);
     r.stored_span = r.span;
   }
-  Lock lock(map_.mutex());
-  Status s = charges_.charge(lock, r, mark);
-  while (s.code() == -ENOMEM && supply_.give_back(lock)) s = charges_.charge(lock, r, mark);
+  Lock lock(ctx_.map.mutex());
+  Status s = calls_.charges.charge(lock, r, mark);
+  while (s.code() == -ENOMEM && tier_.supply.give_back(lock)) s = calls_.charges.charge(lock, r, mark);
   *charged = s.ok();
   return s;
 }
@@ -226,27 +230,27 @@ Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged)
 Status RegionCreate::have_addresses(const RegionSpec& what, const Shape& shape, const Region& r, uint64_t mark,
                                     void** base) {
   if (r.gpu) {
-    if (Status s = supply_.want(r, mark); !s.ok()) return s;
+    if (Status s = tier_.supply.want(r, mark); !s.ok()) return s;
     int born = 0;  // the first healthy device
-    while (born + 1 < devices_->count() && !devices_->health(born).ok()) ++born;
-    if (Status s = devices_->reserve(r.span, r.block_size, born, base); !s.ok()) return s;
-    if (Status s = trap_.attach_at(*base, r.span, r.transfer); !s.ok()) {
-      devices_->release(*base).ignore();
+    while (born + 1 < ctx_.devices->count() && !ctx_.devices->health(born).ok()) ++born;
+    if (Status s = ctx_.devices->reserve(r.span, r.block_size, born, base); !s.ok()) return s;
+    if (Status s = ctx_.trap.attach_at(*base, r.span, r.transfer); !s.ok()) {
+      ctx_.devices->release(*base).ignore();
       return s;
     }
   } else if (what.fixed) {
     *base = reinterpret_cast<void*>(what.address);
     if (Status s = core::check_reserved(what.address, r.span); !s.ok()) return s;
-    if (Status s = trap_.attach_at(*base, r.span, r.transfer); !s.ok()) return s;
-  } else if (Status s = trap_.attach_blocks(r.span, shape.alignment, r.block_size, r.transfer, what.address, base);
+    if (Status s = ctx_.trap.attach_at(*base, r.span, r.transfer); !s.ok()) return s;
+  } else if (Status s = ctx_.trap.attach_blocks(r.span, shape.alignment, r.block_size, r.transfer, what.address, base);
              !s.ok()) {
     return s;
   }
   if (what.core_dump == 0) return {};
-  Status s = trap_.dump(*base, r.span, what.core_dump > 0 ? trap::CoreDump::yes : trap::CoreDump::no);
+  Status s = ctx_.trap.dump(*base, r.span, what.core_dump > 0 ? trap::CoreDump::yes : trap::CoreDump::no);
   if (s.ok()) return s;
-  trap_.detach(*base, r.span).ignore();
-  (r.gpu ? devices_->release(*base) : give_addresses_back(trap_, r, *base)).ignore();
+  ctx_.trap.detach(*base, r.span).ignore();
+  (r.gpu ? ctx_.devices->release(*base) : give_addresses_back(ctx_.trap, r, *base)).ignore();
   return s;
 }
 
@@ -256,8 +260,8 @@ Status RegionCreate::make(const RegionSpec& what, void** ptr, uint64_t mark) {
   if (Status s = shape(what, &its); !s.ok()) return s;
   uint64_t readahead;
   {
-    Lock lock(map_.mutex());
-    readahead = config_.readahead_bytes;
+    Lock lock(ctx_.map.mutex());
+    readahead = ctx_.config.readahead_bytes;
   }
   auto region = std::make_unique<Region>(its.blocks, static_cast<uint32_t>(readahead / its.block_size),
                                          what.adapts && !its.gpu ? kAdaptingGroup : 1);
@@ -267,18 +271,18 @@ Status RegionCreate::make(const RegionSpec& what, void** ptr, uint64_t mark) {
   alone.emplace(0, nullptr);
   auto node = alone.extract(alone.begin());
   if (r.from_file()) {
-    if (Status s = open_file(what, config_.direct_io, &r, engine_); !s.ok()) return s;
+    if (Status s = open_file(what, ctx_.config.direct_io, &r, ctx_.engine); !s.ok()) return s;
   }
   r.bounces = r.transfer == Transfer::copy || r.codec != store::Codec::raw;
   // On any failure, also for want of memory, nothing of the region is left.
   bool charged = false;
   core::ScopeGuard undo([&] {
     if (charged) {
-      Lock lock(map_.mutex());
-      charges_.credit(r);
+      Lock lock(ctx_.map.mutex());
+      calls_.charges.credit(r);
     }
-    space_.unreserve(r.stored_span);
-    close_file(&r, engine_);
+    ctx_.space.unreserve(r.stored_span);
+    close_file(&r, ctx_.engine);
   });
   void* base = nullptr;
   if (Status s = have_what_it_needs(r, mark, &charged); !s.ok()) return s;
@@ -287,10 +291,10 @@ Status RegionCreate::make(const RegionSpec& what, void** ptr, uint64_t mark) {
   r.noted.set(base, r.span);
   node.key() = reinterpret_cast<uintptr_t>(base);
   node.mapped() = std::move(region);
-  Lock lock(map_.mutex());
-  if (r.transfer == Transfer::copy) frames_.place(base, r.span);
-  r.id = sums_.next_region_id++;
-  map_.regions().insert(std::move(node));
+  Lock lock(ctx_.map.mutex());
+  if (r.transfer == Transfer::copy) ctx_.frames.place(base, r.span);
+  r.id = ctx_.totals.next_region_id++;
+  ctx_.map.regions().insert(std::move(node));
   undo.dismiss();
   *ptr = base;
   return {};

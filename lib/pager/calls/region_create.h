@@ -10,12 +10,12 @@
 
 namespace vmem::pager {
 
-class RegionCreate : private Shared {
+struct Calls;
+struct DeviceTier;
+
+class RegionCreate {
  public:
-  // devices: null if there is no device tier. sums: under the lock.
-  RegionCreate(const Shared& shared, device::Devices* devices, RegionTotals& sums, DeviceSet& gpus,
-               StagingAllocator& supply, RegionCharges& charges)
-      : Shared(shared), devices_(devices), sums_(sums), device_set_(gpus), supply_(supply), charges_(charges) {}
+  RegionCreate(PagerContext& ctx, Calls& calls);
 
   core::Status create(const RegionSpec& what, void** ptr) VMEM_UNLOCKED;
   // Sets *out to the block size of the region's device tier; 0: it has none.
@@ -30,11 +30,9 @@ class RegionCreate : private Shared {
   core::Status have_addresses(const RegionSpec& what, const Shape& shape, const Region& r, uint64_t mark,
                               void** base) VMEM_UNLOCKED;
 
-  device::Devices* const devices_;
-  RegionTotals& sums_;
-  DeviceSet& device_set_;
-  StagingAllocator& supply_;
-  RegionCharges& charges_;
+  PagerContext& ctx_;
+  DeviceTier& tier_;
+  Calls& calls_;
 };
 
 // Closes the region's file, if it has one. Nothing may use it any more.

@@ -15,22 +15,26 @@
 #include "core/mappings.h"
 #include "core/step.h"
 #include "core/thread.h"
+#include "pager/calls/calls.h"
 #include "pager/calls/region_create.h"
 
 namespace vmem::pager {
 
+RegionFree::RegionFree(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier), calls_(calls) {}
+
 // Removes the region from all queues.
 void RegionFree::forget(Region& r) {
-  waits_.queue().forget(r);
-  failed_.forget(r);
-  tables_.forget(r);
-  readahead_queue_.forget(r);
-  reclaim_requests_.forget(r);
-  map_.dirty().forget(r);
-  queues_.promotion_requests.erase_if([&](const PromotionRequest& w) { return w.region == &r; });
-  queues_.demotion_requests.erase_if([&](const DemotionRequest& d) { return d.region == &r; });
-  cpu_mappings_.forget(r);
-  for (StreamHint& h : queues_.stream_hints) {
+  host_.waits.queue().forget(r);
+  host_.failed.forget(r);
+  ctx_.tables.forget(r);
+  host_.readahead_queue.forget(r);
+  host_.reclaim_requests.forget(r);
+  ctx_.map.dirty().forget(r);
+  ctx_.queues.promotion_requests.erase_if([&](const PromotionRequest& w) { return w.region == &r; });
+  ctx_.queues.demotion_requests.erase_if([&](const DemotionRequest& d) { return d.region == &r; });
+  ctx_.cpu_mappings.forget(r);
+  for (StreamHint& h : ctx_.queues.stream_hints) {
     if (h.region == &r) h.region = nullptr;  // its ticket must be destroyed without the lock
   }
 }
@@ -44,14 +48,14 @@ void RegionFree::keep_frames(Region& r) {
   uint64_t room = UINT64_MAX;
   for (BlockIndex b = 0; b < r.blocks;) {
     {
-      Lock lock(map_.mutex());
-      room = std::min(room, frames_.room_to_keep());
+      Lock lock(ctx_.map.mutex());
+      room = std::min(room, ctx_.frames.room_to_keep());
       turn.clear();
       for (b = r.table.next_populated(b); b < r.blocks && !turn.full() && room >= r.block_size;
            b = r.table.next_populated(b + 1)) {
         if (b % kTurn == 0) lock.give_way();
         if (r.table[b].state != State::resident) continue;
-        std::byte* const slot = frames_.get_slot(r.block_size);
+        std::byte* const slot = ctx_.frames.get_slot(r.block_size);
         if (slot == nullptr) break;
         turn.push_back({b, slot});
         room -= r.block_size;
@@ -60,12 +64,12 @@ void RegionFree::keep_frames(Region& r) {
     if (turn.empty()) return;
     size_t taken = 0;
     while (taken < turn.size() &&
-           trap_.take(r.address(turn[taken].first), r.block_size, turn[taken].second, r.transfer).ok())
+           ctx_.trap.take(r.address(turn[taken].first), r.block_size, turn[taken].second, r.transfer).ok())
       ++taken;
-    if (taken != turn.size()) trap_.release_frames(turn[taken].second, r.block_size).ignore();  // may be torn
-    Lock lock(map_.mutex());
-    for (size_t i = 0; i < taken; ++i) map_.frame_table()[r.table[turn[i].first].aux].bytes = turn[i].second;
-    for (size_t i = taken; i < turn.size(); ++i) frames_.put_slot(turn[i].second, r.block_size);
+    if (taken != turn.size()) ctx_.trap.release_frames(turn[taken].second, r.block_size).ignore();  // may be torn
+    Lock lock(ctx_.map.mutex());
+    for (size_t i = 0; i < taken; ++i) ctx_.map.frame_table()[r.table[turn[i].first].aux].bytes = turn[i].second;
+    for (size_t i = taken; i < turn.size(); ++i) ctx_.frames.put_slot(turn[i].second, r.block_size);
     if (taken != turn.size()) return;  // pinned, and others may be
   }
 }
@@ -76,18 +80,18 @@ void RegionFree::keep_frames(Region& r) {
 // kernels have ended. A thread of the library waits, because the kernels may wait for a signal
 // handler of this thread.
 void RegionFree::finish_kernels(Lock& lock, Region& r) {
-  if (!r.gpu || !device_set_.own_page_tables()) return;
+  if (!r.gpu || !ctx_.device_set.own_page_tables()) return;
   uint64_t used = 0;
   r.leases.visit(0, r.blocks - 1, [&](BlockIndex, BlockIndex, const Leases& leases) {
     if (leases.front().location >= 0) used |= uint64_t{1} << leases.front().location;
     return true;
   });
   // Kernels that request blocks know that no more come, and may have released all: they still run.
-  for (size_t d = 0; r.kernels != 0 && d < device_set_.size(); ++d)
-    if (device_set_[d].budget.begun()) used |= uint64_t{1} << d;
+  for (size_t d = 0; r.kernels != 0 && d < ctx_.device_set.size(); ++d)
+    if (ctx_.device_set[d].budget.begun()) used |= uint64_t{1} << d;
   if (used == 0) return;
   ++r.in_flight;
-  const uint64_t until = now_ns() + config_.fault_timeout_ms * uint64_t{1000000};
+  const uint64_t until = now_ns() + ctx_.config.fault_timeout_ms * uint64_t{1000000};
   lock.unlock();
   core::step("free.draining");
   bool drained = false;
@@ -98,9 +102,9 @@ void RegionFree::finish_kernels(Lock& lock, Region& r) {
         "vmem-drain",
         [&] {
           drain(used, until);
-          const Lock ended(map_.mutex());
+          const Lock ended(ctx_.map.mutex());
           drained = true;
-          map_.notify();
+          ctx_.map.notify();
         },
         &draining);
   } catch (const std::bad_alloc&) {
@@ -108,36 +112,36 @@ void RegionFree::finish_kernels(Lock& lock, Region& r) {
   }
   if (!started.ok()) drain(used, until);
   lock.lock();
-  while (started.ok() && !drained) lock.sleep(map_.changed());
+  while (started.ok() && !drained) lock.sleep(ctx_.map.changed());
   if (started.ok()) {
     lock.unlock();
     draining.join();
     lock.lock();
   }
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
 }
 
 // used: a bit for each device.
 void RegionFree::drain(uint64_t used, uint64_t until_ns) {
-  for (int d = 0; d < devices_->count(); ++d) {
+  for (int d = 0; d < ctx_.devices->count(); ++d) {
     if ((used >> d & 1) == 0) continue;
     // A drain is refused while a thread captures a graph. On a lost device nothing runs.
-    Status s = devices_->drain(d);
-    for (; !s.ok() && devices_->health(d).ok() && now_ns() < until_ns; s = devices_->drain(d)) usleep(1000);
-    if (!s.ok() && devices_->health(d).ok())
+    Status s = ctx_.devices->drain(d);
+    for (; !s.ok() && ctx_.devices->health(d).ok() && now_ns() < until_ns; s = ctx_.devices->drain(d)) usleep(1000);
+    if (!s.ok() && ctx_.devices->health(d).ok())
       core::log(core::Level::warning, "kernels may still use memory that is freed now: %.*s",
                 static_cast<int>(s.text().size()), s.text().data());
   }
 }
 
 Status RegionFree::find(void* ptr, Region** out) {
-  const auto it = map_.regions().find(reinterpret_cast<uintptr_t>(ptr));
-  if (it != map_.regions().end() && !it->second->dying) {
+  const auto it = ctx_.map.regions().find(reinterpret_cast<uintptr_t>(ptr));
+  if (it != ctx_.map.regions().end() && !it->second->dying) {
     *out = it->second.get();
     return {};
   }
-  const Region* inside = map_.find(reinterpret_cast<uintptr_t>(ptr));
+  const Region* inside = ctx_.map.find(reinterpret_cast<uintptr_t>(ptr));
   return inside != nullptr && !inside->dying
              ? error(EINVAL, "%p is %zu bytes inside a region; give its start, %p", ptr,
                      static_cast<size_t>(static_cast<std::byte*>(ptr) - inside->base), static_cast<void*>(inside->base))
@@ -172,18 +176,18 @@ Status RegionFree::end_uses(Lock& lock, Region& r, bool force) {
   if (!force && r.kernels != 0) return may_go(r);  // leases for kernels end all the time
   if (!force && r.gpu) {
     ++r.in_flight;
-    releases_.wait_for_region(lock, r);
+    leases_.releases.wait_for_region(lock, r);
     --r.in_flight;
-    map_.notify();
+    ctx_.map.notify();
     if (r.dying) return freed_meanwhile(r);
   }
   if (!force) return may_go(r);
   finish_kernels(lock, r);
   if (r.dying) return freed_meanwhile(r);
   ++r.in_flight;
-  staging_loans_.take_back(lock, r);
+  tier_.staging_loans.take_back(lock, r);
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
   return r.dying ? freed_meanwhile(r) : Status();
 }
 
@@ -192,10 +196,10 @@ Status RegionFree::end_uses(Lock& lock, Region& r, bool force) {
 Status RegionFree::check_unsealed(Lock& lock, Region& r) {
   ++r.in_flight;
   lock.unlock();
-  const bool sealed = writer_.mappings().sealed(r.base, r.span);
+  const bool sealed = host_.writer.mappings().sealed(r.base, r.span);
   lock.lock();
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
   if (r.dying) return freed_meanwhile(r);
   if (!sealed) return may_go(r);
   return error(EPERM,
@@ -222,9 +226,9 @@ Status lost_changes(const Region& r, const Status& why) {
 
 Status RegionFree::write_file(Lock& lock, Region& r, bool force, Status* lost) {
   ++r.in_flight;
-  Status s = sync_.write_for_free(lock, r, force);
+  Status s = calls_.sync.write_for_free(lock, r, force);
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
   if (r.dying) return freed_meanwhile(r);
   if (!s.ok() && lost != nullptr && s.code() != -EBUSY) {
     *lost = lost_changes(r, s);
@@ -241,15 +245,15 @@ void RegionFree::become_quiet(Lock& lock, Region& r, bool force) {
   forget(r);
   // Accesses fault again, and access_of_dying() answers them. One may be from a signal handler that
   // another thread waits for.
-  map_.notify();
+  ctx_.map.notify();
   if (!r.lost) {
     lock.unlock();  // with the module, one operation for each block
-    trap_.wake(r.base, r.span).ignore();
+    ctx_.trap.wake(r.base, r.span).ignore();
     lock.lock();
   }
-  while (r.in_flight != 0) lock.sleep(map_.changed());
+  while (r.in_flight != 0) lock.sleep(ctx_.map.changed());
   if (force) finish_kernels(lock, r);  // of leases that were granted last
-  while (r.in_flight != 0) lock.sleep(map_.changed());
+  while (r.in_flight != 0) lock.sleep(ctx_.map.changed());
   forget(r);
   r.quiet = true;
 }
@@ -258,8 +262,8 @@ void RegionFree::become_quiet(Lock& lock, Region& r, bool force) {
 void RegionFree::detach(Region& r) {
   if (r.lost) {
     // Parts of the range are not reserved any more: map nothing there.
-    for (BlockIndex b = 0; b < r.blocks; ++b) trap_.wake(r.address(b), r.block_size).ignore();
-  } else if (Status s = trap_.detach(r.base, r.span); !s.ok()) {
+    for (BlockIndex b = 0; b < r.blocks; ++b) ctx_.trap.wake(r.address(b), r.block_size).ignore();
+  } else if (Status s = ctx_.trap.detach(r.base, r.span); !s.ok()) {
     // -ENOMEM: at a limit of the process. The addresses go all the same, and parked threads wake.
     core::log(s.code() == -ENOMEM ? core::Level::info : core::Level::error, "%.*s", static_cast<int>(s.text().size()),
               s.text().data());
@@ -270,22 +274,22 @@ void RegionFree::detach(Region& r) {
 void RegionFree::give_memory_back(Region& r, BlockIndex b, OnDevices* on_devices) {
   const core::Block& block = r.table[b];
   if (core::on_a_device(block.state)) {
-    device_set_[block.device].budget.frees(r.block_size);
+    ctx_.device_set[block.device].budget.frees(r.block_size);
     (*on_devices)[block.device] += r.block_size;
-    if (map_.frame_table()[block.aux].cpu_mapped) budget_.credit(r.block_size);
-    cpu_mappings_.forget(r, b);
-    map_.free_entry(b, r);
+    if (ctx_.map.frame_table()[block.aux].cpu_mapped) ctx_.budget.credit(r.block_size);
+    ctx_.cpu_mappings.forget(r, b);
+    ctx_.map.free_entry(b, r);
     return;
   }
   if (!core::in_memory(block.state)) return;
-  staging_.of(r).lent -= map_.frame_table()[block.aux].lent_to_kernels ? 1 : 0;  // the kernels have ended
-  std::byte* bytes = map_.frame_table()[block.aux].bytes;
+  ctx_.staging.of(r).lent -= ctx_.map.frame_table()[block.aux].lent_to_kernels ? 1 : 0;  // the kernels have ended
+  std::byte* bytes = ctx_.map.frame_table()[block.aux].bytes;
   if (bytes != nullptr) {
-    installer_.give_frame(r, bytes);
+    host_.installer.give_frame(r, bytes);
   } else {
-    budget_.credit(r.block_size);
+    ctx_.budget.credit(r.block_size);
   }
-  map_.free_entry(b, r);
+  ctx_.map.free_entry(b, r);
 }
 
 // Frees the blocks of a region that no thread finds any more. Drops the lock to release extents.
@@ -293,7 +297,7 @@ void RegionFree::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) 
   core::InplaceVector<core::Extent, 256> extents;  // a fixed array: to free must need no memory
   const auto release_extents = [&]() VMEM_LOCKED {
     lock.unlock();
-    for (const core::Extent e : extents) space_.release(e);
+    for (const core::Extent e : extents) ctx_.space.release(e);
     extents.clear();
     lock.lock();
   };
@@ -302,44 +306,44 @@ void RegionFree::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) 
     if (extents.full()) release_extents();
     if (b % kTurn == 0) lock.give_way();
     if (block.extent) extents.push_back(block.extent);
-    failed_.clear_unknown(r, b);
+    host_.failed.clear_unknown(r, b);
     give_memory_back(r, b, on_devices);
   }
-  charges_.credit(r);
-  map_.progress().made();
+  calls_.charges.credit(r);
+  ctx_.map.progress().made();
   DeferredWork after;
-  freed_.memory_freed(after);
+  ctx_.above.memory_freed(after);
   lock.unlock();
-  page_in_.run(after);
-  for (const core::Extent e : extents) space_.release(e);
+  host_.page_in.run(after);
+  for (const core::Extent e : extents) ctx_.space.release(e);
   lock.lock();
 }
 
 // Credits the budgets with the memory that the region had on devices. A device with its own page
 // tables keeps that memory.
 void RegionFree::nobodys(OnDevices* on_devices) {
-  for (size_t d = 0; d < device_set_.size(); ++d) {
+  for (size_t d = 0; d < ctx_.device_set.size(); ++d) {
     if ((*on_devices)[d] == 0) continue;
-    device_set_[d].budget.freed(std::exchange((*on_devices)[d], 0));
-    if (device_set_.own_page_tables()) device_set_[d].budget.set_keeps(true);
-    device_set_.work().notify_all();
+    ctx_.device_set[d].budget.freed(std::exchange((*on_devices)[d], 0));
+    if (ctx_.device_set.own_page_tables()) ctx_.device_set[d].budget.set_keeps(true);
+    ctx_.device_set.work().notify_all();
   }
 }
 
 Status RegionFree::give_managed_back(Region& r, OnDevices* on_devices) {
   if (core::broken("credit_after_release")) {
-    const Lock early(map_.mutex());
+    const Lock early(ctx_.map.mutex());
     nobodys(on_devices);
   }
-  Status released = devices_->release(r.base);
+  Status released = ctx_.devices->release(r.base);
   DeferredWork room;
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     nobodys(on_devices);
-    map_.progress().made();
-    promoter_.pump(room);
+    ctx_.map.progress().made();
+    tier_.promoter.pump(room);
   }
-  page_in_.run(room);
+  host_.page_in.run(room);
   return released;
 }
 
@@ -350,7 +354,7 @@ Status RegionFree::discard(void* ptr) {
 }
 
 Status RegionFree::end(void* ptr, bool force, Status* lost) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   Region* found = nullptr;
   if (Status s = find(ptr, &found); !s.ok()) return s;
   Region& r = *found;
@@ -368,18 +372,18 @@ Status RegionFree::end(void* ptr, bool force, Status* lost) {
   detach(r);
   lock.lock();
   // No thread finds the region any more. Threads that know it by a frame see that it is dying.
-  const std::unique_ptr<Region> gone = std::move(map_.regions().extract(reinterpret_cast<uintptr_t>(ptr)).mapped());
-  grants_.forget(lock, r);
-  releases_.forget(r);
+  const std::unique_ptr<Region> gone = std::move(ctx_.map.regions().extract(reinterpret_cast<uintptr_t>(ptr)).mapped());
+  leases_.grants.forget(lock, r);
+  leases_.releases.forget(r);
   OnDevices on_devices = {};
   give_blocks_back(lock, r, &on_devices);
   lock.unlock();
-  space_.unreserve(gone->stored_span);
-  if (gone->stored_span != 0) writer_.store_has_room();
-  close_file(gone.get(), engine_);
+  ctx_.space.unreserve(gone->stored_span);
+  if (gone->stored_span != 0) host_.writer.store_has_room();
+  close_file(gone.get(), ctx_.engine);
   // Last: from here on, the addresses may belong to another region.
   if (gone->gpu) return give_managed_back(*gone, &on_devices);
-  Status unmapped = give_addresses_back(trap_, *gone, gone->base);
+  Status unmapped = give_addresses_back(ctx_.trap, *gone, gone->base);
   if (unmapped.code() != -ENOMEM) return unmapped;
   // The kernel has merged the mapping with a neighbour's, and unmapping would split it into two.
   unmapped = core::name_limit(unmapped, "the neighbour of a freed region");
@@ -392,10 +396,10 @@ void RegionFree::destroy_all() {
   for (;;) {
     void* base = nullptr;
     {
-      Lock lock(map_.mutex());
-      const auto it =
-          std::find_if(map_.regions().begin(), map_.regions().end(), [](const auto& e) { return !e.second->dying; });
-      if (it == map_.regions().end()) return;
+      Lock lock(ctx_.map.mutex());
+      const auto it = std::find_if(ctx_.map.regions().begin(), ctx_.map.regions().end(),
+                                   [](const auto& e) { return !e.second->dying; });
+      if (it == ctx_.map.regions().end()) return;
       base = it->second->base;
     }
     destroy(base, true).ignore();  // another thread may have freed it

@@ -19,35 +19,14 @@
 
 namespace vmem::pager {
 
-class RegionFree : private Shared {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class RegionFree {
  public:
-  // devices: null if there is no device tier. queues, speculation, reclaim_requests, cpu_mappings:
-  // under the lock.
-  RegionFree(const Shared& shared, device::Devices* devices, DeviceQueues& queues, ReadaheadQueue& speculation,
-             ReclaimRequests& reclaim_requests, DeviceSet& gpus, CpuMappings& cpu_mappings, MemoryPressure& pressure,
-             FailedBlocks& failed, MemoryWaits& waits, Installer& installer, PageIn& page_in, StoreWriter& writer,
-             LeaseManager& grants, StreamReleases& releases, StagingLoans& staging_loans, Promoter& promoter,
-             Sync& sync, RegionCharges& charges, MemoryFreed& freed)
-      : Shared(shared),
-        devices_(devices),
-        queues_(queues),
-        readahead_queue_(speculation),
-        reclaim_requests_(reclaim_requests),
-        device_set_(gpus),
-        cpu_mappings_(cpu_mappings),
-        pressure_(pressure),
-        failed_(failed),
-        waits_(waits),
-        installer_(installer),
-        page_in_(page_in),
-        writer_(writer),
-        grants_(grants),
-        releases_(releases),
-        staging_loans_(staging_loans),
-        promoter_(promoter),
-        sync_(sync),
-        charges_(charges),
-        freed_(freed) {}
+  RegionFree(PagerContext& ctx, Calls& calls);
 
   // force: frees it whatever holds it.
   core::Status destroy(void* ptr, bool force) VMEM_UNLOCKED { return end(ptr, force, nullptr); }
@@ -78,25 +57,11 @@ class RegionFree : private Shared {
   core::Status give_managed_back(Region& r, OnDevices* on_devices) VMEM_UNLOCKED;
   void nobodys(OnDevices* on_devices) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceQueues& queues_;
-  ReadaheadQueue& readahead_queue_;
-  ReclaimRequests& reclaim_requests_;
-  DeviceSet& device_set_;
-  CpuMappings& cpu_mappings_;
-  MemoryPressure& pressure_;
-  FailedBlocks& failed_;
-  MemoryWaits& waits_;
-  Installer& installer_;
-  PageIn& page_in_;
-  StoreWriter& writer_;
-  LeaseManager& grants_;
-  StreamReleases& releases_;
-  StagingLoans& staging_loans_;
-  Promoter& promoter_;
-  Sync& sync_;
-  RegionCharges& charges_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
+  Calls& calls_;
 };
 
 }  // namespace vmem::pager

@@ -8,8 +8,11 @@
 
 #include "core/break.h"
 #include "core/clock.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
+
+Sync::Sync(PagerContext& ctx, Calls& calls) : ctx_(ctx), host_(calls.host), leases_(calls.leases), calls_(calls) {}
 
 // Writes some blocks of a region, which stays while it does. Sets *skipped if leased blocks were
 // left. Drops the lock.
@@ -17,15 +20,15 @@ Status Sync::sync_blocks(Lock& lock, const BlockSpan& span, bool* skipped) {
   Region& r = *span.region;
   ++r.in_flight;
   RangeScan scan;
-  Status result = range_flush_.write(lock, r, span.first, span.last, true, &scan);
+  Status result = calls_.range_flush.write(lock, r, span.first, span.last, true, &scan);
   if (r.backing == Backing::file_shared &&
       !core::broken("file_flush")) {  // even if a block failed, make the others durable
-    const Status flushed = range_flush_.flush_file(lock, r);
+    const Status flushed = calls_.range_flush.flush_file(lock, r);
     if (result.ok()) result = flushed;
   }
-  if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
+  if (result.ok()) result = host_.failed.tell_lost(r, span.first, span.last, true);
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
   *skipped |= scan.skipped;
   return result;
 }
@@ -47,13 +50,13 @@ Status synced(Status result, Status earlier, bool skipped) {
 // Returns, once, the earlier error of the region's own file, else that of the store.
 Status Sync::take_error(Region& r) {
   Status own = std::exchange(r.write_error, {});
-  return own.ok() ? writes_.take_error() : own;
+  return own.ok() ? ctx_.writes.take_error() : own;
 }
 
 Status Sync::sync(const void* ptr, size_t size) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   BlockSpan span;
-  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = ctx_.map.check_range(ptr, size, &span); !s.ok()) return s;
   bool skipped = false;
   Status result = sync_blocks(lock, span, &skipped), earlier;
   if (result.ok()) earlier = take_error(*span.region);
@@ -65,10 +68,10 @@ Status Sync::sync(const void* ptr, size_t size) {
 // whether there was any.
 template <typename With>
 bool Sync::for_each_region(With with) {
-  const uint64_t end = sums_.next_region_id;
+  const uint64_t end = ctx_.totals.next_region_id;
   bool any = false;
   uintptr_t at = 0;
-  for (auto it = map_.regions().begin(); it != map_.regions().end(); it = map_.regions().lower_bound(at)) {
+  for (auto it = ctx_.map.regions().begin(); it != ctx_.map.regions().end(); it = ctx_.map.regions().lower_bound(at)) {
     at = it->first + 1;
     Region& r = *it->second;
     if (r.dying || r.id >= end) continue;
@@ -76,7 +79,7 @@ bool Sync::for_each_region(With with) {
     ++r.in_flight;
     with(r);
     --r.in_flight;
-    if (r.dying) map_.notify();
+    if (r.dying) ctx_.map.notify();
   }
   return any;
 }
@@ -89,7 +92,7 @@ Status Sync::flush_files(Lock& lock) {
     if (r.backing != Backing::file_shared || core::broken("file_flush")) return;
     const std::pair<uint64_t, uint64_t> file{r.file.file.device, r.file.file.inode};
     if (file.second != 0 && flushed.find(file) != flushed.end()) return;
-    const Status s = range_flush_.flush_file(lock, r);
+    const Status s = calls_.range_flush.flush_file(lock, r);
     if (first.ok()) first = s;
     try {
       flushed.emplace(file, true);
@@ -100,17 +103,17 @@ Status Sync::flush_files(Lock& lock) {
 }
 
 Status Sync::sync_all() {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   RangeScan scan;
   RangeFlush::Writes writes;
   const bool any = for_each_region([&](Region& r) VMEM_LOCKED {
-    range_flush_.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
+    calls_.range_flush.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
   });
-  Status first = range_flush_.end(lock, &writes);
+  Status first = calls_.range_flush.end(lock, &writes);
   const Status flushed = flush_files(lock);  // even if a block failed, make the others durable
   if (first.ok()) first = flushed;
   for_each_region([&](Region& r) VMEM_LOCKED {
-    if (first.ok()) first = failed_.tell_lost(r, 0, r.blocks - 1, true);
+    if (first.ok()) first = host_.failed.tell_lost(r, 0, r.blocks - 1, true);
   });
   if (!any) return {};  // failures went with their regions
   Status earlier;
@@ -121,27 +124,27 @@ Status Sync::sync_all() {
 }
 
 Status Sync::evict(const void* ptr, size_t size, int location) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   if (location != VMEM_HOST && location != VMEM_SSD) {
     return error(EINVAL, "location %d is not accepted here; give VMEM_HOST or VMEM_SSD", location);
   }
   BlockSpan span;
-  if (Status s = map_.check_range(ptr, size, &span); !s.ok()) return s;
+  if (Status s = ctx_.map.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
-  if (location == VMEM_HOST && !r.gpu) return failed_.tell_lost(r, span.first, span.last, true);
-  forget_hints(requests_, span);
+  if (location == VMEM_HOST && !r.gpu) return host_.failed.tell_lost(r, span.first, span.last, true);
+  forget_hints(ctx_.queues.promotion_requests, span);
   ++r.in_flight;
   RangeScan scan;
   Status result;
   if (location == VMEM_HOST) {
-    releases_.wait_for_region(lock, r);
-    result = range_demoter_.run(lock, r, span.first, span.last, Leave::host, &scan);
+    leases_.releases.wait_for_region(lock, r);
+    result = calls_.range_demoter.run(lock, r, span.first, span.last, Leave::host, &scan);
   } else {
-    result = range_flush_.write(lock, r, span.first, span.last, false, &scan);
+    result = calls_.range_flush.write(lock, r, span.first, span.last, false, &scan);
   }
-  if (result.ok()) result = failed_.tell_lost(r, span.first, span.last, true);
+  if (result.ok()) result = host_.failed.tell_lost(r, span.first, span.last, true);
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
   return result;
 }
 
@@ -150,11 +153,11 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
 // store. I/O may unpin its pages a moment after its end was seen, so this tries again for kMoment.
 Status Sync::take_for_free(Lock& lock, Region& r) {
   constexpr uint64_t kMoment = 1000000000;  // ns
-  const uint64_t until = now_ns() + std::min(kMoment, deadline_.limit_ns());
+  const uint64_t until = now_ns() + std::min(kMoment, ctx_.deadline.limit_ns());
   for (;;) {
     RangeScan scan;
     scan.frees = scan.host = true;
-    Status s = range_flush_.write(lock, r, 0, r.blocks - 1, false, &scan);
+    Status s = calls_.range_flush.write(lock, r, 0, r.blocks - 1, false, &scan);
     if (s.code() != -EBUSY || r.dying) return s;
     if (now_ns() >= until) {
       return error(EBUSY,
@@ -163,7 +166,7 @@ Status Sync::take_for_free(Lock& lock, Region& r) {
                    static_cast<unsigned long long>(r.id), r.file.path.c_str(), static_cast<int>(s.text().size()),
                    s.text().data());
     }
-    lock.sleep_for(map_.changed(), std::chrono::milliseconds(2));
+    lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(2));
   }
 }
 
@@ -175,11 +178,11 @@ Status Sync::write_for_free(Lock& lock, Region& r, bool force) {
     RangeScan scan;
     scan.all = force;
     scan.frees = true;
-    Status s = range_flush_.write(lock, r, 0, r.blocks - 1, true, &scan);
-    if (s.ok() && !force && trap_.caps().pins == trap::Pins::taken_away) s = take_for_free(lock, r);
+    Status s = calls_.range_flush.write(lock, r, 0, r.blocks - 1, true, &scan);
+    if (s.ok() && !force && ctx_.trap.caps().pins == trap::Pins::taken_away) s = take_for_free(lock, r);
     if (!s.ok()) return s;
     if (force || r.dying || granted == r.granted || core::broken("free_again"))
-      return failed_.tell_lost(r, 0, r.blocks - 1, false);
+      return host_.failed.tell_lost(r, 0, r.blocks - 1, false);
     const bool live = !r.leases.visit(0, r.blocks - 1, [](BlockIndex, BlockIndex, const Leases& leases) {
       return std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });
     });

@@ -11,18 +11,13 @@
 
 namespace vmem::pager {
 
-class Sync : private Shared {
+struct Calls;
+struct HostTier;
+struct LeaseRoom;
+
+class Sync {
  public:
-  // requests: promotion requests. sums: totals of all regions. Both under the lock.
-  Sync(const Shared& shared, PooledList<PromotionRequest>& requests, const RegionTotals& sums, FailedBlocks& failed,
-       StreamReleases& releases, RangeDemoter& range_demoter, RangeFlush& range_writer)
-      : Shared(shared),
-        requests_(requests),
-        sums_(sums),
-        failed_(failed),
-        releases_(releases),
-        range_demoter_(range_demoter),
-        range_flush_(range_writer) {}
+  Sync(PagerContext& ctx, Calls& calls);
 
   core::Status sync(const void* ptr, size_t size) VMEM_UNLOCKED;
   core::Status sync_all() VMEM_UNLOCKED;
@@ -40,12 +35,10 @@ class Sync : private Shared {
   core::Status take_error(Region& r) VMEM_LOCKED;
   core::Status sync_blocks(Lock& lock, const BlockSpan& span, bool* skipped) VMEM_LOCKED;
 
-  PooledList<PromotionRequest>& requests_;
-  const RegionTotals& sums_;
-  FailedBlocks& failed_;
-  StreamReleases& releases_;
-  RangeDemoter& range_demoter_;
-  RangeFlush& range_flush_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  Calls& calls_;
 };
 
 }  // namespace vmem::pager

@@ -4,57 +4,71 @@
 #include <cerrno>
 #include <vector>
 
+#include "pager/calls/calls.h"
 #include "pager/host/bounce_limits.h"
 
 namespace vmem::pager {
 
+Tunables::Tunables(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx),
+      host_(calls.host),
+      leases_(calls.leases),
+      tier_(calls.tier),
+      wanted_readahead_(ctx.config.readahead_bytes),
+      wanted_timeout_ms_(ctx.config.fault_timeout_ms) {}
+
+void Tunables::set_checksum(bool on) {
+  host_.reader.set_verify(on);
+}
+
 Status Tunables::set_host_budget(uint64_t bytes) {
   DeferredWork after;
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   // The present regions must still be served.
   uint64_t fixed = 0, needed = 0;
   do {
-    fixed = frames_.least_overhead();
-    needed = fixed + std::max(reserve_.pinned() + reserve_.of(bytes), 4 * reserve_.largest_block());
-  } while (bytes < needed && supply_.give_back(lock));
+    fixed = ctx_.frames.least_overhead();
+    needed = fixed + std::max(ctx_.reserve.pinned() + ctx_.reserve.of(bytes), 4 * ctx_.reserve.largest_block());
+  } while (bytes < needed && tier_.supply.give_back(lock));
   if (bytes < needed) {
     return error(EBUSY,
                  "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "
                  "live leases, %s for faults (the largest blocks have %s)",
                  core::human_bytes(bytes).c_str(), core::human_bytes(needed).c_str(), core::human_bytes(fixed).c_str(),
-                 core::human_bytes(reserve_.pinned()).c_str(),
-                 core::human_bytes(needed - fixed - reserve_.pinned()).c_str(),
-                 core::human_bytes(reserve_.largest_block()).c_str());
+                 core::human_bytes(ctx_.reserve.pinned()).c_str(),
+                 core::human_bytes(needed - fixed - ctx_.reserve.pinned()).c_str(),
+                 core::human_bytes(ctx_.reserve.largest_block()).c_str());
   }
-  budget_.set(bytes);
-  in_force_.host_budget = bytes;
-  reserve_.follow_budget();
-  for (const auto& [base, r] : map_.regions()) {
-    if (r->bounces) frames_.limit_bounce(r->block_size, bounce_limit(*r, config_, budget_));
+  ctx_.budget.set(bytes);
+  ctx_.config.host_budget = bytes;
+  ctx_.reserve.follow_budget();
+  for (const auto& [base, r] : ctx_.map.regions()) {
+    if (r->bounces) ctx_.frames.limit_bounce(r->block_size, bounce_limit(*r, ctx_.config, ctx_.budget));
   }
-  map_.progress().made();
-  budget_.trim();
-  map_.resize_policies();
-  pressure_.wake_all_reclaim();
-  freed_.memory_freed(after);
+  ctx_.map.progress().made();
+  ctx_.budget.trim();
+  ctx_.map.resize_policies();
+  host_.pressure.wake_all_reclaim();
+  ctx_.above.memory_freed(after);
   lock.unlock();
-  page_in_.run(after);
+  host_.page_in.run(after);
   return {};
 }
 
 Status Tunables::set_device_budget(uint64_t bytes) {
-  std::vector<bool> known(device_set_.size());
+  std::vector<bool> known(ctx_.device_set.size());
   {
-    Lock lock(map_.mutex());
-    const size_t largest = devices_ != nullptr ? std::max(staging_.largest_block(), devices_->unit()) : device::kUnit;
+    Lock lock(ctx_.map.mutex());
+    const size_t largest =
+        ctx_.devices != nullptr ? std::max(ctx_.staging.largest_block(), ctx_.devices->unit()) : device::kUnit;
     if (Status s = holds_a_block(bytes, largest); !s.ok()) return s;
-    for (size_t d = 0; d < known.size(); ++d) known[d] = device_set_[d].budget.begun();
+    for (size_t d = 0; d < known.size(); ++d) known[d] = ctx_.device_set[d].budget.begun();
   }
   for (size_t d = 0; d < known.size(); ++d) {
     if (!known[d]) continue;
     device::Memory memory;
-    if (Status s = devices_->memory(static_cast<int>(d), &memory); !s.ok()) {
-      if (!devices_->health(static_cast<int>(d)).ok()) continue;  // a lost device: the others go on
+    if (Status s = ctx_.devices->memory(static_cast<int>(d), &memory); !s.ok()) {
+      if (!ctx_.devices->health(static_cast<int>(d)).ok()) continue;  // a lost device: the others go on
       return s;
     }
     if (bytes > memory.free + memory.used) {
@@ -63,46 +77,46 @@ Status Tunables::set_device_budget(uint64_t bytes) {
     }
   }
   DeferredWork after;
-  Lock lock(map_.mutex());
-  releases_.reap(lock);
-  for (size_t d = 0; d < device_set_.size(); ++d) {
+  Lock lock(ctx_.map.mutex());
+  leases_.releases.reap(lock);
+  for (size_t d = 0; d < ctx_.device_set.size(); ++d) {
     // Leases that are ending do not count: eviction waits for them.
-    if (const uint64_t live = device_set_[d].budget.live(); live > bytes) {
+    if (const uint64_t live = ctx_.device_set[d].budget.live(); live > bytes) {
       return error(EBUSY, "device_budget cannot become %s: live leases hold %s of device %zu",
                    core::human_bytes(bytes).c_str(), core::human_bytes(live).c_str(), d);
     }
   }
-  in_force_.device_budget = bytes;
-  for (DeviceState& g : device_set_) {
+  ctx_.config.device_budget = bytes;
+  for (DeviceState& g : ctx_.device_set) {
     if (g.budget.begun()) g.budget.set(bytes);
   }
-  map_.resize_policies();
-  promoter_.pump(after);
-  device_set_.work().notify_all();
+  ctx_.map.resize_policies();
+  tier_.promoter.pump(after);
+  ctx_.device_set.work().notify_all();
   lock.unlock();
-  page_in_.run(after);
+  host_.page_in.run(after);
   return {};
 }
 
 void Tunables::follow_module() {
   trap::Knobs knobs;
-  const bool there = trap_.knobs(&knobs).ok();
-  Lock lock(map_.mutex());
-  reserve_.set_watermarks(knobs.watermark_low, knobs.watermark_high);
-  in_force_.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
-  in_force_.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
-  for (auto& [base, r] : map_.regions())
-    r->readahead.set_max(static_cast<uint32_t>(config_.readahead_bytes / r->block_size));
-  faults_.set_deadline(knobs.fault_timeout_ms);
+  const bool there = ctx_.trap.knobs(&knobs).ok();
+  Lock lock(ctx_.map.mutex());
+  ctx_.reserve.set_watermarks(knobs.watermark_low, knobs.watermark_high);
+  ctx_.config.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
+  ctx_.config.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
+  for (auto& [base, r] : ctx_.map.regions())
+    r->readahead.set_max(static_cast<uint32_t>(ctx_.config.readahead_bytes / r->block_size));
+  host_.faults.set_deadline(knobs.fault_timeout_ms);
   if (!there) return;
   uint64_t limit = UINT64_MAX;
   for (const uint64_t l : {knobs.frame_limit, knobs.context_limit}) limit = l != 0 ? std::min(limit, l) : limit;
-  pressure_.set_ceiling(limit);
+  host_.pressure.set_ceiling(limit);
 }
 
 void Tunables::set_readahead(uint64_t bytes) {
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     wanted_readahead_ = bytes;
   }
   follow_module();
@@ -110,40 +124,40 @@ void Tunables::set_readahead(uint64_t bytes) {
 
 void Tunables::set_fault_timeout(unsigned ms) {
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     wanted_timeout_ms_ = ms;
   }
   follow_module();
 }
 
 void Tunables::set_space_budget(uint64_t bytes) {
-  space_.set_budget(bytes);
-  Lock lock(map_.mutex());
-  writes_.has_room();  // maybe: threads that wait for memory need not wait for the back-off
-  pressure_.wake_all_reclaim();
+  ctx_.space.set_budget(bytes);
+  Lock lock(ctx_.map.mutex());
+  ctx_.writes.has_room();  // maybe: threads that wait for memory need not wait for the back-off
+  host_.pressure.wake_all_reclaim();
 }
 
 void Tunables::set_staging_share(unsigned percent) {
-  Lock lock(map_.mutex());
-  supply_.set_share(percent);
+  Lock lock(ctx_.map.mutex());
+  tier_.supply.set_share(percent);
 }
 
 void Tunables::set_writeback(uint64_t interval_ns, uint64_t dirty_limit) {
-  Lock lock(map_.mutex());
-  in_force_.writeback_interval_ns = interval_ns;
-  in_force_.dirty_limit = dirty_limit;
-  map_.dirty().settings_changed();
+  Lock lock(ctx_.map.mutex());
+  ctx_.config.writeback_interval_ns = interval_ns;
+  ctx_.config.dirty_limit = dirty_limit;
+  ctx_.map.dirty().settings_changed();
 }
 
 void Tunables::set_peer_spill(unsigned percent) {
-  Lock lock(map_.mutex());
-  map_.spilled().set_share(percent);
-  device_set_.work().notify_all();
+  Lock lock(ctx_.map.mutex());
+  ctx_.map.spilled().set_share(percent);
+  ctx_.device_set.work().notify_all();
 }
 
 void Tunables::set_device_reserve(uint64_t bytes) {
-  Lock lock(map_.mutex());
-  in_force_.device_reserve = bytes;
+  Lock lock(ctx_.map.mutex());
+  ctx_.config.device_reserve = bytes;
 }
 
 }  // namespace vmem::pager

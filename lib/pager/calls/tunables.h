@@ -12,26 +12,14 @@
 
 namespace vmem::pager {
 
-class Tunables : private Shared {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class Tunables {
  public:
-  // config: the same object as in Shared. devices: null if there is no device tier.
-  Tunables(const Shared& shared, Config& config, device::Devices* devices, DeviceSet& gpus, MemoryPressure& pressure,
-           PageIn& page_in, StoreReader& reader, StagingAllocator& supply, StreamReleases& releases, Promoter& promoter,
-           FaultHandler& faults, MemoryFreed& freed)
-      : Shared(shared),
-        in_force_(config),
-        devices_(devices),
-        device_set_(gpus),
-        pressure_(pressure),
-        page_in_(page_in),
-        reader_(reader),
-        supply_(supply),
-        releases_(releases),
-        promoter_(promoter),
-        faults_(faults),
-        freed_(freed),
-        wanted_readahead_(config.readahead_bytes),
-        wanted_timeout_ms_(config.fault_timeout_ms) {}
+  Tunables(PagerContext& ctx, Calls& calls);
 
   Status set_host_budget(uint64_t bytes) VMEM_UNLOCKED;    // -EBUSY: leases or regions need more
   Status set_device_budget(uint64_t bytes) VMEM_UNLOCKED;  // -EBUSY: leases hold more; -ENOMEM: a device has less
@@ -42,23 +30,15 @@ class Tunables : private Shared {
   void set_staging_share(unsigned percent) VMEM_UNLOCKED;
   void set_writeback(uint64_t interval_ns, uint64_t dirty_limit) VMEM_UNLOCKED;
   void set_peer_spill(unsigned percent) VMEM_UNLOCKED;
-  void set_checksum(bool on) { reader_.set_verify(on); }
+  void set_checksum(bool on);
   // Applies the module's limits, which may have changed.
   void follow_module() VMEM_UNLOCKED;
 
  private:
-  Config& in_force_;
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  MemoryPressure& pressure_;
-  PageIn& page_in_;
-  StoreReader& reader_;
-  StagingAllocator& supply_;
-  StreamReleases& releases_;
-  Promoter& promoter_;
-  FaultHandler& faults_;
-  MemoryFreed& freed_;
-
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
   // As set by calls.
   uint64_t wanted_readahead_ VMEM_GUARDED_BY(core::big_lock);
   unsigned wanted_timeout_ms_ VMEM_GUARDED_BY(core::big_lock);

@@ -6,6 +6,7 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/step.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
 
@@ -18,8 +19,10 @@ constexpr uint64_t kLift = 1000000000;          // ns for which faults do not wa
 
 }  // namespace
 
+BackgroundWrites::BackgroundWrites(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
+
 uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
-  const DirtyBlocks& dirty = map_.dirty();
+  const DirtyBlocks& dirty = ctx_.map.dirty();
   const uint64_t look = dirty.any_slowed() ? now_ns + kLookAgain : UINT64_MAX;
   if (dirty.interval_ns() == 0 || dirty.first() == kNoFrame) return look;
   if (dirty.writes_enough()) return look;  // the end of a write wakes a reclaim thread
@@ -32,28 +35,28 @@ uint64_t BackgroundWrites::next_ns(uint64_t now_ns) const {
 bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const {
   const State state = r.table[b].state;
   return !r.dying && !r.lost && !file_refuses(r, now_ns) && (state == State::resident || state == State::staged) &&
-         !map_.frame_table()[r.table[b].aux].lent_to_kernels && !lent_for_writing(r, b);
+         !ctx_.map.frame_table()[r.table[b].aux].lent_to_kernels && !lent_for_writing(r, b);
 }
 
 bool BackgroundWrites::take(Region& r, BlockIndex b, Batch* batch) {
-  Transition* const m = isolator_.begin_take(r, b, true, false);
+  Transition* const m = host_.isolator.begin_take(r, b, true, false);
   if (m == nullptr) return false;
   m->background = true;
-  map_.dirty().write_begins(r.block_size);
+  ctx_.map.dirty().write_begins(r.block_size);
   batch->push_back(m);
   return true;
 }
 
 void BackgroundWrites::write_overdue(Lock& lock, const BlockSpan& span) {
   Region& r = *span.region;
-  DirtyBlocks& dirty = map_.dirty();
+  DirtyBlocks& dirty = ctx_.map.dirty();
   if (r.backing != Backing::file_shared) return;
-  const uint64_t give_up_ns = now_ns() + config_.fault_timeout_ms * uint64_t{1000000};
+  const uint64_t give_up_ns = now_ns() + ctx_.config.fault_timeout_ms * uint64_t{1000000};
   for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && b < r.blocks && !r.dying;) {
     if (dirty.interval_ns() == 0) return;
     if (dirty.writes_enough()) {
       if (now_ns() > give_up_ns) return;
-      lock.sleep_for(map_.changed(), std::chrono::milliseconds(20));
+      lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(20));
       continue;
     }
     Batch batch;
@@ -62,7 +65,7 @@ void BackgroundWrites::write_overdue(Lock& lock, const BlockSpan& span) {
       const core::Block& block = r.table[b];
       if (core::in_memory(block.state) && dirty.overdue(block.aux) && may_write(r, b, now_ns())) {
         const FrameId id = block.aux;
-        if (!take(r, b, &batch)) return writeback_.evict_batch(lock, batch.all());
+        if (!take(r, b, &batch)) return host_.writeback.evict_batch(lock, batch.all());
         dirty.put_off(id, now_ns());
       }
       b = r.table.next_populated(b + 1);
@@ -70,7 +73,7 @@ void BackgroundWrites::write_overdue(Lock& lock, const BlockSpan& span) {
     if (batch.empty()) {
       lock.give_way();
     } else {
-      writeback_.evict_batch(lock, batch.all());
+      host_.writeback.evict_batch(lock, batch.all());
     }
   }
 }
@@ -78,7 +81,7 @@ void BackgroundWrites::write_overdue(Lock& lock, const BlockSpan& span) {
 // Takes the block, and those behind it that are dirty and not much younger. Returns their bytes, or
 // 0 if the block cannot be written.
 uint64_t BackgroundWrites::take_run(Region& r, BlockIndex first, uint64_t now_ns, Batch* batch) {
-  const DirtyBlocks& dirty = map_.dirty();
+  const DirtyBlocks& dirty = ctx_.map.dirty();
   const uint64_t youngest = now_ns - std::min(now_ns, dirty.interval_ns() / 2);
   uint64_t bytes = 0;
   for (BlockIndex b = first; b < r.blocks && bytes < kBatch && !batch->full(); ++b) {
@@ -92,12 +95,12 @@ uint64_t BackgroundWrites::take_run(Region& r, BlockIndex first, uint64_t now_ns
 
 // Fills the batch with blocks that are due. Returns false if nothing more is due.
 bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
-  DirtyBlocks& dirty = map_.dirty();
+  DirtyBlocks& dirty = ctx_.map.dirty();
   uint64_t bytes = 0;
   for (size_t looks = 0; looks < kLooks && bytes < kBatch && !batch->full(); ++looks) {
     const FrameId id = dirty.first();
     if (id == kNoFrame || (!dirty.many() && dirty.since(id) + dirty.interval_ns() > now_ns)) return false;
-    const Frame& frame = map_.frame_table()[id];
+    const Frame& frame = ctx_.map.frame_table()[id];
     const uint64_t taken = take_run(*frame.region, frame.block, now_ns, batch);
     if (taken == 0) in_vain_ += frame.region->block_size;
     bytes += taken;
@@ -108,8 +111,8 @@ bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
 }
 
 bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
-  const DirtyBlocks& dirty = map_.dirty();
-  if (dirty.stuck_ns(now_ns) > config_.fault_timeout_ms * uint64_t{1000000}) give_up(now_ns);
+  const DirtyBlocks& dirty = ctx_.map.dirty();
+  if (dirty.stuck_ns(now_ns) > ctx_.config.fault_timeout_ms * uint64_t{1000000}) give_up(now_ns);
   if (dirty.writes_enough() || next_ns(now_ns) > now_ns) return false;
   Batch batch;
   const bool more = pick(now_ns, &batch);
@@ -130,13 +133,13 @@ bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   }
   in_vain_ = 0;
   core::step("background.taken");
-  writeback_.evict_batch(lock, batch.all());
+  host_.writeback.evict_batch(lock, batch.all());
   return true;
 }
 
 // Waiting would not help: the writers go on, and the files lack more if the process is killed.
 void BackgroundWrites::give_up(uint64_t now_ns) {
-  DirtyBlocks& dirty = map_.dirty();
+  DirtyBlocks& dirty = ctx_.map.dirty();
   dirty.lift(now_ns + kLift);
   VMEM_LOG_OFTEN(core::Level::warning,
                  "%s of shared files are dirty, dirty_limit is %s, and none of it can be written now (leases for "
@@ -148,10 +151,10 @@ void BackgroundWrites::give_up(uint64_t now_ns) {
 
 void BackgroundWrites::wake_slowed(uint64_t now_ns) {
   uint64_t woken = 0;
-  for (BlockSpan s = map_.dirty().wake_one(now_ns, woken); s.region != nullptr;
-       s = map_.dirty().wake_one(now_ns, woken)) {
+  for (BlockSpan s = ctx_.map.dirty().wake_one(now_ns, woken); s.region != nullptr;
+       s = ctx_.map.dirty().wake_one(now_ns, woken)) {
     woken += s.region->block_size;
-    trap_.wake(s.region->address(s.first), s.region->block_size).ignore();
+    ctx_.trap.wake(s.region->address(s.first), s.region->block_size).ignore();
   }
 }
 

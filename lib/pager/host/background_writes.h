@@ -15,16 +15,17 @@
 // Reclaim threads call it, under the pager's lock.
 #pragma once
 
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "pager/host/isolator.h"
 #include "pager/host/writeback.h"
 
 namespace vmem::pager {
 
-class BackgroundWrites : private Shared {
+struct HostTier;
+
+class BackgroundWrites {
  public:
-  BackgroundWrites(const Shared& shared, Isolator& isolator, Writeback& write_back)
-      : Shared(shared), isolator_(isolator), writeback_(write_back) {}
+  BackgroundWrites(PagerContext& ctx, HostTier& host);
 
   // Begins a batch of writes that are due. Returns false if there was none. Drops and retakes the
   // lock.
@@ -44,8 +45,8 @@ class BackgroundWrites : private Shared {
   bool pick(uint64_t now_ns, Batch* batch) VMEM_LOCKED;
   void give_up(uint64_t now_ns) VMEM_LOCKED;
 
-  Isolator& isolator_;
-  Writeback& writeback_;
+  PagerContext& ctx_;
+  HostTier& host_;
   // The last look found nothing that can be written: the next is at again_ns_, or after a change.
   uint64_t again_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t again_changes_ VMEM_GUARDED_BY(core::big_lock) = 0;

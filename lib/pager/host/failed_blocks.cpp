@@ -12,8 +12,11 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
+
+FailedBlocks::FailedBlocks(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
 using core::Level;
 
@@ -40,7 +43,7 @@ void FailedBlocks::mark_lost(Region& r, BlockIndex b, const Status& why) {
   r.table.clear(b, core::kFaultPending | core::kStorePending | core::kDirty | core::kProtected | core::kReadAhead |
                        core::kReadaheadMarker | core::kPrefetched | core::kTold);
   if (!core::broken("lost_mark")) r.table.mark(b, core::kLost);
-  core::add(counters_.lost_blocks);
+  core::add(ctx_.counters.lost_blocks);
   r.table.poison(b);
   r.keep_reason(b, core::error(EIO, "%.*s", static_cast<int>(why.text().size()), why.text().data()));
   fail_accesses(r, b);
@@ -53,14 +56,14 @@ void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   if ((block.flags & core::kUnread) == 0) ++r.unread;
   r.table.mark(b, core::kUnread);
-  if (!trap_.caps().poison) return;
+  if (!ctx_.trap.caps().poison) return;
   const ReadError unread{&r, b, now_ns() + FaultRetryQueue::kSlice};
   if (!unread_.push_back(unread)) {
     if (unread_.empty()) return;
     read_again();
     if (!unread_.push_back(unread)) return;  // an acquire reads it
   }
-  pressure_.wake_reclaim();
+  host_.pressure.wake_reclaim();
 }
 
 void FailedBlocks::clear_unread(Region& r, BlockIndex b) {
@@ -86,7 +89,7 @@ void FailedBlocks::read_again() {
 
 void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
   if (r.lost) return;
-  const Status s = trap_.fail(r.address(b), r.block_size);
+  const Status s = ctx_.trap.fail(r.address(b), r.block_size);
   if (s.ok()) {
     r.table.clear(b, core::kUnanswered);
     return;
@@ -98,7 +101,7 @@ void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
 void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
   if (!ask_later(r, b)) return;
   VMEM_LOG_OFTEN(Level::error, "the trap cannot answer accesses, so they wait: %.*s, %s",
-                 static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
+                 static_cast<int>(why.text().size()), why.text().data(), ctx_.map.where(r, b).c_str());
 }
 
 bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
@@ -107,9 +110,9 @@ bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
     retry->memory = false;
     retry->accessed = true;
   } else {
-    trap_.wake(r.address(b), r.block_size).ignore();
+    ctx_.trap.wake(r.address(b), r.block_size).ignore();
   }
-  pressure_.wake_reclaim();
+  host_.pressure.wake_reclaim();
   return !known;
 }
 
@@ -121,21 +124,21 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
     VMEM_LOG_OFTEN(Level::warning, "%.*s: it is tried again", static_cast<int>(why.text().size()), why.text().data());
   }
   const uint64_t now = now_ns();
-  const uint64_t mark = deadline_.look(now);
+  const uint64_t mark = ctx_.deadline.look(now);
   if (FaultRetry* const retry = retries_.add(r, b, now)) {
     if (!retry->memory) retry->mark = mark;
     retry->memory = true;
     retry->accessed |= accessed;
   } else if (accessed) {
-    trap_.wake(r.address(b), r.block_size).ignore();
+    ctx_.trap.wake(r.address(b), r.block_size).ignore();
   }
   r.table.answer_faults(b);
-  pressure_.wake_reclaim();
+  host_.pressure.wake_reclaim();
 }
 
 Status FailedBlocks::not_read(const Region& r, BlockIndex b) const {
   return core::error(ENOMEM, "the kernel had no memory to read a block in %u ms; the log says more, %s",
-                     config_.fault_timeout_ms, map_.where(r, b).c_str());
+                     ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
 }
 
 bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
@@ -151,45 +154,45 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     const State state = r.table[b].state;
     return !r.dying && (state == State::unpopulated || state == State::stored || state == State::staged);
   };
-  const uint64_t limit = config_.fault_timeout_ms * uint64_t{1000000};
+  const uint64_t limit = ctx_.config.fault_timeout_ms * uint64_t{1000000};
   if (retry->bus &&
-      (core::in_transition(r.table[b].state) || (absent() && !trap_.unfail(r.address(b), r.block_size).ok()))) {
+      (core::in_transition(r.table[b].state) || (absent() && !ctx_.trap.unfail(r.address(b), r.block_size).ok()))) {
     retry->due_ns = now + FaultRetryQueue::kSlice;
     return true;
   }
   if (retry->bus || !retry->asleep) {  // threads have got their signals, or were not refused again
-    if (retry->asleep) trap_.wake(r.address(b), r.block_size).ignore();
+    if (retry->asleep) ctx_.trap.wake(r.address(b), r.block_size).ignore();
     retries_.erase(r, b);
     return true;
   }
-  const bool late =
-      retry->accessed && FaultRetryQueue::over(*retry, limit) && (!retry->memory || deadline_.hopeless(retry->mark));
+  const bool late = retry->accessed && FaultRetryQueue::over(*retry, limit) &&
+                    (!retry->memory || ctx_.deadline.hopeless(retry->mark));
   const bool over = late && r.table[b].state != State::resident;
   retry->asleep = false;
   retry->due_ns = now + 2 * FaultRetryQueue::kLongest;
   if (over) {
     VMEM_LOG_OFTEN(Level::error, "%s, %u times in %u ms: an access gets SIGBUS; the contents are intact, %s",
                    retry->memory ? "the kernel had no memory to read a block" : "a block could not be put in place",
-                   retry->times, config_.fault_timeout_ms, map_.where(r, b).c_str());
+                   retry->times, ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
     retry->times = 0;
     retry->lived_ns = 0;
-    retry->mark = deadline_.look(now);
+    retry->mark = ctx_.deadline.look(now);
     ++r.in_flight;
     lock.unlock();
     core::settle_log();  // log before the signal
     core::step("retry.said");
     lock.lock();
     --r.in_flight;
-    map_.notify();
+    ctx_.map.notify();
     if (r.dying) return true;
     retry = retries_.find(r, b);
-    if (retry != nullptr && absent() && trap_.fail(r.address(b), r.block_size).ok()) {
+    if (retry != nullptr && absent() && ctx_.trap.fail(r.address(b), r.block_size).ok()) {
       retry->bus = true;
       retry->due_ns = now_ns() + FaultRetryQueue::kSlice;
       return true;
     }
   }
-  const Status woken = trap_.wake(r.address(b), r.block_size);
+  const Status woken = ctx_.trap.wake(r.address(b), r.block_size);
   if (woken.code() != -EPERM || retry == nullptr) return true;
   if (late) end_process(r, b, woken);
   retries_.add(r, b, now);  // no thread has repeated the access
@@ -205,7 +208,7 @@ void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why)
             "a thread waits for a block and cannot be woken: %.*s, %s. Ioctls of userfaultfd are forbidden, but "
             "libvmem needs them while regions exist: permit them, or free all regions first. The process ends once it "
             "has written the changes of shared files that it can",
-            static_cast<int>(why.text().size()), why.text().data(), map_.where(r, b).c_str());
+            static_cast<int>(why.text().size()), why.text().data(), ctx_.map.where(r, b).c_str());
   const auto end = [] {
     core::do_exit_work_at_our_end();
     core::fatal("threads wait for blocks that libvmem is not allowed to put in place; the log says more");
@@ -233,7 +236,7 @@ Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, boo
   if (lost == 0) return {};
   const Status why = r.reason(at);
   return core::error(EIO, "%llu blocks of the range are lost; the first: %s: %.*s",
-                     static_cast<unsigned long long>(lost), map_.where(r, at).c_str(),
+                     static_cast<unsigned long long>(lost), ctx_.map.where(r, at).c_str(),
                      static_cast<int>(why.text().size()), why.text().data());
 }
 
@@ -247,7 +250,7 @@ void FailedBlocks::forget_unread(const Region& r, BlockIndex b) {
 
 void FailedBlocks::forget_store_copy(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
-  if (block.extent) space_.release(block.extent);
+  if (block.extent) ctx_.space.release(block.extent);
   r.table.set_extent(b, {});
   r.table.forget_digest(b);
   clear_unknown(r, b);
@@ -269,7 +272,7 @@ void FailedBlocks::revive_dropped() {
 
 Status FailedBlocks::revive(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
-  Status s = core::broken("revive") ? Status() : trap_.unfail(r.address(b), r.block_size);
+  Status s = core::broken("revive") ? Status() : ctx_.trap.unfail(r.address(b), r.block_size);
   if (!s.ok()) {
     if ((block.flags & core::kUnanswered) == 0)
       VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
@@ -291,12 +294,13 @@ Status FailedBlocks::no_table(const Region& r, BlockIndex b) const {
       "for each %s of it in which anything was stored), beside %s of buffers, %s leased and %s for blocks "
       "that move; raise host_budget, choose a larger block_size, or drop what is not needed with "
       "VMEM_ADVISE_DONT_NEED; %s",
-      core::human_bytes(budget_.wanted()).c_str(), core::human_bytes(tables_.bytes()).c_str(),
+      core::human_bytes(ctx_.budget.wanted()).c_str(), core::human_bytes(ctx_.tables.bytes()).c_str(),
       core::human_bytes(r.table_charged).c_str(), core::human_bytes(core::kPage).c_str(),
       core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
-      core::human_bytes(frames_.least_overhead() - budget_.charged(Use::tables)).c_str(),
-      core::human_bytes(reserve_.pinned()).c_str(),
-      core::human_bytes(std::max(reserve_.bytes(), 4 * reserve_.largest_block())).c_str(), map_.where(r, b).c_str());
+      core::human_bytes(ctx_.frames.least_overhead() - ctx_.budget.charged(Use::tables)).c_str(),
+      core::human_bytes(ctx_.reserve.pinned()).c_str(),
+      core::human_bytes(std::max(ctx_.reserve.bytes(), 4 * ctx_.reserve.largest_block())).c_str(),
+      ctx_.map.where(r, b).c_str());
 }
 
 // Remembered by address, since the table has no entry for the block.
@@ -304,7 +308,7 @@ void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
   const Status why = no_table(r, b);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()),
                  why.text().data());
-  if (const Status failed = tables_.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
+  if (const Status failed = ctx_.tables.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
 }
 
 bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
@@ -312,7 +316,7 @@ bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
   r.table.answer_faults(b);
   r.table.mark(b, core::kDropped);
   r.table.poison(b);
-  tables_.charge(r);
+  ctx_.tables.charge(r);
   r.keep_reason(b, why);
   fail_accesses(r, b);
   return true;
@@ -320,7 +324,7 @@ bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
 
 void FailedBlocks::goes_in_place(const Region& r, BlockIndex b) {
   if (FaultRetry* const retry = retries_.empty() ? nullptr : retries_.find(r, b); retry != nullptr && retry->bus)
-    retry->bus = !trap_.unfail(r.address(b), r.block_size).ok();
+    retry->bus = !ctx_.trap.unfail(r.address(b), r.block_size).ok();
 }
 
 void FailedBlocks::forget(const Region& r) {
@@ -331,7 +335,7 @@ void FailedBlocks::forget(const Region& r) {
 
 std::string FailedBlocks::check() const {
   uint64_t unknown = 0;
-  for (const auto& [base, r] : map_.regions()) {
+  for (const auto& [base, r] : ctx_.map.regions()) {
     uint64_t unread = 0;
     for (BlockIndex b = r->table.next_populated(0); b < r->blocks; b = r->table.next_populated(b + 1)) {
       const Block& block = r->table[b];
@@ -339,12 +343,12 @@ std::string FailedBlocks::check() const {
       unread += (block.flags & core::kUnread) != 0;
       if ((block.flags & core::kDropped) == 0 || r->dying) continue;
       if (block.state != State::poisoned)
-        return "a block that is not failed was dropped for want of memory: " + std::string(map_.where(*r, b));
+        return "a block that is not failed was dropped for want of memory: " + std::string(ctx_.map.where(*r, b));
       // A block that was revived another way may still be queued, once for each time that it was
       // dropped.
       const auto waits = [&, region = r.get()](const auto& d) { return d.first == region && d.second == b; };
       if (std::none_of(dropped_.begin(), dropped_.end(), waits))
-        return "a block that was dropped for want of memory waits for none: " + std::string(map_.where(*r, b));
+        return "a block that was dropped for want of memory waits for none: " + std::string(ctx_.map.where(*r, b));
     }
     if (unread == r->unread) continue;
     return core::strprintf("%llu blocks of region %llu are said to be unread, %llu are",

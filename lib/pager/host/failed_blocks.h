@@ -22,15 +22,17 @@
 #include <utility>
 
 #include "core/pooled_list.h"
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "pager/host/fault_retry_queue.h"
 #include "pager/host/memory_pressure.h"
 
 namespace vmem::pager {
 
-class FailedBlocks : private Shared {
+struct HostTier;
+
+class FailedBlocks {
  public:
-  FailedBlocks(const Shared& shared, MemoryPressure& pressure) : Shared(shared), pressure_(pressure) {}
+  FailedBlocks(PagerContext& ctx, HostTier& host);
 
   // mark_unknown(): a write of the block failed. clear_unknown(): the block was written, or its
   // contents are of no interest.
@@ -117,7 +119,8 @@ class FailedBlocks : private Shared {
   void forget_unread(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   void end_process(const Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
 
-  MemoryPressure& pressure_;
+  PagerContext& ctx_;
+  HostTier& host_;
   // Failed for want of memory; contents intact.
   PooledList<std::pair<Region*, core::BlockIndex>> dropped_ VMEM_GUARDED_BY(core::big_lock);
   FaultRetryQueue retries_ VMEM_GUARDED_BY(core::big_lock);       // blocks whose accesses could not be answered

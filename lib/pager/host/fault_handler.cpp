@@ -10,12 +10,15 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "core/thread.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
 
+FaultHandler::FaultHandler(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
+
 Status FaultHandler::start() {
-  const int fd = trap_.event_descriptor();
-  watching_ = fd >= 0 && engine_.watch(fd, events_ready, this);
+  const int fd = ctx_.trap.event_descriptor();
+  watching_ = fd >= 0 && ctx_.engine.watch(fd, events_ready, this);
   if (!watching_) {
     if (Status s = core::start_thread(
             "vmem-fault", [this] { loop(); }, &reads_);
@@ -23,7 +26,7 @@ Status FaultHandler::start() {
       return s;
   }
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     if (deadline_ms_ == 0) return {};
   }
   return core::start_thread(
@@ -37,10 +40,10 @@ void FaultHandler::stop_renewing() {
 
 void FaultHandler::stop() {
   if (renews_.joinable()) renews_.join();
-  if (watching_) engine_.unwatch();
+  if (watching_) ctx_.engine.unwatch();
   stop_.store(true);
   if (!reads_.joinable()) return;
-  trap_.interrupt();
+  ctx_.trap.interrupt();
   reads_.join();
 }
 
@@ -54,7 +57,7 @@ void FaultHandler::set_deadline(unsigned ms) {
 bool FaultHandler::serve_events(int timeout_ms) {
   std::array<trap::Event, 64> room;
   size_t count = 0;
-  if (Status s = trap_.wait(room, timeout_ms, &count); !s.ok()) {
+  if (Status s = ctx_.trap.wait(room, timeout_ms, &count); !s.ok()) {
     VMEM_LOG_ONCE(core::Level::error,
                   "faults can no longer be read, threads that access blocks that are not present will wait: %.*s",
                   static_cast<int>(s.text().size()), s.text().data());
@@ -64,22 +67,22 @@ bool FaultHandler::serve_events(int timeout_ms) {
   const std::span<const trap::Event> events(room.data(), count);
   for (const trap::Event& e : events) {
     if (e.kind == trap::Event::Kind::pressure) {
-      Lock lock(map_.mutex());
-      pressure_.press(e.bytes);
+      Lock lock(ctx_.map.mutex());
+      host_.pressure.press(e.bytes);
     }
-    if (e.kind == trap::Event::Kind::tunables) above_.tunables_changed();
+    if (e.kind == trap::Event::Kind::tunables) ctx_.above.tunables_changed();
   }
   core::step("fault.read");
   const uint64_t now = now_ns();
   DeferredWork after;
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     for (const trap::Event& e : events) {
       if (e.kind == trap::Event::Kind::fault) on_fault(e.fault, now, after);
     }
-    read_ahead_.pump_speculative(after);
+    host_.readahead.pump_speculative(after);
   }
-  page_in_.run(after);
+  host_.page_in.run(after);
   return timeout_ms < 0 || count == room.size();
 }
 
@@ -99,7 +102,7 @@ void FaultHandler::renew(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   // A block on its way to a device must not be accessed half made: see on_fault().
   if (r.dying || (block.flags & core::kFaultPending) == 0 || block.state == State::promoting) return;
-  trap_.wake(r.address(b), r.block_size).ignore();
+  ctx_.trap.wake(r.address(b), r.block_size).ignore();
 }
 
 // A trap may give up an access that is not answered in time (the module: fault_timeout_ms in its
@@ -107,16 +110,16 @@ void FaultHandler::renew(const Region& r, BlockIndex b) {
 // slow, or its queue for memory is long. Wakes the threads that wait: they report their accesses
 // again, which restarts their time.
 void FaultHandler::renew_loop() {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   while (!stop_renewing_) {
     const unsigned ms = deadline_ms_;
     const uint64_t until = now_ns() + std::max(ms, 30u) / 3 * uint64_t{1000000};
     for (uint64_t now = now_ns(); !stop_renewing_ && now < until && ms == deadline_ms_; now = now_ns())
       deadline_changed_.wait_for(lock, std::chrono::nanoseconds(until - now));
-    for (const auto& m : map_.transitions().all())
+    for (const auto& m : ctx_.map.transitions().all())
       if (m->begun_ns != 0) renew(*m->region, m->block);
-    for (const MemoryWaiter& s : waits_.queue()) renew(*s.region, s.block);
-    for (const CpuFault& a : cpu_mappings_) renew(*a.region, a.block);
+    for (const MemoryWaiter& s : host_.waits.queue()) renew(*s.region, s.block);
+    for (const CpuFault& a : ctx_.cpu_mappings) renew(*a.region, a.block);
   }
 }
 
@@ -132,23 +135,23 @@ void FaultHandler::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
     case State::resident:
       if (fault.kind == trap::FaultKind::write_protect) {
         r.table.clear(b, core::kProtected);
-        trap_.unprotect(r.address(b), r.block_size).ignore();
+        ctx_.trap.unprotect(r.address(b), r.block_size).ignore();
         return;
       }
-      if (met_before(fault.address)) trap_.fill_zero(page, core::kPage).ignore();  // as in met_resident()
-      trap_.wake(page, core::kPage).ignore();
+      if (met_before(fault.address)) ctx_.trap.fill_zero(page, core::kPage).ignore();  // as in met_resident()
+      ctx_.trap.wake(page, core::kPage).ignore();
       return;
     case State::isolating:
     case State::writing_back:
       // The program dropped this page. One of our threads may have met the hole.
-      if (const Frame& frame = map_.frame_table()[block.aux]; frame.in_place && !frame.dropping &&
-                                                              fault.kind != trap::FaultKind::write_protect &&
-                                                              !trap_.fill_zero(page, core::kPage).ok())
-        trap_.wake(page, core::kPage).ignore();
+      if (const Frame& frame = ctx_.map.frame_table()[block.aux]; frame.in_place && !frame.dropping &&
+                                                                  fault.kind != trap::FaultKind::write_protect &&
+                                                                  !ctx_.trap.fill_zero(page, core::kPage).ok())
+        ctx_.trap.wake(page, core::kPage).ignore();
       return;
     case State::on_device:  // split page tables: the trap is in place, or a copy is mapped
-      if (map_.frame_table()[block.aux].cpu_mapped) {
-        trap_.unprotect(r.address(b), r.block_size).ignore();
+      if (ctx_.map.frame_table()[block.aux].cpu_mapped) {
+        ctx_.trap.unprotect(r.address(b), r.block_size).ignore();
         return;
       }
       [[fallthrough]];
@@ -157,8 +160,8 @@ void FaultHandler::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
     case State::staged:
     case State::poisoned:
       // If both are refused, the page is poisoned already, or its access will be reported again.
-      if (!trap_.fail(r.address(b), r.block_size).ok() && !trap_.fail(page, core::kPage).ok())
-        trap_.wake(r.address(b), r.block_size).ignore();
+      if (!ctx_.trap.fail(r.address(b), r.block_size).ok() && !ctx_.trap.fail(page, core::kPage).ok())
+        ctx_.trap.wake(r.address(b), r.block_size).ignore();
       return;
     default:
       return;
@@ -182,7 +185,7 @@ void FaultHandler::note_access(Region& r, BlockIndex b, const trap::Fault& fault
 // have been written. Returns true if it waits. With Transfer::move and Transfer::install later
 // stores to a block are not seen, so a load makes the block dirty as well.
 bool FaultHandler::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now) {
-  DirtyBlocks& dirty = map_.dirty();
+  DirtyBlocks& dirty = ctx_.map.dirty();
   if (r.backing != Backing::file_shared || !dirty.slows(now)) return false;
   const Block& block = r.table[b];
   if (core::in_memory(block.state) && dirty.listed(block.aux)) return false;
@@ -209,41 +212,42 @@ bool FaultHandler::slow_down(Region& r, BlockIndex b, const trap::Fault& fault, 
 void FaultHandler::met_absent(Region& r, BlockIndex b, const trap::Fault& fault, uint16_t wanted, DeferredWork& after) {
   const Block& block = r.table[b];
   if ((block.flags & core::kFaultPending) != 0) return;  // it waits for memory already
-  core::add(counters_.faults);
-  if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return failed_.refuse_growth(r, b);
+  core::add(ctx_.counters.faults);
+  if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return host_.failed.refuse_growth(r, b);
   r.table.mark(b, wanted);
   DeferredWork fill;
-  if (!page_in_.start_fill(r, b, Urgency::fault, fill)) waits_.starve_fault(r, b, 0, 0, fault.thread);
+  if (!host_.page_in.start_fill(r, b, Urgency::fault, fill)) host_.waits.starve_fault(r, b, 0, 0, fault.thread);
   if (!fill.submit.empty()) fill.submit.tail->accessed = fault.address - reinterpret_cast<uintptr_t>(r.address(b));
-  read_ahead_.follow(r, b, false);
-  if (r.adapts && !fill.submit.empty()) read_ahead_.read_beside(r, b, fill.submit);
+  host_.readahead.follow(r, b, false);
+  if (r.adapts && !fill.submit.empty()) host_.readahead.read_beside(r, b, fill.submit);
   after.submit.append(fill.submit);
   after.zero.append(fill.zero);
 }
 
 void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& fault) {
   const Block& block = r.table[b];
-  read_ahead_.used(r, b);
+  host_.readahead.used(r, b);
   if (fault.kind == trap::FaultKind::write_protect) {
-    core::add(counters_.write_protect_faults);
+    core::add(ctx_.counters.write_protect_faults);
     // Under the lock: if a reclaim thread protects the block next, that must come after this.
-    const Status s = trap_.unprotect(r.address(b), r.block_size);
+    const Status s = ctx_.trap.unprotect(r.address(b), r.block_size);
     if (s.code() == -EPERM) return met_shut(r, b, s);
     r.table.clear(b, core::kProtected);
-    map_.note_dirty(r, b);
+    ctx_.map.note_dirty(r, b);
     return;
   }
-  core::add(counters_.spurious_faults);
+  core::add(ctx_.counters.spurious_faults);
   void* const page = reinterpret_cast<void*>(fault.address);
   // A second report of one page of a resident block: the program has dropped the page (madvise). As
   // in any memory, the page then reads as zeros. If the page is present, fill_zero() fails and
   // changes nothing. Stores to the new page are not trapped, so the block is no longer clean.
-  if (met_before(fault.address) && trap_.fill_zero(page, core::kPage).ok() && (block.flags & core::kProtected) != 0) {
+  if (met_before(fault.address) && ctx_.trap.fill_zero(page, core::kPage).ok() &&
+      (block.flags & core::kProtected) != 0) {
     r.table.clear(b, core::kProtected);
-    trap_.unprotect(r.address(b), r.block_size).ignore();
-    map_.note_dirty(r, b);
+    ctx_.trap.unprotect(r.address(b), r.block_size).ignore();
+    ctx_.map.note_dirty(r, b);
   }
-  trap_.wake(page, core::kPage).ignore();
+  ctx_.trap.wake(page, core::kPage).ignore();
 }
 
 // The program has forbidden the call that lifts write protection, so the store cannot be let
@@ -254,21 +258,23 @@ void FaultHandler::met_shut(Region& r, BlockIndex b, const Status& why) {
                 "%.*s. Was ioctl forbidden after libvmem had started? Stores to blocks that are protected wait until "
                 "those have left memory and come back, and changed blocks cannot leave",
                 static_cast<int>(why.text().size()), why.text().data());
-  failed_.ask_later(r, b);
-  if ((r.table[b].flags & core::kProtected) == 0 || leased(r, b) || reclaim_requests_.full()) return;
-  if (reclaim_requests_.add({&r, b, b}, false)) pressure_.wake_reclaim();
+  host_.failed.ask_later(r, b);
+  if ((r.table[b].flags & core::kProtected) == 0 || leased(r, b) || host_.reclaim_requests.full()) return;
+  if (host_.reclaim_requests.add({&r, b, b}, false)) host_.pressure.wake_reclaim();
 }
 
 void FaultHandler::met_failed(Region& r, BlockIndex b, const trap::Fault& fault) {
   const Block& block = r.table[b];
   void* const page = reinterpret_cast<void*>(fault.address);
-  if ((block.flags & core::kUnanswered) != 0) failed_.fail_accesses(r, b);
+  if ((block.flags & core::kUnanswered) != 0) host_.failed.fail_accesses(r, b);
   // An unfail() that stopped half way may have left other pages with SIGBUS: this page gets it,
   // too.
-  if ((block.flags & core::kUnanswered) != 0 && !trap_.fail(page, core::kPage).ok() && failed_.retries().asleep(r, b))
+  if ((block.flags & core::kUnanswered) != 0 && !ctx_.trap.fail(page, core::kPage).ok() &&
+      host_.failed.retries().asleep(r, b))
     return;
-  if (met_before(fault.address)) trap_.fail(page, core::kPage).ignore();  // the program dropped the poison (madvise)
-  trap_.wake(page, core::kPage).ignore();
+  if (met_before(fault.address))
+    ctx_.trap.fail(page, core::kPage).ignore();  // the program dropped the poison (madvise)
+  ctx_.trap.wake(page, core::kPage).ignore();
 }
 
 // Returns true if the page was reported before although nothing had to be done. Threads that meet
@@ -285,24 +291,25 @@ bool FaultHandler::met_before(uintptr_t address) {
 void FaultHandler::fill_hole(Frame& frame, const trap::Fault& fault) {
   if (!frame.in_place || fault.kind == trap::FaultKind::write_protect) return;
   void* const page = reinterpret_cast<void*>(fault.address);
-  const Status s = trap_.fill_zero(page, core::kPage);
+  const Status s = ctx_.trap.fill_zero(page, core::kPage);
   frame.holed |= s.ok();
   // Have the access repeated: the end of the transition may depend on it.
-  if (!s.ok()) trap_.wake(page, core::kPage).ignore();
+  if (!s.ok()) ctx_.trap.wake(page, core::kPage).ignore();
 }
 
 // Longer than other functions, to have all states side by side.
 void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork& after) {
-  Region* r = map_.find(fault.address);
+  Region* r = ctx_.map.find(fault.address);
   if (r == nullptr) {
     // The region was freed before this report: let the thread access what is there now.
-    trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+    ctx_.trap.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
     return;
   }
   const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
   if (r->dying) return access_of_dying(*r, b, fault);
   const Block& block = r->table[b];
-  if (!core::in_transition(block.state) && block.state != State::resident && failed_.retries().waits(*r, b)) return;
+  if (!core::in_transition(block.state) && block.state != State::resident && host_.failed.retries().waits(*r, b))
+    return;
   if (slow_down(*r, b, fault, now)) return;
   const uint16_t wanted =
       static_cast<uint16_t>(core::kFaultPending | (fault.kind == trap::FaultKind::read ? 0 : core::kStorePending));
@@ -313,29 +320,29 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       met_absent(*r, b, fault, wanted, after);
       break;
     case State::reading:
-      if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
+      if ((block.flags & core::kFaultPending) == 0) core::add(ctx_.counters.faults);
       r->table.mark(b, wanted);
-      read_ahead_.used(*r, b);
+      host_.readahead.used(*r, b);
       break;
     case State::staged:
-      core::add(counters_.faults);
-      core::add(counters_.soft_faults);
+      core::add(ctx_.counters.faults);
+      core::add(ctx_.counters.soft_faults);
       r->table.mark(b, wanted);
-      read_ahead_.used(*r, b);
-      if (map_.frame_table()[block.aux].admitted) map_.policy(block.aux).touched(block.aux);
-      installer_.begin_install(*r, b, after);
-      counters_.fault_took(now_ns() - now);
+      host_.readahead.used(*r, b);
+      if (ctx_.map.frame_table()[block.aux].admitted) ctx_.map.policy(block.aux).touched(block.aux);
+      host_.installer.begin_install(*r, b, after);
+      ctx_.counters.fault_took(now_ns() - now);
       break;
     case State::mapping:
       // fill() wakes the thread, unless the program has dropped the page since: then `holed` does.
-      if (fault.kind != trap::FaultKind::write_protect) map_.frame_table()[block.aux].holed = true;
+      if (fault.kind != trap::FaultKind::write_protect) ctx_.map.frame_table()[block.aux].holed = true;
       r->table.mark(b, wanted);
-      read_ahead_.used(*r, b);
+      host_.readahead.used(*r, b);
       break;
     case State::isolating:
     case State::writing_back:
-      if (!map_.frame_table()[block.aux].dropping) fill_hole(map_.frame_table()[block.aux], fault);
-      if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
+      if (!ctx_.map.frame_table()[block.aux].dropping) fill_hole(ctx_.map.frame_table()[block.aux], fault);
+      if ((block.flags & core::kFaultPending) == 0) core::add(ctx_.counters.faults);
       r->table.mark(b, wanted);
       break;
     case State::resident:
@@ -345,20 +352,20 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       met_failed(*r, b, fault);
       break;
     case State::demoting:
-      fill_hole(map_.frame_table()[block.aux], fault);
+      fill_hole(ctx_.map.frame_table()[block.aux], fault);
       // The trap is in place already, but the state does not say so yet: settle() serves the fault.
-      core::add(counters_.faults);
+      core::add(ctx_.counters.faults);
       r->table.mark(b, wanted);
       break;
     case State::promoting:
       // With unified page tables the thread is woken when the block is made, and then parks at its
       // gate. Woken earlier it would come back again and again, and one of its tries could fall
       // between the mapping of the block and the shutting of the gate.
-      if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
+      if ((block.flags & core::kFaultPending) == 0) core::add(ctx_.counters.faults);
       r->table.mark(b, wanted);
       break;
     case State::on_device:
-      if (cpu_mappings_.met(*r, b, fault, now_ns())) devices_.notify_one();
+      if (ctx_.cpu_mappings.met(*r, b, fault, now_ns())) ctx_.device_set.work().notify_one();
       break;
     case State::count_:
       break;

@@ -18,40 +18,19 @@
 #include <thread>
 
 #include "core/big_lock.h"
+#include "pager/account/context.h"
 #include "pager/account/cpu_mappings.h"
-#include "pager/account/shared.h"
 #include "pager/host/page_in.h"
 #include "pager/host/readahead.h"
 #include "pager/host/reclaim_requests.h"
 
 namespace vmem::pager {
 
-class FaultHandler : private Shared {
+struct HostTier;
+
+class FaultHandler {
  public:
-  // Upward calls.
-  class Above {
-   public:
-    virtual void tunables_changed() VMEM_UNLOCKED = 0;  // the module's tunables
-
-   protected:
-    ~Above() = default;
-  };
-
-  // devices: wakes the device workers, which serve accesses of blocks on devices.
-  FaultHandler(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
-               Installer& installer, PageIn& page_in, Readahead& read_ahead, ReclaimRequests& reclaim_requests,
-               CpuMappings& cpu_mappings, core::EventCount& devices, Above& above)
-      : Shared(shared),
-        pressure_(pressure),
-        failed_(failed),
-        waits_(waits),
-        installer_(installer),
-        page_in_(page_in),
-        read_ahead_(read_ahead),
-        reclaim_requests_(reclaim_requests),
-        cpu_mappings_(cpu_mappings),
-        devices_(devices),
-        above_(above) {}
+  FaultHandler(PagerContext& ctx, HostTier& host);
 
   // start() begins to serve faults. stop_renewing() tells the renewing thread to end. stop()
   // returns when faults are no longer served.
@@ -81,17 +60,8 @@ class FaultHandler : private Shared {
   void fill_hole(Frame& frame, const trap::Fault& fault) VMEM_LOCKED;
   bool met_before(uintptr_t address) VMEM_LOCKED;
 
-  MemoryPressure& pressure_;
-  FailedBlocks& failed_;
-  MemoryWaits& waits_;
-  Installer& installer_;
-  PageIn& page_in_;
-  Readahead& read_ahead_;
-  ReclaimRequests& reclaim_requests_;
-  CpuMappings& cpu_mappings_;
-  core::EventCount& devices_;
-  Above& above_;
-
+  PagerContext& ctx_;
+  HostTier& host_;
   std::thread reads_, renews_;
   std::condition_variable deadline_changed_;
   unsigned deadline_ms_ VMEM_GUARDED_BY(core::big_lock) = 0;

@@ -7,17 +7,20 @@
 #include "core/step.h"
 #include "pager/block/block_run.h"
 #include "pager/host/drop_pages.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
+
+Installer::Installer(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
 void Installer::start_installing(Transition* m, TransitionList& install) {
   Region& r = *m->region;
   r.table.begin_install(m->block);
-  map_.frame_table()[r.table[m->block].aux].holed = false;
-  failed_.goes_in_place(r, m->block);
+  ctx_.map.frame_table()[r.table[m->block].aux].holed = false;
+  host_.failed.goes_in_place(r, m->block);
   const FrameId id = r.table[m->block].aux;
-  m->pinned_in_policy = map_.frame_table()[id].admitted;
-  if (m->pinned_in_policy) map_.policy(id).hold(id);
+  m->pinned_in_policy = ctx_.map.frame_table()[id].admitted;
+  if (m->pinned_in_policy) ctx_.map.policy(id).hold(id);
   install.push_back(m);
 }
 
@@ -25,19 +28,19 @@ bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
   if (r.lost) return true;  // the region's device is lost
   if (start_install(r, b, after)) return true;
   r.table.mark(b, core::kFaultPending);
-  return waits_.starve_fault(r, b);
+  return host_.waits.starve_fault(r, b);
 }
 
 bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, const MemoryWaiter* waited) {
-  if (!map_.reserve_transition()) return false;
+  if (!ctx_.map.reserve_transition()) return false;
   const Block& block = r.table[b];
-  const bool staged = in_staging(map_.frame_table()[block.aux].pool);
+  const bool staged = in_staging(ctx_.map.frame_table()[block.aux].pool);
   // The bytes are in two places for a moment.
-  if (staged && !budget_.charge(r.block_size, 0)) return false;
-  Transition* m = map_.new_transition(r, b);
+  if (staged && !ctx_.budget.charge(r.block_size, 0)) return false;
+  Transition* m = ctx_.map.new_transition(r, b);
   m->since_ns = waited != nullptr ? waited->since_ns : now_ns();
-  m->mark = waited != nullptr ? waited->mark : deadline_.look(m->begun_ns);
-  m->image = map_.frame_table()[block.aux].bytes;
+  m->mark = waited != nullptr ? waited->mark : ctx_.deadline.look(m->begun_ns);
+  m->image = ctx_.map.frame_table()[block.aux].bytes;
   m->in_staging = staged;
   m->io.size = 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kStorePending) == 0 &&
@@ -47,13 +50,13 @@ bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, cons
 }
 
 void Installer::give_frame(Region& r, std::byte* image) {
-  if (r.gpu && staging_.of(r).frames.owns(image)) {
-    staging_.of(r).frames.put(image);
+  if (r.gpu && ctx_.staging.of(r).frames.owns(image)) {
+    ctx_.staging.of(r).frames.put(image);
   } else if (r.transfer == Transfer::copy) {
-    frames_.put_bounce(image, r.block_size);
-    budget_.credit(r.block_size);
+    ctx_.frames.put_bounce(image, r.block_size);
+    ctx_.budget.credit(r.block_size);
   } else {
-    frames_.put(image, r.block_size);
+    ctx_.frames.put(image, r.block_size);
   }
 }
 
@@ -62,9 +65,9 @@ void Installer::install(TransitionList& transitions, DeferredWork& after) {
   const auto fill = [&](const Transition& first, size_t blocks) {
     const Region& r = *first.region;
     core::step("install.before");
-    Status s = in_slot(first) ? trap_.put_back(r.address(first.block), r.block_size, first.image)
-                              : trap_.fill(r.address(first.block), blocks * r.block_size, first.image, r.transfer,
-                                           first.protect ? trap::Protect::yes : trap::Protect::no);
+    Status s = in_slot(first) ? ctx_.trap.put_back(r.address(first.block), r.block_size, first.image)
+                              : ctx_.trap.fill(r.address(first.block), blocks * r.block_size, first.image, r.transfer,
+                                               first.protect ? trap::Protect::yes : trap::Protect::no);
     core::step("install.after");
     return s;
   };
@@ -81,39 +84,39 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
   if (m->in_staging && (s.code() == -ENOMEM || s.code() == -EDQUOT)) {
     // The trap had no memory for its own copy: other blocks leave, as for any frame.
     r.table.abandon_install(m->block);
-    budget_.credit(r.block_size);
-    map_.admit(r, m->block, 0);
-    pressure_.hold_back_after_refusal(s);
+    ctx_.budget.credit(r.block_size);
+    ctx_.map.admit(r, m->block, 0);
+    host_.pressure.hold_back_after_refusal(s);
     r.table.mark(m->block, core::kFaultPending);
-    waits_.starve_fault(r, m->block, m->since_ns, m->mark);
-    map_.free_transition(m);
-    freed_.memory_freed(after);
+    host_.waits.starve_fault(r, m->block, m->since_ns, m->mark);
+    ctx_.map.free_transition(m);
+    ctx_.above.memory_freed(after);
     return;
   }
   // The frame still has the bytes: nothing is lost, and the access waits for the next try.
   r.table.abandon_install(m->block);
-  if (m->in_staging) budget_.credit(r.block_size);
-  map_.admit(r, m->block, 0);
+  if (m->in_staging) ctx_.budget.credit(r.block_size);
+  ctx_.map.admit(r, m->block, 0);
   r.table.answer_faults(m->block);
   m->status = s;
-  failed_.answer_later(r, m->block, s);
-  map_.free_transition(m);
+  host_.failed.answer_later(r, m->block, s);
+  ctx_.map.free_transition(m);
 }
 
 // Goes on after fill(). s: the result for the block, or for all that were put in place with it.
 void Installer::installed(Transition* m, const Status& s, DeferredWork& after) {
   const Region& r = *m->region;
   if (s.ok()) {
-    core::add(r.transfer == Transfer::copy ? counters_.copied_bytes : counters_.moved_bytes, r.block_size);
+    core::add(r.transfer == Transfer::copy ? ctx_.counters.copied_bytes : ctx_.counters.moved_bytes, r.block_size);
   }
   const bool in_the_way = half_way(s) || s.code() == -EEXIST;
   m->torn = in_the_way && torn_by_fill(m, s);
-  if (m->torn) drop_torn(trap_, r, m->block);
-  if (in_the_way && !m->torn && !drop_one(trap_, r, m->block)) {
-    Lock lock(map_.mutex());
+  if (m->torn) drop_torn(ctx_.trap, r, m->block);
+  if (in_the_way && !m->torn && !drop_one(ctx_.trap, r, m->block)) {
+    Lock lock(ctx_.map.mutex());
     m->status = s;
     pinned_.push_back(m);
-    pressure_.wake_reclaim();
+    host_.pressure.wake_reclaim();
     return;
   }
   settle_installed(m, s, after);
@@ -125,7 +128,7 @@ void Installer::retry_pinned(Lock& lock, DeferredWork& after) {
   lock.unlock();
   while (!now.empty()) {
     Transition* const m = now.pop();
-    if (!drop_one(trap_, *m->region, m->block)) {
+    if (!drop_one(ctx_.trap, *m->region, m->block)) {
       still.push_back(m);
       continue;
     }
@@ -145,34 +148,34 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   // trap has taken these stores back into the frame.
   const bool changed = !s.ok() && !torn && !m->protect && r.writable() && r.transfer == Transfer::copy &&
                        !(store::digest(m->image, r.block_size) == r.table[m->block].digest);
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   const Block& block = r.table[m->block];
   if (changed) {
     r.table.forget_digest(m->block);
     if (r.gpu) r.table.mark(m->block, core::kDirty);
   }
-  if (m->pinned_in_policy) map_.policy(block.aux).unhold(block.aux);
+  if (m->pinned_in_policy) ctx_.map.policy(block.aux).unhold(block.aux);
   if (torn) {
     lose_filled(m, s);
-    freed_.memory_freed(after);
+    ctx_.above.memory_freed(after);
     return;
   }
   if (!s.ok()) {
     refused(m, s, after);
     return;
   }
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   if (r.transfer == Transfer::move) {
-    frames_.put_slot(m->image, r.block_size);
+    ctx_.frames.put_slot(m->image, r.block_size);
     frame.bytes = nullptr;
   } else if (m->in_staging) {  // from now on a block like any other in host memory
-    staging_.of(r).frames.put(m->image);
+    ctx_.staging.of(r).frames.put(m->image);
     frame.bytes = nullptr;
-    map_.withdraw(block.aux);
+    ctx_.map.withdraw(block.aux);
     frame.pool = kHostPool;
     r.table.clear(m->block, core::kDirty);
   } else if (r.transfer == Transfer::copy) {
-    frames_.put_bounce(m->image, r.block_size);
+    ctx_.frames.put_bounce(m->image, r.block_size);
     frame.bytes = nullptr;
   }
   r.table.end_install(m->block);
@@ -182,17 +185,17 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
     // A store may have met the protection between fill() and this lock. It was noted as a request,
     // and no other code answers it.
     const bool stores = (block.flags & core::kStorePending) != 0;
-    const bool stays = !stores || trap_.unprotect(at, r.block_size).code() == -EPERM;
+    const bool stays = !stores || ctx_.trap.unprotect(at, r.block_size).code() == -EPERM;
     if (stays) r.table.mark(m->block, core::kProtected);
-    if (stays && stores) trap_.wake(at, r.block_size).ignore();
+    if (stays && stores) ctx_.trap.wake(at, r.block_size).ignore();
   }
-  if ((block.flags & core::kProtected) == 0) map_.note_dirty(r, m->block);
-  if (frame.holed) trap_.wake(at, r.block_size).ignore();
+  if ((block.flags & core::kProtected) == 0) ctx_.map.note_dirty(r, m->block);
+  if (frame.holed) ctx_.trap.wake(at, r.block_size).ignore();
   r.table.answer_faults(m->block);
-  map_.admit(r, m->block, frame.shadow);
-  if (m->started_ns != 0) counters_.fault_took(now_ns() - m->started_ns);
-  map_.free_transition(m);
-  freed_.memory_freed(after);
+  ctx_.map.admit(r, m->block, frame.shadow);
+  if (m->started_ns != 0) ctx_.counters.fault_took(now_ns() - m->started_ns);
+  ctx_.map.free_transition(m);
+  ctx_.above.memory_freed(after);
 }
 
 // After a fill() that stopped half way, or found a page in its way. Returns true if the block's
@@ -210,7 +213,7 @@ bool Installer::torn_by_fill(const Transition* m, const Status& why) {
   }
   if (torn) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
-                   why.text().data(), map_.place(r, m->block).c_str());
+                   why.text().data(), ctx_.map.place(r, m->block).c_str());
     core::settle_log();
   }
   return torn;
@@ -219,16 +222,16 @@ bool Installer::torn_by_fill(const Transition* m, const Status& why) {
 // State mapping, after torn_by_fill() has returned true.
 void Installer::lose_filled(Transition* m, const Status& why) {
   Region& r = *m->region;
-  map_.free_entry(m->block, r);
+  ctx_.map.free_entry(m->block, r);
   if (m->in_staging) {
-    staging_.of(r).frames.put(m->image);
-    budget_.credit(r.block_size);
+    ctx_.staging.of(r).frames.put(m->image);
+    ctx_.budget.credit(r.block_size);
   } else {
     give_frame(r, m->image);
   }
-  failed_.mark_lost(r, m->block, why);
+  host_.failed.mark_lost(r, m->block, why);
   m->status = r.reason(m->block);
-  map_.free_transition(m);
+  ctx_.map.free_transition(m);
 }
 
 }  // namespace vmem::pager

@@ -6,18 +6,18 @@
 //   marked lost.
 #pragma once
 
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "pager/host/failed_blocks.h"
 #include "pager/host/memory_pressure.h"
 #include "pager/host/memory_waits.h"
 
 namespace vmem::pager {
 
-class Installer : private Shared {
+struct HostTier;
+
+class Installer {
  public:
-  Installer(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
-            MemoryFreed& freed)
-      : Shared(shared), pressure_(pressure), failed_(failed), waits_(waits), freed_(freed) {}
+  Installer(PagerContext& ctx, HostTier& host);
 
   // Puts a staged block in place, or has it wait for memory. Returns false if it cannot be queued,
   // as MemoryWaits::starve_fault() does.
@@ -49,10 +49,8 @@ class Installer : private Shared {
   bool torn_by_fill(const Transition* m, const core::Status& why) VMEM_UNLOCKED;
   void lose_filled(Transition* m, const core::Status& why) VMEM_LOCKED;
 
-  MemoryPressure& pressure_;
-  FailedBlocks& failed_;
-  MemoryWaits& waits_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
   TransitionList pinned_ VMEM_GUARDED_BY(core::big_lock);
 };
 

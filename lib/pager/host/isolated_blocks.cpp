@@ -5,31 +5,34 @@
 #include "core/break.h"
 #include "pager/block/block_run.h"
 #include "pager/host/drop_pages.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
+
+IsolatedBlocks::IsolatedBlocks(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
 void IsolatedBlocks::keep_frame(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   const FrameId id = r.table[b].aux;
   r.table.keep_staged(b);
-  map_.frame_table()[id].bytes = m->image;
-  map_.policy(id).unhold(id);
+  ctx_.map.frame_table()[id].bytes = m->image;
+  ctx_.map.policy(id).unhold(id);
   if ((r.table[b].flags & core::kFaultPending) != 0) {
-    map_.policy(id).touched(id);
-    installer_.begin_install(r, b, after);
+    ctx_.map.policy(id).touched(id);
+    host_.installer.begin_install(r, b, after);
   }
-  map_.free_transition(m);
+  ctx_.map.free_transition(m);
 }
 
 void IsolatedBlocks::give_buffers(Transition* m) {
   const Region& r = *m->region;
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if (m->coded != nullptr) ctx_.frames.put_bounce(m->coded, r.block_size);
   if (m->aside != nullptr && !m->spare) {
     if (r.bounces) {
-      frames_.put_bounce(m->aside, r.block_size);
+      ctx_.frames.put_bounce(m->aside, r.block_size);
     } else {
-      frames_.put(m->aside, r.block_size);
+      ctx_.frames.put(m->aside, r.block_size);
     }
   }
   m->coded = m->aside = nullptr;
@@ -38,33 +41,33 @@ void IsolatedBlocks::give_buffers(Transition* m) {
 void IsolatedBlocks::let_go(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  core::add(counters_.evictions);
-  map_.progress().made();
+  core::add(ctx_.counters.evictions);
+  ctx_.map.progress().made();
   if ((block.flags & core::kReadAhead) != 0) {
-    core::add(counters_.prefetch_wasted);
+    core::add(ctx_.counters.prefetch_wasted);
     r.readahead.on_waste(m->block);
   }
   r.table.forget_read_ahead(m->block);
   r.table.clear(m->block, core::kProtected | core::kDirty);
   give_buffers(m);
   if (m->in_place) {
-    if (!core::broken("credit")) budget_.credit(r.block_size);
+    if (!core::broken("credit")) ctx_.budget.credit(r.block_size);
   } else if (m->emptied) {
-    frames_.put_slot(m->image, r.block_size);
-    budget_.credit(r.block_size);
+    ctx_.frames.put_slot(m->image, r.block_size);
+    ctx_.budget.credit(r.block_size);
   } else if (m->from_staged || in_slot(*m)) {
-    installer_.give_frame(r, m->image);
+    host_.installer.give_frame(r, m->image);
   } else {
-    frames_.put(m->image, r.block_size);
+    ctx_.frames.put(m->image, r.block_size);
   }
-  writes_.settled(m->leaving);
-  map_.free_entry(m->block, r);
+  ctx_.writes.settled(m->leaving);
+  ctx_.map.free_entry(m->block, r);
   if (r.from_file() && !block.extent) r.table.forget_digest(m->block);
   r.table.let_go(m->block);
-  tables_.charge(r);
+  ctx_.tables.charge(r);
   const BlockIndex b = m->block;
-  map_.free_transition(m);
-  page_in_.settle(r, b, after);
+  ctx_.map.free_transition(m);
+  host_.page_in.settle(r, b, after);
 }
 
 // The block's pages never left. After a failure the kernel's protection may be stronger than the
@@ -72,43 +75,43 @@ void IsolatedBlocks::let_go(Transition* m, DeferredWork& after) {
 void IsolatedBlocks::stay_in_place(Transition* m) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  if (!m->in_place && r.transfer != Transfer::install) frames_.put_slot(m->image, r.block_size);
-  Frame& frame = map_.frame_table()[block.aux];
+  if (!m->in_place && r.transfer != Transfer::install) ctx_.frames.put_slot(m->image, r.block_size);
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   const bool proven = m->in_place && frame.proven && (block.flags & core::kProtected) != 0;
   r.table.keep_in_place(m->block);
   const bool differs = m->only_clean && !m->clean;
   const bool same = m->status.ok() && m->in_place && !differs && (block.flags & core::kDigest) != 0 &&
                     !lent_for_writing(r, m->block) && !frame.holed;
   bool stays = same && (block.flags & core::kStorePending) == 0;
-  if (!stays && m->in_place) stays = trap_.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
+  if (!stays && m->in_place) stays = ctx_.trap.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
   r.table.clear(m->block, core::kProtected);
   // A device that pinned pages before they were protected stores unseen. If the trap cannot see
   // pins, the block counts as proven all the same, except after a background write, which comes at
   // any time.
-  const bool seen = trap_.caps().pins == trap::Pins::unseen && (!m->background || core::broken("compare_again"));
+  const bool seen = ctx_.trap.caps().pins == trap::Pins::unseen && (!m->background || core::broken("compare_again"));
   frame.proven = stays && (proven || seen);
   if (stays) {
     r.table.mark(m->block, core::kProtected);
   } else {
-    map_.note_dirty(r, m->block);
+    ctx_.map.note_dirty(r, m->block);
   }
-  if ((block.flags & core::kFaultPending) != 0) trap_.wake(r.address(m->block), r.block_size).ignore();
+  if ((block.flags & core::kFaultPending) != 0) ctx_.trap.wake(r.address(m->block), r.block_size).ignore();
   r.table.answer_faults(m->block);
-  map_.admit(r, m->block, map_.nonresident_age().shadow());
+  ctx_.map.admit(r, m->block, ctx_.map.nonresident_age().shadow());
   const BlockIndex b = m->block;
-  map_.free_transition(m);
-  map_.look_for_overdue(r, b);
+  ctx_.map.free_transition(m);
+  ctx_.map.look_for_overdue(r, b);
 }
 
 void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  writes_.settled(m->leaving);
+  ctx_.writes.settled(m->leaving);
   give_buffers(m);
-  Frame& frame = map_.frame_table()[block.aux];
-  if ((m->keep || m->probe) && frame.admitted) map_.policy(block.aux).unhold(block.aux);
+  Frame& frame = ctx_.map.frame_table()[block.aux];
+  if ((m->keep || m->probe) && frame.admitted) ctx_.map.policy(block.aux).unhold(block.aux);
   const bool same_in_store = m->status.ok() && !m->probe && (m->clean || m->io.size != 0);
-  if (same_in_store) map_.note_clean(r, m->block);
+  if (same_in_store) ctx_.map.note_clean(r, m->block);
 
   if (m->in_place || (!m->status.ok() && !m->from_staged && !m->out)) {
     stay_in_place(m);
@@ -118,50 +121,50 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   if (frame.lent_to_kernels) {
     r.table.keep_staged(m->block);
     r.table.begin_isolate(m->block);
-    map_.free_transition(m);
+    ctx_.map.free_transition(m);
     return;
   }
   const bool wanted = (block.flags & core::kFaultPending) != 0;
   if (m->from_staged && (!wanted || m->in_staging)) {
     r.table.keep_staged(m->block);
-    map_.admit(r, m->block, map_.nonresident_age().shadow());
+    ctx_.map.admit(r, m->block, ctx_.map.nonresident_age().shadow());
     const BlockIndex b = m->block;
-    map_.free_transition(m);
-    if (wanted) installer_.begin_install(r, b, after);
+    ctx_.map.free_transition(m);
+    if (wanted) host_.installer.begin_install(r, b, after);
     return;
   }
-  frame.shadow = map_.nonresident_age().shadow();
+  frame.shadow = ctx_.map.nonresident_age().shadow();
   // If the trap keeps frames, the block goes back protected, so that its next store is seen.
-  m->protect = m->background && same_in_store && r.transfer == Transfer::install && trap_.caps().write_protect &&
+  m->protect = m->background && same_in_store && r.transfer == Transfer::install && ctx_.trap.caps().write_protect &&
                (block.flags & (core::kDigest | core::kStorePending)) == core::kDigest && !lent_for_writing(r, m->block);
-  installer_.start_installing(m, after.install);
+  host_.installer.start_installing(m, after.install);
 }
 
 void IsolatedBlocks::lose_taken(Transition* m) {
   Region& r = *m->region;
   const FrameId id = r.table[m->block].aux;
-  writes_.settled(m->leaving);
+  ctx_.writes.settled(m->leaving);
   give_buffers(m);
-  if ((m->keep || m->probe) && map_.frame_table()[id].admitted) map_.policy(id).unhold(id);
-  frames_.put_slot(m->image, r.block_size);
-  budget_.credit(r.block_size);
-  map_.free_entry(m->block, r);
-  failed_.mark_lost(r, m->block, m->status);
+  if ((m->keep || m->probe) && ctx_.map.frame_table()[id].admitted) ctx_.map.policy(id).unhold(id);
+  ctx_.frames.put_slot(m->image, r.block_size);
+  ctx_.budget.credit(r.block_size);
+  ctx_.map.free_entry(m->block, r);
+  host_.failed.mark_lost(r, m->block, m->status);
   m->status = r.reason(m->block);
   if (m->completion != nullptr && m->completion->status.ok()) r.table.mark(m->block, core::kTold);
-  map_.free_transition(m);
+  ctx_.map.free_transition(m);
 }
 
 Transition* IsolatedBlocks::hold_for_drop(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
-  map_.withdraw(block.aux);
+  ctx_.map.withdraw(block.aux);
   r.table.begin_isolate(b);
-  return map_.new_transition(r, b);
+  return ctx_.map.new_transition(r, b);
 }
 
 void IsolatedBlocks::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
   Transition* m = hold_for_drop(r, b);
-  const Frame& frame = map_.frame_table()[r.table[b].aux];
+  const Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
   m->image = frame.bytes;
   m->from_staged = true;
   m->in_staging = in_staging(frame.pool);
@@ -170,21 +173,21 @@ void IsolatedBlocks::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
 }
 
 Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWork& after) {
-  if (!map_.reserve_transition()) return error(ENOMEM, "no memory for bookkeeping");
+  if (!ctx_.map.reserve_transition()) return error(ENOMEM, "no memory for bookkeeping");
   if (r.table[b].state == State::staged) {
-    failed_.forget_store_copy(r, b);
+    host_.failed.forget_store_copy(r, b);
     drop_held(r, b, after);
     return {};
   }
   Transition* m = hold_for_drop(r, b);
-  Frame& frame = map_.frame_table()[r.table[b].aux];
+  Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
   m->in_place = r.transfer != Transfer::install;
   frame.in_place = m->in_place;
   frame.dropping = true;
   m->image = m->in_place ? r.address(b) : frame.bytes;
   leaves(m);
   lock.unlock();
-  Status dropped = drop_one(trap_, r, b) ? Status() : error(EBUSY, "a page of the block is pinned");
+  Status dropped = drop_one(ctx_.trap, r, b) ? Status() : error(EBUSY, "a page of the block is pinned");
   lock.lock();
   if (!dropped.ok()) {
     m->in_place = true;
@@ -192,7 +195,7 @@ Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, Deferr
     put_back(m, after);
     return dropped;
   }
-  failed_.forget_store_copy(r, b);
+  host_.failed.forget_store_copy(r, b);
   let_go(m, after);
   return {};
 }

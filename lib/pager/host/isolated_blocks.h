@@ -10,13 +10,14 @@
 
 namespace vmem::pager {
 
-class IsolatedBlocks : private Shared {
+struct HostTier;
+
+class IsolatedBlocks {
  public:
-  IsolatedBlocks(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in)
-      : Shared(shared), failed_(failed), installer_(installer), page_in_(page_in) {}
+  IsolatedBlocks(PagerContext& ctx, HostTier& host);
 
   // Counts the memory of the transition's block as about to come free.
-  void leaves(Transition* m) VMEM_LOCKED { writes_.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
+  void leaves(Transition* m) VMEM_LOCKED { ctx_.writes.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
 
   // State isolating or writing_back.
   // - let_go() frees the memory: the block is in the store, or unpopulated.
@@ -39,9 +40,8 @@ class IsolatedBlocks : private Shared {
   void stay_in_place(Transition* m) VMEM_LOCKED;
   void give_buffers(Transition* m) VMEM_LOCKED;
 
-  FailedBlocks& failed_;
-  Installer& installer_;
-  PageIn& page_in_;
+  PagerContext& ctx_;
+  HostTier& host_;
 };
 
 }  // namespace vmem::pager

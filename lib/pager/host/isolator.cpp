@@ -12,30 +12,33 @@
 #include "core/unwatched_reads.h"
 #include "pager/block/block_run.h"
 #include "pager/host/drop_pages.h"
+#include "pager/host/host_tier.h"
 #include "store/codec.h"
 
 namespace vmem::pager {
 
+Isolator::Isolator(PagerContext& ctx) : ctx_(ctx) {}
+
 Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe) {
   const Block& block = r.table[b];
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   const bool held = block.state == State::staged || frame.lent_to_kernels;
   // A device that has pinned a page can store to it in place, whatever protects it. So a block that
   // is to leave is taken out first, if the trap sees pins then.
-  const bool takes = !keep && trap_.caps().pins == trap::Pins::taken_away && !core::broken("pins");
+  const bool takes = !keep && ctx_.trap.caps().pins == trap::Pins::taken_away && !core::broken("pins");
   const bool in_place = !held && ((r.transfer == Transfer::copy && !takes) ||
-                                  (keep && r.transfer == Transfer::move && trap_.caps().write_protect));
+                                  (keep && r.transfer == Transfer::move && ctx_.trap.caps().write_protect));
   std::byte* image = held                              ? frame.bytes
                      : in_place                        ? r.address(b)
                      : r.transfer == Transfer::install ? frame.bytes
-                                                       : frames_.get_slot(r.block_size);
+                                                       : ctx_.frames.get_slot(r.block_size);
   if (image == nullptr) return nullptr;
-  if (!map_.reserve_transition()) {
-    if (!held && !in_place && r.transfer != Transfer::install) frames_.put_slot(image, r.block_size);
+  if (!ctx_.map.reserve_transition()) {
+    if (!held && !in_place && r.transfer != Transfer::install) ctx_.frames.put_slot(image, r.block_size);
     return nullptr;
   }
   frame.lent_to_kernels ? r.table.begin_write(b) : r.table.begin_isolate(b);
-  Transition* m = map_.new_transition(r, b);
+  Transition* m = ctx_.map.new_transition(r, b);
   m->image = image;
   m->way = core::Way::host_to_ssd;
   m->keep = keep;
@@ -43,30 +46,30 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
   m->from_staged = held;
   m->in_place = in_place;
   m->in_staging = in_staging(frame.pool);
-  m->clean = !r.writable() || (!held && stood_protected(trap_.caps().pins, block, frame)) ||
+  m->clean = !r.writable() || (!held && stood_protected(ctx_.trap.caps().pins, block, frame)) ||
              (m->in_staging && proven_clean(block));
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   frame.in_place = in_place;
   frame.dropping = frame.holed = false;
   if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
-    m->coded = frames_.get_bounce(r.block_size);  // none free: this image is stored raw
+    m->coded = ctx_.frames.get_bounce(r.block_size);  // none free: this image is stored raw
     // If the program has changed rights in the region, blocks are not compressed in place.
-    if (m->coded != nullptr && in_place && r.guarded && (m->aside = frames_.get_bounce(r.block_size)) == nullptr) {
-      frames_.put_bounce(m->coded, r.block_size);
+    if (m->coded != nullptr && in_place && r.guarded && (m->aside = ctx_.frames.get_bounce(r.block_size)) == nullptr) {
+      ctx_.frames.put_bounce(m->coded, r.block_size);
       m->coded = nullptr;
     }
   }
   // Memory that a pin has kept before does not count as leaving: other blocks are reclaimed
   // instead.
-  if (!keep && !probe && !frame.pinned) writes_.leaves(m->leaving, r.block_size, leaves_pool(*m));
-  if ((keep || probe) && frame.admitted) map_.policy(block.aux).hold(block.aux);
+  if (!keep && !probe && !frame.pinned) ctx_.writes.leaves(m->leaving, r.block_size, leaves_pool(*m));
+  if ((keep || probe) && frame.admitted) ctx_.map.policy(block.aux).hold(block.aux);
   return m;
 }
 
 bool Isolator::may_be_clean(const Region& r, BlockIndex b) const {
   const Block& block = r.table[b];
-  if (map_.frame_table()[block.aux].unwritten) return false;
+  if (ctx_.map.frame_table()[block.aux].unwritten) return false;
   if (!r.writable() || (block.flags & core::kProtected) != 0) return true;
   return (block.flags & (core::kDigest | core::kUnknown)) == core::kDigest;
 }
@@ -133,7 +136,7 @@ Status Isolator::digest_in_place(Transition* m, Look* look) {
 // Runs on threads that answer for the trap, so it must not fault.
 bool Isolator::still_same(const Transition* m) const {
   const Region& r = *m->region;
-  if (trap_.caps().pins != trap::Pins::taken_away || m->aside != nullptr) return true;
+  if (ctx_.trap.caps().pins != trap::Pins::taken_away || m->aside != nullptr) return true;
   std::array<std::byte, size_t{16} << 10> room;
   store::Digester digester;
   for (size_t at = 0; at < r.block_size; at += room.size()) {
@@ -153,7 +156,8 @@ void Isolator::take_one(Transition* m, Look* look) {
   if (!m->from_staged) {
     // Blocks in place are write-protected by now, and others are in their slots, or the status says
     // why not.
-    if (!m->in_place && r.transfer != Transfer::copy) m->status = trap_.take(at, r.block_size, m->image, r.transfer);
+    if (!m->in_place && r.transfer != Transfer::copy)
+      m->status = ctx_.trap.take(at, r.block_size, m->image, r.transfer);
     if (!m->status.ok()) {
       settle_torn_take(m);
       return;
@@ -194,7 +198,7 @@ void Isolator::take_to_slots(std::span<Transition* const> batch) {
     for (size_t k = 0; k < n; ++k) transitions[k]->image = slots[k];
     const auto take = [&](const Transition& first, size_t blocks) {
       const trap::PinWait wait = any_pinned && first.completion == nullptr ? trap::PinWait::none : trap::PinWait::brief;
-      Status s = trap_.take(r.address(first.block), blocks * r.block_size, first.image, Transfer::copy, wait);
+      Status s = ctx_.trap.take(r.address(first.block), blocks * r.block_size, first.image, Transfer::copy, wait);
       any_pinned |= s.code() == -EBUSY;
       return s;
     };
@@ -226,7 +230,8 @@ void Isolator::empty_clean(std::span<Transition* const> batch) {
       ranges.push_back({at, size});
     }
   }
-  if (!ranges.empty()) trap_.release_many(ranges.all()).ignore();  // pages that stay are left to the slot's next user
+  if (!ranges.empty())
+    ctx_.trap.release_many(ranges.all()).ignore();  // pages that stay are left to the slot's next user
 }
 
 // Drops the pages of blocks that are in place and that the store has.
@@ -236,22 +241,22 @@ void Isolator::drop_clean(std::span<Transition* const> batch) {
   {
     // From here on, absent pages of these blocks are our doing: an access waits until the block is
     // read again.
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     for (Transition* m : batch) {
       if (!goes(*m)) continue;
-      Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
+      Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
       if (frame.holed) {  // the hole may have been stored to since it was looked at
         m->keep = true;
-        writes_.settled(m->leaving);
+        ctx_.writes.settled(m->leaving);
         continue;
       }
       frame.dropping = true;
       drops.add(*m);
     }
   }
-  if (drops.empty() || drop_pages(trap_, drops.all())) return;
+  if (drops.empty() || drop_pages(ctx_.trap, drops.all())) return;
   for (Transition* m : batch) {
-    if (goes(*m) && !drop_one(trap_, *m->region, m->block))
+    if (goes(*m) && !drop_one(ctx_.trap, *m->region, m->block))
       m->status = core::error(EBUSY, "a page of the block is pinned");
   }
 }
@@ -262,18 +267,18 @@ void Isolator::settle_torn_take(Transition* m) {
   if (m->in_place || r.transfer == Transfer::install || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
   if (half_way(m->status)) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
-                   m->status.text().data(), map_.place(r, m->block).c_str());
+                   m->status.text().data(), ctx_.map.place(r, m->block).c_str());
     core::settle_log();
-    drop_torn(trap_, r, m->block);
+    drop_torn(ctx_.trap, r, m->block);
     m->torn = true;
   }
-  trap_.release_frames(m->image, r.block_size).ignore();  // pages that stay are left to the slot's next user
+  ctx_.trap.release_frames(m->image, r.block_size).ignore();  // pages that stay are left to the slot's next user
 }
 
 void Isolator::isolate(std::span<Transition*> batch, Batch* writes) {
   bool drops = false;
   std::sort(batch.begin(), batch.end(), address_order);
-  protect_in_place(trap_, batch);
+  protect_in_place(ctx_.trap, batch);
   take_to_slots(batch);
   Look look;
   const Region* last = nullptr;

@@ -13,13 +13,13 @@
 #include <span>
 
 #include "core/guarded_read.h"
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 
 namespace vmem::pager {
 
-class Isolator : private Shared {
+class Isolator {
  public:
-  explicit Isolator(const Shared& shared) : Shared(shared) {}
+  explicit Isolator(PagerContext& ctx);
 
   // Claims a resident or staged block, which is in state isolating from here on. A block that is
   // lent to kernels is kept, in state writing_back. keep: the block stays in memory. probe: it is
@@ -50,6 +50,7 @@ class Isolator : private Shared {
   void drop_clean(std::span<Transition* const> batch) VMEM_UNLOCKED;
   void settle_torn_take(Transition* m) VMEM_UNLOCKED;
 
+  PagerContext& ctx_;
   const core::MappingQuery mappings_;
 };
 

@@ -15,16 +15,13 @@
 #include <condition_variable>
 #include <cstdint>
 
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 
 namespace vmem::pager {
 
-class MemoryPressure : private Shared {
+class MemoryPressure {
  public:
-  explicit MemoryPressure(const Shared& shared) : Shared(shared) {
-    const Lock lock(map_.mutex());
-    map_.dirty().set_bell(&reclaimers_);
-  }
+  explicit MemoryPressure(PagerContext& ctx);
 
   // press(): the machine wants `bytes` back. hold_back_after_refusal(): the machine refused memory.
   void press(uint64_t bytes) VMEM_LOCKED;
@@ -40,7 +37,7 @@ class MemoryPressure : private Shared {
   void watch_idle() VMEM_LOCKED;
   // Returns when idle memory is to be released or the cap lifted; UINT64_MAX: never.
   uint64_t next_ns() const VMEM_LOCKED {
-    return std::min(watching_ ? watch_until_ns_ : UINT64_MAX, budget_.capped() ? cap_until_ns_ : UINT64_MAX);
+    return std::min(watching_ ? watch_until_ns_ : UINT64_MAX, ctx_.budget.capped() ? cap_until_ns_ : UINT64_MAX);
   }
   // If keep_ms is over, releases a part of the memory that stayed unused.
   void release_idle(uint64_t now_ns) VMEM_LOCKED;
@@ -54,6 +51,7 @@ class MemoryPressure : private Shared {
  private:
   void hold_back(uint64_t bytes, uint64_t ns, bool pressed) VMEM_LOCKED;
 
+  PagerContext& ctx_;
   std::condition_variable reclaimers_;
   uint64_t cap_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t watch_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;

@@ -12,21 +12,24 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/step.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
+
+MemoryWaits::MemoryWaits(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
 bool MemoryWaits::starve(Region& r, BlockIndex b, Urgency urgency, uint64_t since_ns, uint64_t mark, uint32_t thread) {
   if (urgency != Urgency::fault && MemoryWaitQueue::marked(r.table[b])) return true;
   const uint64_t now = now_ns();
-  const uint64_t lived = deadline_.look(now);
-  pressure_.wake_all_reclaim();
+  const uint64_t lived = ctx_.deadline.look(now);
+  host_.pressure.wake_all_reclaim();
   return queue_.add({&r, b, urgency, since_ns != 0 ? since_ns : now, since_ns != 0 ? mark : lived, thread});
 }
 
 bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint64_t mark, uint32_t thread) {
   if (starve(r, b, Urgency::fault, since_ns, mark, thread)) return true;
   r.table.answer_faults(b);
-  trap_.wake(r.address(b), r.block_size).ignore();
+  ctx_.trap.wake(r.address(b), r.block_size).ignore();
   return false;
 }
 
@@ -35,14 +38,15 @@ bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint6
 bool MemoryWaits::overtakes(const Region& r) const {
   if (queue_.empty() || queue_.front().urgency != Urgency::fault) return false;
   const MemoryWaiter& first = queue_.front();
-  return first.region->block_size > r.block_size && map_.progress().waited(first.mark) > deadline_.limit_ns() / 4;
+  return first.region->block_size > r.block_size &&
+         ctx_.map.progress().waited(first.mark) > ctx_.deadline.limit_ns() / 4;
 }
 
 // Returns the bytes of blocks that could not leave because a page of them is pinned.
 uint64_t MemoryWaits::pinned_bytes() const {
   uint64_t bytes = 0;
-  for (core::FrameId id = 0; id < map_.frame_table().size(); ++id) {
-    const Frame& frame = map_.frame_table()[id];
+  for (core::FrameId id = 0; id < ctx_.map.frame_table().size(); ++id) {
+    const Frame& frame = ctx_.map.frame_table()[id];
     if (frame.region != nullptr && frame.pinned) bytes += frame.region->block_size;
   }
   return bytes;
@@ -73,49 +77,49 @@ constexpr uint64_t kPinsMayEnd = 1000000000;  // ns in which reads and writes of
 // Drops and retakes the lock.
 bool MemoryWaits::waits_for_itself(Lock& lock, uint64_t now) {
   const MemoryWaiter s = queue_.front();
-  if (s.thread == 0 || now < next_look_ns_ || !map_.progress().over(s.mark, kPinsMayEnd)) return false;
+  if (s.thread == 0 || now < next_look_ns_ || !ctx_.map.progress().over(s.mark, kPinsMayEnd)) return false;
   next_look_ns_ = now + StallClock::kSlice;
-  if (pinned_bytes() < frames_.room() / 2) return false;
+  if (pinned_bytes() < ctx_.frames.room() / 2) return false;
   lock.unlock();
   const uint64_t wanted = bytes_of_call(s.thread);
   lock.lock();
-  if (wanted <= frames_.room() || queue_.empty()) return false;
+  if (wanted <= ctx_.frames.room() || queue_.empty()) return false;
   const MemoryWaiter& first = queue_.front();
   return first.region == s.region && first.block == s.block && first.thread == s.thread;
 }
 
 Status MemoryWaits::given_up(const MemoryWaiter& s) {
   const uint64_t pinned = pinned_bytes();
-  const Status cause = writes_.error().ok() ? map_.refusal() : writes_.error();
+  const Status cause = ctx_.writes.error().ok() ? ctx_.map.refusal() : ctx_.writes.error();
   return core::error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s%s%s%s, %s",
-                     core::human_bytes(budget_.limit()).c_str(),
-                     static_cast<unsigned>(map_.progress().waited(s.mark) / 1000000), cause.ok() ? "" : ": ",
+                     core::human_bytes(ctx_.budget.limit()).c_str(),
+                     static_cast<unsigned>(ctx_.map.progress().waited(s.mark) / 1000000), cause.ok() ? "" : ": ",
                      static_cast<int>(cause.text().size()), cause.text().data(), pinned != 0 ? ": " : "",
                      pinned != 0 ? core::human_bytes(pinned).c_str() : "",
                      pinned != 0 ? " of it is pinned, by direct I/O that is under way or by registered buffers; make "
                                    "such calls smaller than host_budget, or raise it"
                                  : "",
-                     map_.where(*s.region, s.block).c_str());
+                     ctx_.map.where(*s.region, s.block).c_str());
 }
 
 bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
-  deadline_.look(now);
+  ctx_.deadline.look(now);
   // While a transition is in flight, the disk is merely slow: its end may free the memory. The same
   // holds for a write that will be retried.
-  if (map_.transitions().in_flight() || writes_.pause(now) != 0 || writes_.files_pause(now)) return false;
+  if (ctx_.map.transitions().in_flight() || ctx_.writes.pause(now) != 0 || ctx_.writes.files_pause(now)) return false;
   while (!queue_.empty()) {
     const MemoryWaiter s = queue_.front();
     if (s.urgency != Urgency::fault) return false;
-    if (!map_.progress().over(s.mark, deadline_.limit_ns()) && !waits_for_itself(lock, now)) return false;
+    if (!ctx_.map.progress().over(s.mark, ctx_.deadline.limit_ns()) && !waits_for_itself(lock, now)) return false;
     Region& r = *s.region;
     const Block& block = r.table[s.block];
     if (block.state == State::staged) {
       // No other copy of the bytes exists: they stay, and so does the faulting thread.
       VMEM_LOG_OFTEN(core::Level::error,
                      "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
-                     core::human_bytes(budget_.limit()).c_str(), config_.fault_timeout_ms,
-                     map_.where(r, s.block).c_str());
-      queue_.wait_again(now, deadline_.look(now));
+                     core::human_bytes(ctx_.budget.limit()).c_str(), ctx_.config.fault_timeout_ms,
+                     ctx_.map.where(r, s.block).c_str());
+      queue_.wait_again(now, ctx_.deadline.look(now));
       return false;
     }
     const auto brought = [&] { return block.state != State::unpopulated && block.state != State::stored; };
@@ -124,7 +128,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
       continue;
     }
     // Without memory to remember the block, nothing would revive it later: the fault waits on.
-    if (!failed_.reserve_dropped()) return false;
+    if (!host_.failed.reserve_dropped()) return false;
     queue_.take();
     const Status why = given_up(s);
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS; the contents are intact",
@@ -137,15 +141,15 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
     core::step("starved.said");
     lock.lock();
     --r.in_flight;
-    map_.notify();
+    ctx_.map.notify();
     queue_.unmark(r, s.block);
     if (r.dying) return true;
     if (brought()) return true;
-    if (!failed_.drop(r, s.block, why)) {
+    if (!host_.failed.drop(r, s.block, why)) {
       starve_fault(r, s.block, s.since_ns, s.mark);
       return true;
     }
-    map_.notify();
+    ctx_.map.notify();
     return true;
   }
   return false;
@@ -155,9 +159,9 @@ bool MemoryWaits::must_evict() const {
   uint64_t first = 0;  // bytes that the first waiter needs
   if (!queue_.empty()) {
     const MemoryWaiter& waits = queue_.front();
-    first = waits.region->block_size + reserve_.left_free(waits.urgency, waits.region->block_size);
+    first = waits.region->block_size + ctx_.reserve.left_free(waits.urgency, waits.region->block_size);
   }
-  return reserve_.short_of(first, writes_.leaving());
+  return ctx_.reserve.short_of(first, ctx_.writes.leaving());
 }
 
 }  // namespace vmem::pager

@@ -10,30 +10,18 @@
 
 #include <cstdint>
 
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "pager/host/failed_blocks.h"
 #include "pager/host/memory_pressure.h"
 #include "pager/host/memory_wait_queue.h"
 
 namespace vmem::pager {
 
-// Upward calls of the classes that need memory.
-class MemoryFreed {
- public:
-  // Memory or a buffer came free: serves the waiters, most urgent first.
-  virtual void memory_freed(DeferredWork& after) VMEM_LOCKED = 0;
-  // Returns a staging frame for a block of the region: a free one while more than `keep` are free,
-  // else one that can be taken without waiting, else null.
-  virtual std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED = 0;
+struct HostTier;
 
- protected:
-  ~MemoryFreed() = default;
-};
-
-class MemoryWaits : private Shared {
+class MemoryWaits {
  public:
-  MemoryWaits(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed)
-      : Shared(shared), pressure_(pressure), failed_(failed) {}
+  MemoryWaits(PagerContext& ctx, HostTier& host);
 
   // Queues the block. since_ns, mark: the start of a wait that a failed try interrupted, since both
   // parts are one wait; 0: the wait begins now. Returns false, with nothing changed, if there is no
@@ -60,8 +48,8 @@ class MemoryWaits : private Shared {
   bool waits_for_itself(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
   core::Status given_up(const MemoryWaiter& s) VMEM_LOCKED;
 
-  MemoryPressure& pressure_;
-  FailedBlocks& failed_;
+  PagerContext& ctx_;
+  HostTier& host_;
   MemoryWaitQueue queue_ VMEM_GUARDED_BY(core::big_lock);
   uint64_t next_look_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // when to look at the first waiter's system call again
 };

@@ -8,6 +8,7 @@
 #include "core/log.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
 
@@ -32,99 +33,90 @@ size_t bytes_there(const Region& r, BlockIndex b) {
 
 }  // namespace
 
-PageIn::PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits,
-               Installer& installer, StoreReader& reader, ReadaheadQueue& speculation, MemoryFreed& freed)
-    : Shared(shared),
-      pressure_(pressure),
-      failed_(failed),
-      waits_(waits),
-      installer_(installer),
-      reader_(reader),
-      readahead_queue_(speculation),
-      freed_(freed) {}
+PageIn::PageIn(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
 bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after) {
   const Block& block = r.table[b];
-  if ((block.state == State::unpopulated && !tables_.may_grow(r, b)) || !map_.reserve_block()) return false;
+  if ((block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) || !ctx_.map.reserve_block()) return false;
   const bool coded = block.extent && block.extent.codec() != 0;
-  std::byte* const scratch = coded ? frames_.get_bounce(r.block_size) : nullptr;
+  std::byte* const scratch = coded ? ctx_.frames.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
-  std::byte* const bytes = freed_.staging_frame(r, staging_.of(r).growth.reserve());
+  std::byte* const bytes = ctx_.above.staging_frame(r, ctx_.staging.of(r).growth.reserve());
   if (bytes == nullptr) {
-    if (scratch != nullptr) frames_.put_bounce(scratch, r.block_size);
+    if (scratch != nullptr) ctx_.frames.put_bounce(scratch, r.block_size);
     return false;
   }
   const uint32_t shadow = block.aux;
   const State from = block.state;
-  const FrameId id = map_.new_entry(r, b, bytes, staging_pool(r));
-  map_.frame_table()[id].shadow = shadow;
+  const FrameId id = ctx_.map.new_entry(r, b, bytes, staging_pool(r));
+  ctx_.map.frame_table()[id].shadow = shadow;
   r.table.begin_read(b);
-  tables_.charge(r);
-  Transition* m = map_.new_transition(r, b);
+  ctx_.tables.charge(r);
+  Transition* m = ctx_.map.new_transition(r, b);
   m->image = bytes;
   m->coded = scratch;
   m->in_staging = true;
   m->was_unpopulated = from == State::unpopulated;
   m->way = core::Way::ssd_to_host;
-  reader_.prepare_read(m, urgency, *this);
+  host_.reader.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
   return true;
 }
 
 bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after, const MemoryWaiter* waited) {
   const Block& block = r.table[b];
-  if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return false;
-  if (!map_.reserve_block()) {
-    pressure_.wake_reclaim();
+  if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return false;
+  if (!ctx_.map.reserve_block()) {
+    host_.pressure.wake_reclaim();
     return false;
   }
   const size_t size = r.block_size;
-  const uint64_t grows = tables_.growth(r, b), keep = grows + reserve_.left_free(urgency, size + grows);
+  const uint64_t grows = ctx_.tables.growth(r, b), keep = grows + ctx_.reserve.left_free(urgency, size + grows);
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;
   bool fresh = false;
-  if (waits_.overtakes(r)) return false;
-  if (coded && (scratch = frames_.get_bounce(size)) == nullptr) return false;
+  if (host_.waits.overtakes(r)) return false;
+  if (coded && (scratch = ctx_.frames.get_bounce(size)) == nullptr) return false;
   bool no_buffer = false;  // a buffer comes free when a read ends, not when a block leaves
   if (r.transfer == Transfer::copy) {
-    if (budget_.charge(size, keep)) {
-      image = frames_.get_bounce(size);
+    if (ctx_.budget.charge(size, keep)) {
+      image = ctx_.frames.get_bounce(size);
       no_buffer = image == nullptr;
-      if (no_buffer) budget_.credit(size);
+      if (no_buffer) ctx_.budget.credit(size);
     }
   } else {
-    image = frames_.get(size, keep, &fresh);
+    image = ctx_.frames.get(size, keep, &fresh);
   }
   if (image == nullptr) {
-    if (scratch != nullptr) frames_.put_bounce(scratch, size);
-    if (!no_buffer) pressure_.wake_reclaim();
+    if (scratch != nullptr) ctx_.frames.put_bounce(scratch, size);
+    if (!no_buffer) host_.pressure.wake_reclaim();
     return false;
   }
-  if (waits_.must_evict()) pressure_.wake_reclaim();
+  if (host_.waits.must_evict()) host_.pressure.wake_reclaim();
 
   const uint32_t shadow = block.aux;
   const State from = block.state;
-  const FrameId id = map_.new_entry(r, b, image);
-  map_.frame_table()[id].shadow = shadow;
+  const FrameId id = ctx_.map.new_entry(r, b, image);
+  ctx_.map.frame_table()[id].shadow = shadow;
   r.table.begin_read(b);
-  tables_.charge(r);
-  Transition* m = map_.new_transition(r, b);
+  ctx_.tables.charge(r);
+  Transition* m = ctx_.map.new_transition(r, b);
   m->image = image;
   m->coded = scratch;
   if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
-  m->mark = waited != nullptr ? waited->mark : deadline_.look(m->begun_ns);
+  m->mark = waited != nullptr ? waited->mark : ctx_.deadline.look(m->begun_ns);
   m->way = core::Way::ssd_to_host;
   m->was_unpopulated = from == State::unpopulated;
   m->fresh = fresh && r.transfer == Transfer::install;
   m->io.unpopulated = fresh && !m->fresh && !coded;
   if (from == State::unpopulated && !r.from_file()) {
-    core::add(counters_.zero_fills);
+    core::add(ctx_.counters.zero_fills);
     r.table.set_digest(b, store::zero_digest(size));
     after.zero.push_back(m);
     return true;
   }
-  reader_.prepare_read(m, urgency, *this);
+  host_.reader.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
   return true;
 }
@@ -161,13 +153,13 @@ bool PageIn::show_file(Transition* m) {
   std::byte* const at = r.address(m->block);
   const size_t inside = core::round_up(r.file_bytes(m->block), core::kPage);
   Status s;
-  if (inside < r.block_size) s = trap_.fail(at + inside, r.block_size - inside);
+  if (inside < r.block_size) s = ctx_.trap.fail(at + inside, r.block_size - inside);
   if (s.ok()) {
-    s = map_file(trap_, r, m->block);
+    s = map_file(ctx_.trap, r, m->block);
     if (s.ok()) return true;
     // The poison must be undone before bytes can be put there. If that fails, the block stays
     // poisoned until an acquire tries again.
-    if (inside < r.block_size && !trap_.unfail(at + inside, r.block_size - inside).ok()) return false;
+    if (inside < r.block_size && !ctx_.trap.unfail(at + inside, r.block_size - inside).ok()) return false;
   }
   if (m->io.transferred == 0) return false;
   m->status = Status();
@@ -178,19 +170,19 @@ bool PageIn::show_file(Transition* m) {
 // Ends a fill without the block, which is absent again.
 void PageIn::abandon_fill(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  installer_.give_frame(r, m->image);
-  map_.free_entry(m->block, r);
+  host_.installer.give_frame(r, m->image);
+  ctx_.map.free_entry(m->block, r);
   r.table.forget_read_ahead(m->block);
   r.table.abandon_read(m->block);
-  map_.free_transition(m);
-  freed_.memory_freed(after);
+  ctx_.map.free_transition(m);
+  ctx_.above.memory_freed(after);
 }
 
 // The kernel had no memory to read a block that is wanted: the block is read later.
 void PageIn::put_off_fill(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
-  failed_.read_later(r, b, m->status);
+  host_.failed.read_later(r, b, m->status);
   m->status = {};  // waiters look at the block again
   abandon_fill(m, after);
 }
@@ -198,20 +190,20 @@ void PageIn::put_off_fill(Transition* m, DeferredWork& after) {
 // A block that is wanted could not be read: it is poisoned.
 void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   Region& r = *m->region;
-  installer_.give_frame(r, m->image);
-  map_.free_entry(m->block, r);
+  host_.installer.give_frame(r, m->image);
+  ctx_.map.free_entry(m->block, r);
   r.table.poison(m->block);
   r.table.clear(m->block, core::kFaultPending | core::kStorePending | core::kReadAhead | core::kReadaheadMarker);
   if (shows_file) r.table.mark(m->block, core::kShowsFile);
   if (m->io.result != 0) {
-    failed_.mark_unread(r, m->block);
+    host_.failed.mark_unread(r, m->block);
   } else {
-    failed_.clear_unread(r, m->block);
+    host_.failed.clear_unread(r, m->block);
   }
   r.keep_reason(m->block, m->status);
-  if (!shows_file) failed_.fail_accesses(r, m->block);
-  map_.free_transition(m);
-  freed_.memory_freed(after);
+  if (!shows_file) host_.failed.fail_accesses(r, m->block);
+  ctx_.map.free_transition(m);
+  ctx_.above.memory_freed(after);
 }
 
 // The frame has the block's bytes: the block goes in place, or is staged.
@@ -219,25 +211,25 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   ReadGroup* const together = m->read_group;
-  map_.progress().made();
-  failed_.clear_unread(r, m->block);
+  ctx_.map.progress().made();
+  host_.failed.clear_unread(r, m->block);
   const bool wanted = (block.flags & core::kFaultPending) != 0 || leased(r, m->block);
   if (m->in_staging) {
     r.table.end_read(m->block);
-    map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
+    ctx_.map.admit(r, m->block, ctx_.map.frame_table()[block.aux].shadow);
     const BlockIndex b = m->block;
-    map_.free_transition(m);
+    ctx_.map.free_transition(m);
     settle(r, b, after);
-    freed_.memory_freed(after);
+    ctx_.above.memory_freed(after);
     return;
   }
   const bool stay_held = !wanted && (block.flags & core::kReadaheadMarker) != 0 &&
-                         (r.transfer != Transfer::copy || frames_.free_bounce(r.block_size) > 8);
+                         (r.transfer != Transfer::copy || ctx_.frames.free_bounce(r.block_size) > 8);
   if (stay_held) {
     r.table.end_read(m->block);
-    map_.admit(r, m->block, map_.frame_table()[block.aux].shadow);
-    map_.free_transition(m);
-    freed_.memory_freed(after);
+    ctx_.map.admit(r, m->block, ctx_.map.frame_table()[block.aux].shadow);
+    ctx_.map.free_transition(m);
+    ctx_.above.memory_freed(after);
     return;
   }
   // If every block is stored to, write protection of a block that was read ahead only costs a
@@ -248,7 +240,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   // The others were read by the same transfer. A block that will be stored to does not wait for
   // them: it is not protected as they are.
   const bool waits = together != nullptr && (m->protect || !r.writable());
-  installer_.start_installing(m, waits ? together->ready : after.install);
+  host_.installer.start_installing(m, waits ? together->ready : after.install);
 }
 
 // Notes that the file has a hole at the block and behind it.
@@ -262,7 +254,7 @@ void PageIn::note_hole(const Transition& m) {
 void PageIn::clear_hole(Lock& lock, Transition* m) {
   Region& r = *m->region;
   lock.unlock();
-  make_zeros(*m, frames_);
+  make_zeros(*m, ctx_.frames);
   lock.lock();
   if (!r.writable()) return;
   r.table.set_digest(m->block, store::zero_digest(r.block_size));
@@ -274,8 +266,8 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   const Block& block = r.table[m->block];
   const bool zero = m->io.op == store::Io::Op::read && m->io.size == 0;
   core::step("fill.read");
-  if (!zero) reader_.verify_read(m);
-  Lock lock(map_.mutex());
+  if (!zero) host_.reader.verify_read(m);
+  Lock lock(ctx_.map.mutex());
   ReadGroup* const together = m->read_group;
   core::ScopeGuard was_read([&] {
     if (together != nullptr && --together->left == 0) after.install.append(together->ready);
@@ -291,9 +283,9 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
     fatal_for_touch = !m->status.ok();
     lock.lock();
   }
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if (m->coded != nullptr) ctx_.frames.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
-  readahead_queue_.ended(*m);
+  host_.readahead_queue.ended(*m);
   if (m->hole) {
     note_hole(*m);
     if (nobody_asked && (block.flags & core::kPrefetched) == 0) {
@@ -326,7 +318,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
 
 void PageIn::serve_waiting(Lock& lock) {
   DeferredWork after;
-  freed_.memory_freed(after);
+  ctx_.above.memory_freed(after);
   run(lock, after);
 }
 
@@ -346,24 +338,24 @@ void PageIn::run(DeferredWork& after) {
     while (!now.submit.empty()) {  // the disk first: it is the slowest
       Transition* m = now.submit.pop();
       if (populate(m, after)) {
-        if (m->then == this && reader_.find_hole(m)) {
+        if (m->then == this && host_.reader.find_hole(m)) {
           holes.push_back(m);
         } else {
           batch[size++] = &m->io;
         }
       }
       if (size != batch.size() && !now.submit.empty()) continue;
-      engine_.submit({batch.data(), size});
+      ctx_.engine.submit({batch.data(), size});
       size = 0;
     }
     while (!holes.empty()) finish_read(holes.pop(), after);
     while (!now.zero.empty()) {
       Transition* m = now.zero.pop();
       if (!populate(m, after)) continue;
-      make_zeros(*m, frames_);
+      make_zeros(*m, ctx_.frames);
       finish_read(m, after);
     }
-    while (!now.install.empty()) installer_.install(now.install, after);
+    while (!now.install.empty()) host_.installer.install(now.install, after);
   }
 }
 
@@ -372,12 +364,12 @@ void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
   if ((block.flags & core::kFaultPending) == 0) return;
   switch (block.state) {
     case State::staged:
-      installer_.begin_install(r, b, after);
+      host_.installer.begin_install(r, b, after);
       break;
     case State::unpopulated:
     case State::stored:
       if (r.dying) break;
-      if (!start_fill(r, b, Urgency::fault, after)) waits_.starve_fault(r, b);
+      if (!start_fill(r, b, Urgency::fault, after)) host_.waits.starve_fault(r, b);
       break;
     case State::resident:
       r.table.answer_faults(b);
@@ -393,22 +385,22 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   if (!m->fresh) return true;
   Region& r = *m->region;
   core::step("fill.populate");
-  const Status s = frames_.populate(m->image, r.block_size);
+  const Status s = ctx_.frames.populate(m->image, r.block_size);
   if (s.ok()) return true;
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   const core::Block& block = r.table[m->block];
   const core::BlockIndex b = m->block;
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
-  readahead_queue_.ended(*m);
-  frames_.put_fresh(m->image, r.block_size);
-  map_.free_entry(b, r);
+  if (m->coded != nullptr) ctx_.frames.put_bounce(m->coded, r.block_size);
+  host_.readahead_queue.ended(*m);
+  ctx_.frames.put_fresh(m->image, r.block_size);
+  ctx_.map.free_entry(b, r);
   r.table.forget_read_ahead(m->block);
   r.table.abandon_read(b);
-  pressure_.hold_back_after_refusal(s);
-  if ((block.flags & core::kFaultPending) != 0) waits_.starve_fault(r, b, m->started_ns, m->mark);
+  host_.pressure.hold_back_after_refusal(s);
+  if ((block.flags & core::kFaultPending) != 0) host_.waits.starve_fault(r, b, m->started_ns, m->mark);
   m->status = {};  // waiters look at the block again
-  map_.free_transition(m);
-  freed_.memory_freed(after);
+  ctx_.map.free_transition(m);
+  ctx_.above.memory_freed(after);
   return false;
 }
 

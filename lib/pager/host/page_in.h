@@ -11,17 +11,18 @@
 #include <span>
 #include <string>
 
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "pager/host/installer.h"
 #include "pager/host/readahead_queue.h"
 #include "pager/host/store_reader.h"
 
 namespace vmem::pager {
 
-class PageIn final : private Shared, private IoEnd {
+struct HostTier;
+
+class PageIn final : private IoEnd {
  public:
-  PageIn(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, Installer& installer,
-         StoreReader& reader, ReadaheadQueue& speculation, MemoryFreed& freed);
+  PageIn(PagerContext& ctx, HostTier& host);
 
   // Takes memory and begins to read block b (unpopulated or stored). Returns false, with nothing
   // changed, if there is no memory. waited: the wait that this ends, which began with the fault;
@@ -58,13 +59,8 @@ class PageIn final : private Shared, private IoEnd {
   bool populate(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
   bool show_file(Transition* m) VMEM_UNLOCKED;
 
-  MemoryPressure& pressure_;
-  FailedBlocks& failed_;
-  MemoryWaits& waits_;
-  Installer& installer_;
-  StoreReader& reader_;
-  ReadaheadQueue& readahead_queue_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
   // Neighbours that find no free group are put in place one by one.
   std::array<ReadGroup, 16> together_ VMEM_GUARDED_BY(core::big_lock);
 };

@@ -4,6 +4,7 @@
 
 #include "pager/block/block_run.h"
 #include "pager/host/bounce_limits.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
 
@@ -19,34 +20,36 @@ bool scanned(const Region& r, uint64_t room) {
 
 }  // namespace
 
+Readahead::Readahead(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
+
 void Readahead::used(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   if ((block.flags & core::kReadAhead) == 0) return;
   const bool marker = (block.flags & core::kReadaheadMarker) != 0;
-  const int64_t stride = std::max<int32_t>(1, std::abs(map_.frame_table()[block.aux].stride));
-  const int64_t step = map_.frame_table()[block.aux].stride < 0 ? stride : -stride;
+  const int64_t stride = std::max<int32_t>(1, std::abs(ctx_.map.frame_table()[block.aux].stride));
+  const int64_t step = ctx_.map.frame_table()[block.aux].stride < 0 ? stride : -stride;
   r.table.forget_read_ahead(b);
-  map_.frame_table().seen(map_.frame_table()[block.aux]);
-  core::add(counters_.prefetch_hits);
+  ctx_.map.frame_table().seen(ctx_.map.frame_table()[block.aux]);
+  core::add(ctx_.counters.prefetch_hits);
   for (int64_t i = static_cast<int64_t>(b) + step; i >= 0 && i < static_cast<int64_t>(r.blocks); i += step) {
     const Block& before = r.table[static_cast<BlockIndex>(i)];
     if ((before.flags & core::kReadAhead) == 0 || before.state != State::resident) break;
     r.table.forget_read_ahead(static_cast<BlockIndex>(i));
-    map_.frame_table().seen(map_.frame_table()[before.aux]);
-    core::add(counters_.prefetch_hits);
-    if (map_.frame_table()[before.aux].admitted) map_.policy(before.aux).touched(before.aux);
+    ctx_.map.frame_table().seen(ctx_.map.frame_table()[before.aux]);
+    core::add(ctx_.counters.prefetch_hits);
+    if (ctx_.map.frame_table()[before.aux].admitted) ctx_.map.policy(before.aux).touched(before.aux);
   }
   follow(r, b, marker);
 }
 
 void Readahead::follow(Region& r, BlockIndex b, bool marker) {
-  const uint64_t limit = budget_.ahead_limit();
-  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, map_.nonresident_age().pages()});
+  const uint64_t limit = ctx_.budget.ahead_limit();
+  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, ctx_.map.nonresident_age().pages()});
   pass(r, r.readahead.passed(), true);
   pass(r, r.readahead.given_up(), false);
   if (w) {
     const uint64_t bytes = w->count * r.block_size;
-    if (map_.frame_table().ahead_bytes() + bytes > limit) give_up_idle(bytes);
+    if (ctx_.map.frame_table().ahead_bytes() + bytes > limit) give_up_idle(bytes);
     speculate(r, *w, Urgency::readahead);
   }
   drop_behind(r);
@@ -55,19 +58,19 @@ void Readahead::follow(Region& r, BlockIndex b, bool marker) {
 // b stays the first, and the others follow in the order of their addresses. Upwards, all are one
 // read. Downwards, the others are one read that no thread waits for. Streams read ahead separately.
 void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
-  if (r.access != policy::Access::normal || r.readahead.streams() || !waits_.queue().empty()) return;
+  if (r.access != policy::Access::normal || r.readahead.streams() || !host_.waits.queue().empty()) return;
   const BlockIndex first = r.fault_around.first(b);
   uint64_t present = 0;
   for (uint32_t i = 0; i < r.fault_around.count(b); ++i)
     present |= uint64_t{core::in_memory(r.table[first + i].state)} << i;
   policy::Run run = r.fault_around.around(b, present);
   if (run.count < 2) return;
-  run.count = std::min(run.count, 1 + budget_.ahead_limit() / r.block_size / 4);
+  run.count = std::min(run.count, 1 + ctx_.budget.ahead_limit() / r.block_size / 4);
   // A run goes on as it began: if the block before b was stored to, the next ones will be.
   const Block& before = r.table[static_cast<BlockIndex>(static_cast<int64_t>(b) - run.stride)];
   const bool stores = r.writable() && (before.flags & core::kProtected) == 0 &&
                       (before.state == State::resident || (before.flags & core::kStorePending) != 0);
-  const uint64_t cap = speculative_limit(r, config_, budget_);
+  const uint64_t cap = speculative_limit(r, ctx_.config, ctx_.budget);
   TransitionList others;
   for (uint64_t i = 1; i < run.count; ++i) {
     const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
@@ -75,21 +78,23 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
     // Stop at a block of zeros, which are made faster than they are moved, and at a block that
     // waits.
     const bool stored = block.state == State::stored;
-    const bool in_file = block.state == State::unpopulated && r.from_file() && !r.in_hole(n) && tables_.may_grow(r, n);
+    const bool in_file =
+        block.state == State::unpopulated && r.from_file() && !r.in_hole(n) && ctx_.tables.may_grow(r, n);
     DeferredWork fill;
     if ((!stored && !in_file) || (block.flags & core::kFaultPending) != 0 || MemoryWaitQueue::marked(block) ||
-        !readahead_queue_.may_start(r.block_size, cap) || !page_in_.start_fill(r, n, Urgency::readahead, fill)) {
+        !host_.readahead_queue.may_start(r.block_size, cap) ||
+        !host_.page_in.start_fill(r, n, Urgency::readahead, fill)) {
       run.count = i;
       break;
     }
     Transition* m = fill.submit.pop();
     m->io.urgency = Urgency::fault;  // as for b: engines merge reads of one urgency
     m->stored_soon = stores;
-    readahead_queue_.started(*m);
-    core::add(counters_.fault_around_blocks);
+    host_.readahead_queue.started(*m);
+    core::add(ctx_.counters.fault_around_blocks);
     run.stride > 0 ? others.push_back(m) : others.push_front(m);
   }
-  if (r.transfer == trap::Transfer::copy && !stores) place_together(others, page_in_.together());
+  if (r.transfer == trap::Transfer::copy && !stores) place_together(others, host_.page_in.together());
   reads.append(others);
   r.readahead.presume(run);
 }
@@ -98,37 +103,38 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
 // scan used blocks become the first to leave, oldest first. Unused blocks always do. They keep
 // their marks, and count as wasted if they stay unused.
 void Readahead::pass(Region& r, const policy::Run& run, bool used) {
-  const bool leave = !used || scanned(r, frames_.room());
-  readahead_queue_.forget(r, run);
+  const bool leave = !used || scanned(r, ctx_.frames.room());
+  host_.readahead_queue.forget(r, run);
   for (uint64_t i = 0; i < run.count; ++i) {
     const auto b = static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(i) * run.stride);
     const Block& block = r.table[b];
     if (block.state != State::resident && (used || block.state != State::staged)) continue;
-    Frame& frame = map_.frame_table()[block.aux];
+    Frame& frame = ctx_.map.frame_table()[block.aux];
     if (!used && !frame.ahead) continue;
-    if ((block.flags & core::kReadAhead) != 0 && frame.admitted) map_.policy(block.aux).touched(block.aux);
+    if ((block.flags & core::kReadAhead) != 0 && frame.admitted) ctx_.map.policy(block.aux).touched(block.aux);
     if (used && (block.flags & core::kReadAhead) != 0) {
       r.table.forget_read_ahead(b);
-      core::add(counters_.prefetch_hits);
+      core::add(ctx_.counters.prefetch_hits);
     }
-    if (used) map_.frame_table().seen(frame);
+    if (used) ctx_.map.frame_table().seen(frame);
     if (!leave || !frame.admitted) continue;
     bool pinned = false;
     if (temperature(r, b, &pinned) != policy::Temperature::normal || pinned) continue;
-    map_.policy(block.aux).advise(block.aux, policy::Temperature::cold, r.priority, false);
+    ctx_.map.policy(block.aux).advise(block.aux, policy::Temperature::cold, r.priority, false);
   }
 }
 
 // There is no room to read `bytes` ahead. Gives up streams that were not read while memory was
 // filled many times over.
 void Readahead::give_up_idle(uint64_t bytes) {
-  const uint64_t room = frames_.room() / core::kPage;
-  if (map_.nonresident_age().pages() < looked_ahead_ + room / 8 || map_.nonresident_age().pages() < kIdleRooms * room)
+  const uint64_t room = ctx_.frames.room() / core::kPage;
+  if (ctx_.map.nonresident_age().pages() < looked_ahead_ + room / 8 ||
+      ctx_.map.nonresident_age().pages() < kIdleRooms * room)
     return;
-  looked_ahead_ = map_.nonresident_age().pages();
-  for (auto& [base, region] : map_.regions()) {
+  looked_ahead_ = ctx_.map.nonresident_age().pages();
+  for (auto& [base, region] : ctx_.map.regions()) {
     for (size_t i = 0; i < policy::ReadAhead::kStreams && bytes != 0; ++i) {
-      const policy::Run run = region->readahead.give_up(map_.nonresident_age().pages() - kIdleRooms * room);
+      const policy::Run run = region->readahead.give_up(ctx_.map.nonresident_age().pages() - kIdleRooms * room);
       if (run.count == 0) break;
       pass(*region, run, false);
       bytes -= std::min(bytes, run.count * region->block_size);
@@ -139,60 +145,62 @@ void Readahead::give_up_idle(uint64_t bytes) {
 // Evicts at once what a declared scan has passed. So the same few frames, warm and huge, serve the
 // whole scan, and writeback keeps pace with the stores.
 void Readahead::drop_behind(Region& r) {
-  if (!scanned(r, frames_.room()) || reclaim_requests_.full()) return;
+  if (!scanned(r, ctx_.frames.room()) || host_.reclaim_requests.full()) return;
   const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
   if (run.count == 0) return;
   const auto last =
       static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count - 1) * run.stride);
-  if (!reclaim_requests_.add({&r, std::min(run.first, last), std::max(run.first, last)}, true)) return;
-  pressure_.wake_reclaim();
+  if (!host_.reclaim_requests.add({&r, std::min(run.first, last), std::max(run.first, last)}, true)) return;
+  host_.pressure.wake_reclaim();
 }
 
 void Readahead::speculate(Region& r, const policy::Window& w, Urgency urgency) {
   if (w.count == 0) return;
-  if (!readahead_queue_.add({&r, w.first, w.stride, w.count, w.marker, urgency})) r.readahead.on_dropped(w.count);
+  if (!host_.readahead_queue.add({&r, w.first, w.stride, w.count, w.marker, urgency})) r.readahead.on_dropped(w.count);
 }
 
 void Readahead::pump_speculative(DeferredWork& after) {
   bool more = false;  // this call has begun a read
-  while (!readahead_queue_.empty()) {
-    Speculative& s = readahead_queue_.front();
+  while (!host_.readahead_queue.empty()) {
+    Speculative& s = host_.readahead_queue.front();
     Region& r = *s.region;
     if (s.count == 0 || s.next >= r.blocks) {
-      readahead_queue_.pop();
+      host_.readahead_queue.pop();
       continue;
     }
-    if (s.urgency == Urgency::readahead && map_.frame_table().ahead_bytes() + r.block_size > budget_.ahead_limit()) {
+    if (s.urgency == Urgency::readahead &&
+        ctx_.map.frame_table().ahead_bytes() + r.block_size > ctx_.budget.ahead_limit()) {
       r.readahead.on_cut({s.next, s.stride, s.count});
-      readahead_queue_.pop();
+      host_.readahead_queue.pop();
       continue;
     }
-    const uint64_t cap = speculative_limit(r, config_, budget_);
+    const uint64_t cap = speculative_limit(r, ctx_.config, ctx_.budget);
     // Wait for room for several blocks, so that blocks that are asked for together are read
     // together.
     const uint64_t room = more ? r.block_size : std::max<uint64_t>(r.block_size, std::min(cap / 2, kRefill));
-    if (!readahead_queue_.may_start(room, cap)) return;
+    if (!host_.readahead_queue.may_start(room, cap)) return;
     more = true;
     const Block& block = r.table[s.next];
     if ((block.state == State::unpopulated || block.state == State::stored) && !MemoryWaitQueue::marked(block) &&
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::unpopulated &&
-          (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) || !tables_.may_grow(r, s.next)))) {
+          (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) ||
+           !ctx_.tables.may_grow(r, s.next)))) {
       if (r.gpu && s.urgency == Urgency::prefetch) {  // most likely on its way to a device
-        if (!page_in_.start_staging(r, s.next, Urgency::prefetch, after)) return;
-      } else if (!page_in_.start_fill(r, s.next, s.urgency, after)) {
+        if (!host_.page_in.start_staging(r, s.next, Urgency::prefetch, after)) return;
+      } else if (!host_.page_in.start_fill(r, s.next, s.urgency, after)) {
         return;
       }
-      readahead_queue_.started(*after.submit.tail);
-      core::add(counters_.prefetched_blocks);
+      host_.readahead_queue.started(*after.submit.tail);
+      core::add(ctx_.counters.prefetched_blocks);
       r.table.mark(s.next, core::kReadAhead);
       if (s.urgency == Urgency::prefetch) {
         r.table.mark(s.next, core::kPrefetched);
       } else {
-        map_.frame_table().read_ahead(map_.frame_table()[block.aux]);
+        ctx_.map.frame_table().read_ahead(ctx_.map.frame_table()[block.aux]);
       }
       if (s.urgency == Urgency::readahead && s.next == s.marker) r.table.mark(s.next, core::kReadaheadMarker);
-      map_.frame_table()[block.aux].stride = static_cast<int32_t>(s.stride);
+      ctx_.map.frame_table()[block.aux].stride = static_cast<int32_t>(s.stride);
     } else if (core::in_memory(block.state) && s.urgency == Urgency::readahead && s.next == s.marker) {
       // The marker is in memory already: no fault will tell that the stream passes it. The next
       // miss begins a new window.

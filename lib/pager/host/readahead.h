@@ -10,23 +10,18 @@
 
 #include <cstdint>
 
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "pager/host/page_in.h"
 #include "pager/host/readahead_queue.h"
 #include "pager/host/reclaim_requests.h"
 
 namespace vmem::pager {
 
-class Readahead : private Shared {
+struct HostTier;
+
+class Readahead {
  public:
-  Readahead(const Shared& shared, MemoryWaits& waits, PageIn& page_in, ReadaheadQueue& speculation,
-            ReclaimRequests& reclaim_requests, MemoryPressure& pressure)
-      : Shared(shared),
-        waits_(waits),
-        page_in_(page_in),
-        readahead_queue_(speculation),
-        reclaim_requests_(reclaim_requests),
-        pressure_(pressure) {}
+  Readahead(PagerContext& ctx, HostTier& host);
 
   // A block is accessed. If it was read ahead, counts it as used, and the blocks of its stream
   // before it.
@@ -47,11 +42,8 @@ class Readahead : private Shared {
   void give_up_idle(uint64_t bytes) VMEM_LOCKED;
   void drop_behind(Region& r) VMEM_LOCKED;
 
-  MemoryWaits& waits_;
-  PageIn& page_in_;
-  ReadaheadQueue& readahead_queue_;
-  ReclaimRequests& reclaim_requests_;
-  MemoryPressure& pressure_;
+  PagerContext& ctx_;
+  HostTier& host_;
   // The clock at the last search for idle streams.
   uint64_t looked_ahead_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };

@@ -8,6 +8,7 @@
 #include "core/break.h"
 #include "core/clock.h"
 #include "core/thread.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
 
@@ -16,6 +17,8 @@ namespace {
 constexpr uint64_t kPinPause = 1000000;  // ns between two looks at pinned blocks
 
 }  // namespace
+
+Reclaim::Reclaim(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
 Status Reclaim::start(unsigned threads) {
   threads_.reserve(threads);
@@ -32,7 +35,7 @@ Status Reclaim::start(unsigned threads) {
 
 void Reclaim::stop() {
   stop_ = true;
-  pressure_.wake_all_reclaim();
+  host_.pressure.wake_all_reclaim();
 }
 
 void Reclaim::join() {
@@ -43,48 +46,48 @@ void Reclaim::loop() {
   uint8_t next_staging = kStagingPools;
   size_t passed = 0;
   bool served = false, wrote = false;  // what the last turn did; other work is next
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   while (!stop_) {
     const uint64_t now = now_ns();
-    background_.wake_slowed(now);
-    if (waits_.check_starved(lock, now)) {
-      page_in_.serve_waiting(lock);
+    host_.background.wake_slowed(now);
+    if (host_.waits.check_starved(lock, now)) {
+      host_.page_in.serve_waiting(lock);
       continue;
     }
-    if (failed_.ask_again(lock, now)) continue;
-    if (now >= pins_ns_ && writeback_.any_pinned()) {
+    if (host_.failed.ask_again(lock, now)) continue;
+    if (now >= pins_ns_ && host_.writeback.any_pinned()) {
       pins_ns_ = now + kPinPause;
-      writeback_.retry_pinned(lock);
+      host_.writeback.retry_pinned(lock);
       continue;
     }
-    served = !served && !requests_.empty();
+    served = !served && !host_.reclaim_requests.empty();
     if (served) {
       serve_request(lock);
       continue;
     }
-    wrote = !wrote && background_.write_some(lock, now);
+    wrote = !wrote && host_.background.write_some(lock, now);
     if (wrote) continue;
-    pressure_.lift_cap(now);
+    host_.pressure.lift_cap(now);
     Short what;
     // If blocks wait for memory while nothing is in flight, the shortage is bounce buffers; evict a
     // staged block, which owns one.
-    what.stuck = !waits_.queue().empty() && !map_.transitions().in_flight();
+    what.stuck = !host_.waits.queue().empty() && !ctx_.map.transitions().in_flight();
     // Blocks may also wait because the frame table is full.
-    const bool too_many = !waits_.queue().empty() && map_.frame_table().free() == 0;
-    what.host = waits_.must_evict() || what.stuck || too_many;
-    if (what.host) above_.host_is_short();
-    reserve_.set_refilling(what.host && !what.stuck);
-    what.staging = above_.short_of_staging(next_staging);
-    if (!what.host && !what.staging && waits_.queue().empty()) {
-      if (requests_.empty()) wait_for_work(lock);
+    const bool too_many = !host_.waits.queue().empty() && ctx_.map.frame_table().free() == 0;
+    what.host = host_.waits.must_evict() || what.stuck || too_many;
+    if (what.host) ctx_.above.host_is_short();
+    ctx_.reserve.set_refilling(what.host && !what.stuck);
+    what.staging = ctx_.above.short_of_staging(next_staging);
+    if (!what.host && !what.staging && host_.waits.queue().empty()) {
+      if (host_.reclaim_requests.empty()) wait_for_work(lock);
       continue;
     }
-    const bool may_write = writes_.pause(now) == 0;
+    const bool may_write = ctx_.writes.pause(now) == 0;
     if (now >= aside_ns_) {
       aside_ns_ = UINT64_MAX;
       any_aside_ = aside_since_ = true;
     }
-    if (!may_write && !writes_.failing()) {  // only a pin: others can be written in a moment
+    if (!may_write && !ctx_.writes.failing()) {  // only a pin: others can be written in a moment
       wait_for_writes(lock, now);
       continue;
     }
@@ -97,8 +100,8 @@ void Reclaim::loop() {
       continue;
     }
     if (!what.host && !what.staging) {  // blocks wait for a buffer, or for memory that is leaving already
-      pressure_.wait_for(lock, std::chrono::milliseconds(5));
-      page_in_.serve_waiting(lock);  // memory or a buffer may have come free without a notification
+      host_.pressure.wait_for(lock, std::chrono::milliseconds(5));
+      host_.page_in.serve_waiting(lock);  // memory or a buffer may have come free without a notification
       continue;
     }
     shrink(lock, what, &next_staging, &passed);
@@ -107,17 +110,18 @@ void Reclaim::loop() {
 
 // A write has failed: sleeps for the pause until the next try, or for a part of it.
 void Reclaim::wait_for_writes(Lock& lock, uint64_t now_ns) {
-  uint64_t most = waits_.queue().empty() ? UINT64_MAX : StallClock::kSlice / 2;
-  if (!failed_.retries().empty() || writeback_.any_pinned()) most = std::min(most, failed_.retries().kShortest);
-  if (const uint64_t next = failed_.next_ns(); next != UINT64_MAX)
+  uint64_t most = host_.waits.queue().empty() ? UINT64_MAX : StallClock::kSlice / 2;
+  if (!host_.failed.retries().empty() || host_.writeback.any_pinned())
+    most = std::min(most, host_.failed.retries().kShortest);
+  if (const uint64_t next = host_.failed.next_ns(); next != UINT64_MAX)
     most = std::min(most, std::max(next, now_ns + 1) - now_ns);
-  pressure_.wait_for(lock, std::chrono::nanoseconds(std::min(writes_.pause(now_ns), most)));
+  host_.pressure.wait_for(lock, std::chrono::nanoseconds(std::min(ctx_.writes.pause(now_ns), most)));
 }
 
 // The block has to be written, and no write is possible for a while. Keeps its policy from naming
 // it again before one is.
 void Reclaim::set_aside(core::FrameId id) {
-  map_.frame_table()[id].unwritten = true;
+  ctx_.map.frame_table()[id].unwritten = true;
   any_aside_ = aside_since_ = true;
 }
 
@@ -125,7 +129,7 @@ void Reclaim::set_aside(core::FrameId id) {
 // false if it has found none yet.
 bool Reclaim::admit_aside(uint64_t now_ns) {
   constexpr size_t kLooks = 4096, kMost = 256;
-  const FrameTable& all = map_.frame_table();
+  const FrameTable& all = ctx_.map.frame_table();
   size_t found = 0;
   for (size_t looks = 0; looks < kLooks && found < kMost && any_aside_; ++looks) {
     if (aside_next_ >= all.size()) {
@@ -142,7 +146,7 @@ bool Reclaim::admit_aside(uint64_t now_ns) {
       aside_ns_ = std::min(aside_ns_, r.refused_until_ns);
       continue;
     }
-    map_.admit(r, frame.block, map_.nonresident_age().shadow());
+    ctx_.map.admit(r, frame.block, ctx_.map.nonresident_age().shadow());
     ++found;
   }
   return found != 0 || !any_aside_;
@@ -157,23 +161,23 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
   std::array<policy::Victim, 32> victims;
   static_assert(std::tuple_size_v<decltype(victims)> <= Batch::capacity());
   const uint64_t pages =
-      std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * reserve_.largest_block()) / core::kPage);
-  size_t count = what.host ? map_.policy_of(kHostPool).victims(pages, victims) : 0;
+      std::max<uint64_t>(1, std::min<uint64_t>(8 << 20, 32 * ctx_.reserve.largest_block()) / core::kPage);
+  size_t count = what.host ? ctx_.map.policy_of(kHostPool).victims(pages, victims) : 0;
   if (count == 0 && what.staging) {
-    count = map_.policy_of(*what.staging).victims(pages, victims);
+    count = ctx_.map.policy_of(*what.staging).victims(pages, victims);
     // Frames of another size may be short as well; they are next.
     *next_staging = static_cast<uint8_t>(*what.staging + 1);
   }
   bool copies = false, aside = false, all_pinned = true;
-  const bool full = writes_.full(now_ns()) && !core::broken("full_disk");
+  const bool full = ctx_.writes.full(now_ns()) && !core::broken("full_disk");
   const uint64_t now = now_ns();
-  const bool only_clean = writes_.pause(now) != 0;
+  const bool only_clean = ctx_.writes.pause(now) != 0;
   if (only_clean && count == 0) return wait_for_writes(lock, now);
-  const size_t before = *passed, all = map_.frame_table().used();
+  const size_t before = *passed, all = ctx_.map.frame_table().used();
   for (size_t i = 0; i < count; ++i) {
-    Frame& frame = map_.frame_table()[victims[i].id];
+    Frame& frame = ctx_.map.frame_table()[victims[i].id];
     if (frame.is_copy) {
-      copies |= above_.evict_copy(victims[i].id);
+      copies |= ctx_.above.evict_copy(victims[i].id);
       continue;
     }
     Region& r = *frame.region;
@@ -187,11 +191,11 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
     const bool is_pinned = now < frame.pinned_until_ns;
     if ((fits_not || is_pinned) && !r.dying && *passed < all) {
       ++*passed;
-      if (!probe) map_.admit(r, b, map_.nonresident_age().shadow());
+      if (!probe) ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
       continue;
     }
     const bool must_be_clean = only_clean || file_refuses(r, now);
-    if (must_be_clean && !probe && !r.dying && !isolator_.may_be_clean(r, b)) {
+    if (must_be_clean && !probe && !r.dying && !host_.isolator.may_be_clean(r, b)) {
       aside = true;
       set_aside(victims[i].id);
       continue;
@@ -199,73 +203,73 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
     // The block is leased, but its policy does not hold it yet: admit() makes it.
     // core::broken("lease_hold") is in holds_for_lease(), and is named here to have this file
     // compiled again.
-    Transition* m = r.dying || holds_for_lease(r, b) ? nullptr : isolator_.begin_take(r, b, false, probe);
+    Transition* m = r.dying || holds_for_lease(r, b) ? nullptr : host_.isolator.begin_take(r, b, false, probe);
     if (m != nullptr) {
       m->only_clean = must_be_clean;
       m->reclaims = true;
       all_pinned &= is_pinned;
       batch.push_back(m);
     } else if (!victims[i].probe && !r.dying) {
-      map_.admit(r, b, map_.nonresident_age().shadow());
+      ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
     }
   }
   if (batch.empty() && !copies && (aside || *passed != before)) return lock.give_way();
   if (batch.empty() || !all_pinned) *passed = 0;  // else only pinned blocks are left
-  if (batch.empty() && !copies) pressure_.wait_for(lock, std::chrono::milliseconds(5));
+  if (batch.empty() && !copies) host_.pressure.wait_for(lock, std::chrono::milliseconds(5));
   if (copies || (batch.empty() && what.stuck)) {  // frames may have come free
     DeferredWork after;
-    freed_.memory_freed(after);
-    if (!after.empty()) page_in_.run(lock, after);
+    ctx_.above.memory_freed(after);
+    if (!after.empty()) host_.page_in.run(lock, after);
   }
-  if (!batch.empty()) writeback_.evict_batch(lock, batch.all());
+  if (!batch.empty()) host_.writeback.evict_batch(lock, batch.all());
 }
 
 void Reclaim::leaves(Region& r, BlockIndex b) {
   const State state = r.table[b].state;
-  if (r.dying || (state != State::resident && state != State::staged) || requests_.full()) return;
-  if (requests_.add({&r, b, b}, false)) pressure_.wake_reclaim();
+  if (r.dying || (state != State::resident && state != State::staged) || host_.reclaim_requests.full()) return;
+  if (host_.reclaim_requests.add({&r, b, b}, false)) host_.pressure.wake_reclaim();
 }
 
 // Evicts a few blocks of the oldest request. Leased blocks are passed over. Blocks in transition
 // leave when that is over.
 void Reclaim::serve_request(Lock& lock) {
-  const auto [span, behind] = requests_.first();
+  const auto [span, behind] = host_.reclaim_requests.first();
   Region& r = *span.region;
   Batch batch;
   BlockIndex b = r.table.next_populated(span.first);
   for (; b <= span.last && b < r.blocks && batch.size() < 32; b = r.table.next_populated(b + 1)) {
     const State state = r.table[b].state;
     if (!core::in_memory(state) || leased(r, b)) continue;
-    Frame& frame = map_.frame_table()[r.table[b].aux];
+    Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
     if (core::in_transition(state)) {
       frame.leaves = !behind;
       continue;
     }
     if (behind && frame.ahead) continue;
-    map_.withdraw(r.table[b].aux);
-    if (Transition* m = isolator_.begin_take(r, b, false, false)) {
+    ctx_.map.withdraw(r.table[b].aux);
+    if (Transition* m = host_.isolator.begin_take(r, b, false, false)) {
       batch.push_back(m);
     } else {
-      map_.admit(r, b, map_.nonresident_age().shadow());
+      ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
     }
   }
-  requests_.go_on(b);
-  writeback_.evict_batch(lock, batch.all());
+  host_.reclaim_requests.go_on(b);
+  host_.writeback.evict_batch(lock, batch.all());
 }
 
 // Sleeps until there is work. Returns idle memory to the system, a part at a time.
 void Reclaim::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
-  uint64_t next = std::min({failed_.next_ns(), pressure_.next_ns(), background_.next_ns(now)});
-  if (writeback_.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
+  uint64_t next = std::min({host_.failed.next_ns(), host_.pressure.next_ns(), host_.background.next_ns(now)});
+  if (host_.writeback.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
   // The stall clock counts only if a thread looks at it often enough.
-  if (failed_.retries().want_memory()) next = std::min(next, now + StallClock::kSlice / 2);
+  if (host_.failed.retries().want_memory()) next = std::min(next, now + StallClock::kSlice / 2);
   if (next == UINT64_MAX) {
-    pressure_.wait(lock);
+    host_.pressure.wait(lock);
   } else if (now < next) {
-    pressure_.wait_for(lock, std::chrono::nanoseconds(next - now));
-  } else if (now >= pressure_.next_ns()) {
-    pressure_.release_idle(now);
+    host_.pressure.wait_for(lock, std::chrono::nanoseconds(next - now));
+  } else if (now >= host_.pressure.next_ns()) {
+    host_.pressure.release_idle(now);
     lock.give_way();
   }
 }

@@ -13,44 +13,18 @@
 #include <thread>
 #include <vector>
 
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "pager/host/background_writes.h"
 #include "pager/host/reclaim_requests.h"
 #include "pager/host/writeback.h"
 
 namespace vmem::pager {
 
-class Reclaim : private Shared {
+struct HostTier;
+
+class Reclaim {
  public:
-  // Upward calls to the classes that know the devices.
-  class Above {
-   public:
-    // Returns the pool of a size of staging frames that is short, so that blocks have to leave it,
-    // or nothing. Looks from the pool `first` on.
-    virtual std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED = 0;
-    // The policy has chosen a host copy. Returns false if the copy stays because it is all there is
-    // of its block.
-    virtual bool evict_copy(core::FrameId copy) VMEM_LOCKED = 0;
-    // Host memory is short: the CPU's copies of blocks on devices may go.
-    virtual void host_is_short() VMEM_LOCKED = 0;
-
-   protected:
-    ~Above() = default;
-  };
-
-  Reclaim(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed, MemoryWaits& waits, PageIn& page_in,
-          Isolator& isolator, Writeback& write_back, ReclaimRequests& requests, MemoryFreed& freed, Above& above)
-      : Shared(shared),
-        pressure_(pressure),
-        failed_(failed),
-        waits_(waits),
-        page_in_(page_in),
-        isolator_(isolator),
-        writeback_(write_back),
-        requests_(requests),
-        freed_(freed),
-        above_(above),
-        background_(shared, isolator, write_back) {}
+  Reclaim(PagerContext& ctx, HostTier& host);
 
   // Starts that many threads, or fewer if the system refuses some: that is slower, not wrong. Fails
   // only if there is none.
@@ -62,7 +36,6 @@ class Reclaim : private Shared {
   // The block's transition is over and the block is in host memory. A prefetch to the SSD met the
   // block in that transition: requests the eviction again.
   void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED;
-  BackgroundWrites& background() { return background_; }
 
  private:
   struct Short {
@@ -78,16 +51,8 @@ class Reclaim : private Shared {
   void set_aside(core::FrameId id) VMEM_LOCKED;
   bool admit_aside(uint64_t now_ns) VMEM_LOCKED;
 
-  MemoryPressure& pressure_;
-  FailedBlocks& failed_;
-  MemoryWaits& waits_;
-  PageIn& page_in_;
-  Isolator& isolator_;
-  Writeback& writeback_;
-  ReclaimRequests& requests_;
-  MemoryFreed& freed_;
-  Above& above_;
-  BackgroundWrites background_;
+  PagerContext& ctx_;
+  HostTier& host_;
   std::vector<std::thread> threads_;
   uint64_t pins_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // when to look at pinned blocks again
   // Some blocks are set aside: no policy knows them until they can be written. any_aside_: there

@@ -6,6 +6,7 @@
 #include "core/break.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
 
@@ -17,6 +18,8 @@ bool refused(int result) {
 }
 
 }  // namespace
+
+StoreReader::StoreReader(PagerContext& ctx) : ctx_(ctx), verify_(ctx.config.checksum) {}
 
 store::Digester* StoreReader::take_digester() {
   uint32_t free = free_digesters_.load(std::memory_order_relaxed);
@@ -64,29 +67,29 @@ void StoreReader::verify_read(Transition* m) {
   const core::ScopeGuard digester_is_free([&] { give_back_digester(m); });
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  core::add(counters_.read_bytes, m->io.transferred);
+  core::add(ctx_.counters.read_bytes, m->io.transferred);
   if (m->io.result != 0) {
     m->refused = refused(m->io.result) && !core::broken("read_refused");
-    if (!m->refused) core::add(counters_.io_errors);
+    if (!m->refused) core::add(ctx_.counters.io_errors);
     m->status = core::system_error(m->refused ? -ENOMEM : m->io.result, "%s, %s",
                                    m->refused ? "the kernel has no memory to read" : "reading failed",
-                                   map_.place(r, m->block).c_str());
+                                   ctx_.map.place(r, m->block).c_str());
   } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
     m->cut = true;
     m->status = core::error(EIO, "the file is shorter than its region: %zu of the %zu bytes of the block are there, %s",
-                            m->io.transferred, r.file_bytes(m->block), map_.place(r, m->block).c_str());
+                            m->io.transferred, r.file_bytes(m->block), ctx_.map.place(r, m->block).c_str());
   } else if (m->coded != nullptr) {
     m->status =
         store::decode(static_cast<store::Codec>(block.extent.codec()), m->coded, m->io.size, m->image, r.block_size);
-    if (!m->status.ok()) core::add(counters_.checksum_errors);
+    if (!m->status.ok()) core::add(ctx_.counters.checksum_errors);
   }
   if (m->status.ok() && block.extent) {
     // The digest also tells later whether the block has changed, so it stays even if it is not
     // verified.
     if (verifies(r) && !core::broken("digest_check") && !(digest(m) == block.digest)) {
-      core::add(counters_.checksum_errors);
+      core::add(ctx_.counters.checksum_errors);
       m->status = core::error(EIO, "checksum mismatch: the SSD returned other bytes than were written, %s",
-                              map_.place(r, m->block).c_str());
+                              ctx_.map.place(r, m->block).c_str());
     }
   } else if (m->status.ok() && r.writable()) {
     m->digest = digest(m);
@@ -104,7 +107,7 @@ void StoreReader::prepare_read(Transition* m, Urgency urgency, IoEnd& end, bool 
   io.user = m;
   io.done = IoEnd::ended;
   if (block.extent) {
-    io.file = space_.file(block.extent);
+    io.file = ctx_.space.file(block.extent);
     io.offset = block.extent.offset();
     io.size = block.extent.length();
     io.buffer = m->coded != nullptr ? m->coded : m->image;

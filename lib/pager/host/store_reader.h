@@ -12,14 +12,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "store/codec.h"
 
 namespace vmem::pager {
 
-class StoreReader : private Shared {
+class StoreReader {
  public:
-  explicit StoreReader(const Shared& shared) : Shared(shared), verify_(config_.checksum) {}
+  explicit StoreReader(PagerContext& ctx);
 
   // Sets up the read of a transition whose image (and coded) are set. `end` continues when the read
   // is over. wants_parts: `end` also hears of each part that arrives, unless the block is
@@ -39,6 +39,7 @@ class StoreReader : private Shared {
   store::Digester* take_digester() VMEM_UNLOCKED;
   void give_back_digester(Transition* m) VMEM_UNLOCKED;
 
+  PagerContext& ctx_;
   std::atomic<bool> verify_;  // setting checksum
   // For blocks of which a part has come; more are seldom in flight. A block that finds none free is
   // hashed when all of it has come.

@@ -11,6 +11,7 @@
 #include "core/fault_server.h"
 #include "core/log.h"
 #include "pager/block/block_run.h"
+#include "pager/host/host_tier.h"
 #include "store/codec.h"
 
 namespace vmem::pager {
@@ -44,6 +45,8 @@ bool is_of_the_path(const Status& s) {
 
 }  // namespace
 
+StoreWriter::StoreWriter(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
+
 // Finds room for small blocks, which are stored raw.
 void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
   // Blocks of one region that leave together are stored side by side, in the order of their
@@ -53,12 +56,12 @@ void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
     size_t n = 1;
     while (i + n < cluster.size() && cluster[i + n]->stored == cluster[i]->stored) ++n;
     std::array<core::Extent, Batch::capacity()> extents;
-    if (space_.allocate(cluster[i]->stored, 0, std::span(extents).first(n)).ok()) {
+    if (ctx_.space.allocate(cluster[i]->stored, 0, std::span(extents).first(n)).ok()) {
       for (size_t k = 0; k < n; ++k) cluster[i + k]->extent = extents[k];
     } else {
       for (size_t k = 0; k < n; ++k) {
         Transition* const m = cluster[i + k];
-        m->status = space_.allocate(m->stored, 0, {&m->extent, 1});
+        m->status = ctx_.space.allocate(m->stored, 0, {&m->extent, 1});
       }
     }
     // Without room, overwrite the old copy: the block stays in memory until the new one is whole.
@@ -66,9 +69,9 @@ void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
       Transition* const m = cluster[k];
       const core::Extent old = m->region->table[m->block].extent;
       if (!old || old.codec() != 0 || old.length() != m->stored) continue;
-      const bool full = m->status.ok() && !core::broken("full_disk") && space_.expected_to_fail(m->extent);
+      const bool full = m->status.ok() && !core::broken("full_disk") && ctx_.space.expected_to_fail(m->extent);
       if (!full && m->status.code() != -ENOSPC) continue;
-      if (full) space_.release(m->extent);
+      if (full) ctx_.space.release(m->extent);
       m->status = {};
       m->extent = old;
       m->new_extent = false;
@@ -107,7 +110,7 @@ void StoreWriter::prepare_writes(std::span<Transition* const> transitions) {
     const core::Extent old = r.table[m->block].extent;
     if (old && old.codec() == 0 && m->codec == store::Codec::raw && r.block_size > kClusterBlock) {
       m->extent = old;
-      m->new_extent = m->elsewhere && space_.allocate(m->stored, 0, {&m->extent, 1}).ok();
+      m->new_extent = m->elsewhere && ctx_.space.allocate(m->stored, 0, {&m->extent, 1}).ok();
       if (!m->new_extent) m->extent = old;
       continue;
     }
@@ -115,7 +118,7 @@ void StoreWriter::prepare_writes(std::span<Transition* const> transitions) {
     if (m->codec == store::Codec::raw && r.block_size <= kClusterBlock) {
       cluster.push_back(m);
     } else {
-      m->status = space_.allocate(m->stored, static_cast<unsigned>(m->codec), {&m->extent, 1});
+      m->status = ctx_.space.allocate(m->stored, static_cast<unsigned>(m->codec), {&m->extent, 1});
     }
   }
   allocate_cluster(cluster.all());
@@ -141,7 +144,7 @@ void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
     prepare(m->io, r.file_id, r.file_offset + m->block * r.block_size, m->image, m->stored);
     m->io.within_file = true;
   } else {
-    prepare(m->io, space_.file(m->extent), m->extent.offset(), m->codec == store::Codec::raw ? m->image : m->coded,
+    prepare(m->io, ctx_.space.file(m->extent), m->extent.offset(), m->codec == store::Codec::raw ? m->image : m->coded,
             m->stored);
     if (!m->new_extent) r.table.forget_digest(m->block);  // until that copy is whole
   }
@@ -149,29 +152,29 @@ void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
   // may have been dirty before it came.
   if (const Block& block = r.table[m->block]; m->device < 0 && (block.flags & core::kReadAhead) != 0) {
     r.table.forget_read_ahead(m->block);
-    map_.frame_table().seen(map_.frame_table()[block.aux]);
-    core::add(counters_.prefetch_hits);
+    ctx_.map.frame_table().seen(ctx_.map.frame_table()[block.aux]);
+    core::add(ctx_.counters.prefetch_hits);
   }
   after.submit.push_back(m);
 }
 
 bool StoreWriter::find_elsewhere(Transition* m) {
   if (m->status.ok() || m->stored == 0 || !is_of_the_path(m->status) || core::broken("one_path")) return false;
-  if (m->region->backing == Backing::file_shared || m->tries + 1 >= space_.paths()) return false;
+  if (m->region->backing == Backing::file_shared || m->tries + 1 >= ctx_.space.paths()) return false;
   const core::Extent failed = m->extent;
-  space_.avoid(failed);
+  ctx_.space.avoid(failed);
   core::Extent other;
-  if (!space_.allocate(m->stored, static_cast<unsigned>(m->codec), {&other, 1}).ok()) return false;
-  if (space_.expected_to_fail(other)) {
-    space_.release(other);
+  if (!ctx_.space.allocate(m->stored, static_cast<unsigned>(m->codec), {&other, 1}).ok()) return false;
+  if (ctx_.space.expected_to_fail(other)) {
+    ctx_.space.release(other);
     return false;
   }
-  core::add(counters_.io_errors);
+  core::add(ctx_.counters.io_errors);
   const Status why =
       core::system_error(m->status.code(), "a write failed, and its bytes are written to another place, %s",
-                         space_.describe(failed).c_str());
+                         ctx_.space.describe(failed).c_str());
   VMEM_LOG_OFTEN(core::Level::warning, "%.*s", static_cast<int>(why.text().size()), why.text().data());
-  if (m->new_extent) space_.release(failed);
+  if (m->new_extent) ctx_.space.release(failed);
   m->extent = other;
   m->new_extent = true;
   m->status = {};
@@ -184,33 +187,33 @@ void StoreWriter::note_write_failure(Transition* m) {
   const bool again = (r.table[m->block].flags & core::kUnknown) != 0;
   const bool shared = r.backing == Backing::file_shared;
   const int code = m->status.code();
-  if (m->io.size != 0 && !core::broken("unknown_mark")) failed_.mark_unknown(r, m->block);  // the write was begun
-  core::add(counters_.io_errors);
-  map_.frame_table()[r.table[m->block].aux].droppable =
+  if (m->io.size != 0 && !core::broken("unknown_mark")) host_.failed.mark_unknown(r, m->block);  // the write was begun
+  core::add(ctx_.counters.io_errors);
+  ctx_.map.frame_table()[r.table[m->block].aux].droppable =
       shared && (refuses_for_good(code) || (again && !says_nothing_of_the_file(code)));
-  if (has_no_room(m->status) && !r.table[m->block].extent && !shared) writes_.no_room(now_ns());
+  if (has_no_room(m->status) && !r.table[m->block].extent && !shared) ctx_.writes.no_room(now_ns());
   if (m->status.text().empty()) {
     m->status =
-        core::system_error(code, "writing failed, the block stays in memory, %s", map_.where(r, m->block).c_str());
+        core::system_error(code, "writing failed, the block stays in memory, %s", ctx_.map.where(r, m->block).c_str());
   }
   const bool heard = m->completion != nullptr || core::broken("write_report");
   const bool say =
-      shared ? writes_.file_failed(r, m->status, heard, now_ns()) : writes_.failed(m->status, heard, now_ns());
+      shared ? ctx_.writes.file_failed(r, m->status, heard, now_ns()) : ctx_.writes.failed(m->status, heard, now_ns());
   if (!say) return;
   VMEM_LOG_OFTEN(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
 }
 
 void StoreWriter::store_has_room() {
-  Lock lock(map_.mutex());
-  if (writes_.has_room()) pressure_.wake_all_reclaim();
+  Lock lock(ctx_.map.mutex());
+  if (ctx_.writes.has_room()) host_.pressure.wake_all_reclaim();
 }
 
 void StoreWriter::give_back_extent(Transition* m) {
   if (!m->new_extent || !m->extent) return;
   if (has_no_room(m->status)) {
-    space_.refuse(m->extent);
+    ctx_.space.refuse(m->extent);
   } else {
-    space_.release(m->extent);
+    ctx_.space.release(m->extent);
   }
 }
 

@@ -11,16 +11,17 @@
 #include <span>
 
 #include "core/guarded_read.h"
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "pager/host/failed_blocks.h"
 #include "pager/host/memory_pressure.h"
 
 namespace vmem::pager {
 
-class StoreWriter : private Shared {
+struct HostTier;
+
+class StoreWriter {
  public:
-  StoreWriter(const Shared& shared, MemoryPressure& pressure, FailedBlocks& failed)
-      : Shared(shared), pressure_(pressure), failed_(failed) {}
+  StoreWriter(PagerContext& ctx, HostTier& host);
 
   // Encodes the images and finds room for them. A transition without room has a failed status.
   // Takes at most a Batch.
@@ -43,8 +44,8 @@ class StoreWriter : private Shared {
   void allocate_cluster(std::span<Transition*> cluster) VMEM_UNLOCKED;
   bool may_load(const Transition& m) const VMEM_UNLOCKED;
 
-  MemoryPressure& pressure_;
-  FailedBlocks& failed_;
+  PagerContext& ctx_;
+  HostTier& host_;
   const core::MappingQuery mappings_;
 };
 

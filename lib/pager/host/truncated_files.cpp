@@ -4,6 +4,7 @@
 #include "core/scope_guard.h"
 #include "core/step.h"
 #include "device/managed/fault_gate.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
 
@@ -31,39 +32,41 @@ Status drop_shown(trap::Trap& trap, const Region& r, BlockIndex b) {
 
 }  // namespace
 
+TruncatedFiles::TruncatedFiles(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
+
 Status TruncatedFiles::revive(Lock& lock, Region& r, BlockIndex b) {
-  if (!map_.reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
+  if (!ctx_.map.reserve_block()) return core::error(ENOMEM, "no memory for bookkeeping");
   const Block& block = r.table[b];
   const uint32_t shadow = block.aux;
-  const FrameId id = map_.new_entry(r, b, nullptr);
+  const FrameId id = ctx_.map.new_entry(r, b, nullptr);
   r.table.begin_read(b);
-  Transition* m = map_.new_transition(r, b);
-  const bool hides = r.gpu && !device_set_.own_page_tables();
+  Transition* m = ctx_.map.new_transition(r, b);
+  const bool hides = r.gpu && !ctx_.device_set.own_page_tables();
   bool shown = (block.flags & core::kUnanswered) == 0;
   lock.unlock();
   core::step("file.hiding");
-  Status s = hides ? hide_file(trap_, r, b, &shown) : drop_shown(trap_, r, b);
+  Status s = hides ? hide_file(ctx_.trap, r, b, &shown) : drop_shown(ctx_.trap, r, b);
   lock.lock();
-  map_.give_entry(id);
+  ctx_.map.give_entry(id);
   r.table.set_aux(b, shadow);
   DeferredWork after;
   if (s.ok() && hides) {
     r.table.clear(b, core::kShowsFile | core::kLost | core::kTold | core::kUnanswered);
     r.table.abandon_read(b);
-    tables_.charge(r);
+    ctx_.tables.charge(r);
     r.reasons.erase(b);
-    map_.free_transition(m);
-    page_in_.settle(r, b, after);
+    ctx_.map.free_transition(m);
+    host_.page_in.settle(r, b, after);
   } else {
     if (!s.ok()) VMEM_LOG_OFTEN(core::Level::error, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     r.table.clear(b, core::kFaultPending | core::kStorePending | core::kUnanswered);
     if (!shown) r.table.mark(b, core::kUnanswered);
     r.table.poison(b);
-    trap_.wake(r.address(b), r.block_size).ignore();
-    map_.free_transition(m);
+    ctx_.trap.wake(r.address(b), r.block_size).ignore();
+    ctx_.map.free_transition(m);
   }
-  freed_.memory_freed(after);
-  page_in_.run(lock, after);
+  ctx_.above.memory_freed(after);
+  host_.page_in.run(lock, after);
   return s;
 }
 

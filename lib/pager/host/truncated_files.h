@@ -12,10 +12,11 @@
 
 namespace vmem::pager {
 
-class TruncatedFiles : private Shared {
+struct HostTier;
+
+class TruncatedFiles {
  public:
-  TruncatedFiles(const Shared& shared, DeviceSet& gpus, PageIn& page_in, MemoryFreed& freed)
-      : Shared(shared), device_set_(gpus), page_in_(page_in), freed_(freed) {}
+  TruncatedFiles(PagerContext& ctx, HostTier& host);
 
   // Drops the pages of a block that shows its file. In a region with a device tier whose accesses
   // park, the block is an ordinary block again, as after FailedBlocks::revive(); in others it goes
@@ -24,9 +25,8 @@ class TruncatedFiles : private Shared {
   core::Status revive(Lock& lock, Region& r, core::BlockIndex b) VMEM_LOCKED;
 
  private:
-  DeviceSet& device_set_;
-  PageIn& page_in_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
 };
 
 }  // namespace vmem::pager

@@ -11,8 +11,11 @@
 #include "core/step.h"
 #include "pager/block/block_run.h"
 #include "pager/host/drop_pages.h"
+#include "pager/host/host_tier.h"
 
 namespace vmem::pager {
+
+Writeback::Writeback(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
 void Writeback::evict_batch(Lock& lock, std::span<Transition*> batch) {
   if (batch.empty()) return lock.give_way();
@@ -23,25 +26,25 @@ void Writeback::evict_batch(Lock& lock, std::span<Transition*> batch) {
 
 void Writeback::evict_batch(std::span<Transition*> batch) {
   Batch writes;
-  isolator_.isolate(batch, &writes);
-  writer_.prepare_writes(writes.all());
+  host_.isolator.isolate(batch, &writes);
+  host_.writer.prepare_writes(writes.all());
   core::step("evict.decided");
 
   DeferredWork after;
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     // Reclaim threads choose blocks known to be pinned only if there are no others. If the whole
     // batch is such blocks, they pause.
     bool all_pinned = true;
     for (const Transition* m : batch) {
-      const Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
+      const Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
       all_pinned = all_pinned && m->status.code() == -EBUSY && m->reclaims && m->begun_ns < frame.pinned_until_ns;
     }
-    if (all_pinned) writes_.pinned(now_ns());
+    if (all_pinned) ctx_.writes.pinned(now_ns());
     for (Transition* m : batch) settle_taken(m, after);
-    freed_.memory_freed(after);
+    ctx_.above.memory_freed(after);
   }
-  page_in_.run(after);
+  host_.page_in.run(after);
 }
 
 // State isolating, or writing_back if the block is lent. Goes on with the block as its transition
@@ -49,35 +52,35 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
 void Writeback::settle_taken(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   if (!m->keep)  // pages that stay in place are not checked for pins
-    found_pinned(map_.frame_table()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
+    found_pinned(ctx_.map.frame_table()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
   if (m->probe && m->status.ok()) {
-    isolated_.keep_frame(m, after);
+    host_.isolated.keep_frame(m, after);
   } else if (m->torn) {
-    isolated_.lose_taken(m);
+    host_.isolated.lose_taken(m);
   } else if (!m->status.ok() && m->background) {
     put_back_dirty(m, after);
   } else if (!m->status.ok()) {
     if (m->stored != 0) {
-      map_.frame_table()[r.table[m->block].aux].unwritten = true;
-      writer_.note_write_failure(m);
+      ctx_.map.frame_table()[r.table[m->block].aux].unwritten = true;
+      host_.writer.note_write_failure(m);
     } else {
-      map_.frame_table()[r.table[m->block].aux].unwritten |= m->only_clean;  // or it would be tried over and over
+      ctx_.map.frame_table()[r.table[m->block].aux].unwritten |= m->only_clean;  // or it would be tried over and over
       if (m->status.code() == -EBUSY && m->completion != nullptr) {
         m->status =
             core::error(EBUSY, "%s stays in memory: I/O in flight or a registered buffer has pinned a page of it",
-                        map_.where(r, m->block).c_str());
+                        ctx_.map.where(r, m->block).c_str());
       }
-      if (m->status.code() != -EBUSY && m->reclaims) writes_.pinned(now_ns());
+      if (m->status.code() != -EBUSY && m->reclaims) ctx_.writes.pinned(now_ns());
     }
-    isolated_.put_back(m, after);
+    host_.isolated.put_back(m, after);
   } else if (m->clean) {
     finish_clean(m, after);
   } else if (m->only_clean) {
-    map_.frame_table()[r.table[m->block].aux].unwritten = true;
-    isolated_.put_back(m, after);
+    ctx_.map.frame_table()[r.table[m->block].aux].unwritten = true;
+    host_.isolated.put_back(m, after);
   } else {
     if (r.table[m->block].state == State::isolating) r.table.begin_write(m->block);
-    writer_.to_store(m, *this, after);
+    host_.writer.to_store(m, *this, after);
   }
 }
 
@@ -88,15 +91,15 @@ void Writeback::put_back_dirty(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const uint64_t now = now_ns();
   if (m->io.size != 0 && m->status.code() != -EFAULT) {
-    core::add(counters_.io_errors);
-    if (writes_.file_failed(r, m->status, true, now)) {  // a sync tries the write again, and reports it
+    core::add(ctx_.counters.io_errors);
+    if (ctx_.writes.file_failed(r, m->status, true, now)) {  // a sync tries the write again, and reports it
       VMEM_LOG_OFTEN(core::Level::warning, "writing failed in the background (%s), the block stays in memory, %s",
-                     vmem_strerror(m->status.code()), map_.where(r, m->block).c_str());
+                     vmem_strerror(m->status.code()), ctx_.map.where(r, m->block).c_str());
     }
   }
-  if (m->io.size != 0) failed_.mark_unknown(r, m->block);
-  map_.dirty().put_off(r.table[m->block].aux, now);
-  isolated_.put_back(m, after);
+  if (m->io.size != 0) host_.failed.mark_unknown(r, m->block);
+  ctx_.map.dirty().put_off(r.table[m->block].aux, now);
+  host_.isolated.put_back(m, after);
 }
 
 // The store has these bytes: the memory goes, unless a fault wants the block or it is to stay.
@@ -105,22 +108,22 @@ void Writeback::finish_clean(Transition* m, DeferredWork& after) {
   const Block& block = r.table[m->block];
   const bool gone = (m->in_place && !m->keep) || m->emptied;
   if (m->zeros) {  // the store's copy, if any, is out of date; zeros need none
-    failed_.forget_store_copy(r, m->block);
+    host_.failed.forget_store_copy(r, m->block);
     r.table.set_digest(m->block, m->digest);
   }
   if (m->keep || (!gone && (block.flags & core::kFaultPending) != 0)) {
-    isolated_.put_back(m, after);
+    host_.isolated.put_back(m, after);
     return;
   }
-  core::add(counters_.clean_drops);
-  isolated_.let_go(m, after);
+  core::add(ctx_.counters.clean_drops);
+  host_.isolated.let_go(m, after);
 }
 
 void Writeback::io_ended(Transition* m) {
   if (m->io.result != 0) m->status = Status(m->io.result, "");
   DeferredWork after;
   finish_write(m, after);
-  page_in_.run(after);
+  host_.page_in.run(after);
 }
 
 // State writing_back. The block was written from its place, and the program has revoked the right
@@ -130,8 +133,8 @@ bool Writeback::write_aside(Transition* m) {
   const Region& r = *m->region;
   std::byte* copy = nullptr;
   {
-    Lock lock(map_.mutex());
-    copy = m->aside = r.bounces ? frames_.get_bounce(r.block_size) : frames_.get(r.block_size, 0);
+    Lock lock(ctx_.map.mutex());
+    copy = m->aside = r.bounces ? ctx_.frames.get_bounce(r.block_size) : ctx_.frames.get(r.block_size, 0);
     if (copy == nullptr && core::broken("spare_copy")) return false;
     if (copy == nullptr) {
       m->spare = true;
@@ -152,10 +155,10 @@ bool Writeback::write_copy(Transition* m, std::byte* copy) {
   m->status = {};
   DeferredWork after;
   {
-    Lock lock(map_.mutex());
-    writer_.to_store(m, *this, after);
+    Lock lock(ctx_.map.mutex());
+    host_.writer.to_store(m, *this, after);
   }
-  page_in_.run(after);
+  host_.page_in.run(after);
   return true;
 }
 
@@ -165,13 +168,13 @@ void Writeback::pass_spare(DeferredWork& after) {
   for (;;) {
     TransitionList wanted;
     {
-      Lock lock(map_.mutex());
+      Lock lock(ctx_.map.mutex());
       wanted = spare_.give_up([](const Transition& m) VMEM_LOCKED {
         return m.completion == nullptr && (m.region->table[m.block].flags & core::kFaultPending) != 0;
       });
     }
     while (!wanted.empty()) settle_write(wanted.pop(), after);
-    Transition* const m = spare_.pass(map_.mutex());
+    Transition* const m = spare_.pass(ctx_.map.mutex());
     if (m == nullptr) return;
     m->aside = spare_.memory(m->region->block_size);
     if (m->aside != nullptr && write_copy(m, m->aside)) return;
@@ -183,9 +186,9 @@ void Writeback::finish_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   core::step("evict.written");
   if (m->status.code() == -EFAULT && m->in_place && m->aside == nullptr && write_aside(m)) return;
-  if (writer_.find_elsewhere(m)) {
-    Lock lock(map_.mutex());
-    writer_.to_store(m, *this, after);
+  if (host_.writer.find_elsewhere(m)) {
+    Lock lock(ctx_.map.mutex());
+    host_.writer.to_store(m, *this, after);
     return;
   }
   m->cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
@@ -193,11 +196,15 @@ void Writeback::finish_write(Transition* m, DeferredWork& after) {
   end_write(m, after);
 }
 
+bool Writeback::any_pinned() const {
+  return host_.installer.any_pinned();
+}
+
 void Writeback::retry_pinned(Lock& lock) {
   DeferredWork after;
-  installer_.retry_pinned(lock, after);
+  host_.installer.retry_pinned(lock, after);
   lock.unlock();
-  page_in_.run(after);
+  host_.page_in.run(after);
   lock.lock();
 }
 
@@ -211,49 +218,49 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const bool cut = m->cut;
   const bool dropped = m->status.ok() && (m->in_place || in_slot(*m)) && !m->keep && (cut || drop_written(m));
-  const bool same = !m->status.ok() || !m->in_place || !m->keep || isolator_.still_same(m);
-  Lock lock(map_.mutex());
+  const bool same = !m->status.ok() || !m->in_place || !m->keep || host_.isolator.still_same(m);
+  Lock lock(ctx_.map.mutex());
   const Block& block = r.table[m->block];
   if (!m->status.ok() && m->background) {
     put_back_dirty(m, after);
-    freed_.memory_freed(after);
+    ctx_.above.memory_freed(after);
     return;
   }
   if (!m->status.ok()) {
     if (m->status.code() == -EFAULT && m->in_place && m->completion == nullptr) {  // no memory for the copy: later
-      failed_.mark_unknown(r, m->block);
-      if (m->reclaims) writes_.pinned(now_ns());
+      host_.failed.mark_unknown(r, m->block);
+      if (m->reclaims) ctx_.writes.pinned(now_ns());
     } else {
-      map_.frame_table()[block.aux].unwritten = true;
-      writer_.note_write_failure(m);
+      ctx_.map.frame_table()[block.aux].unwritten = true;
+      host_.writer.note_write_failure(m);
     }
-    writer_.give_back_extent(m);
-    isolated_.put_back(m, after);
-    freed_.memory_freed(after);
+    host_.writer.give_back_extent(m);
+    host_.isolated.put_back(m, after);
+    ctx_.above.memory_freed(after);
     return;
   }
-  r.backing == Backing::file_shared ? writes_.file_succeeded(r) : writes_.succeeded();
-  map_.progress().made();
-  core::add(counters_.write_bytes, m->io.transferred);
-  if (m->background) core::add(counters_.background_write_bytes, m->io.transferred);
+  r.backing == Backing::file_shared ? ctx_.writes.file_succeeded(r) : ctx_.writes.succeeded();
+  ctx_.map.progress().made();
+  core::add(ctx_.counters.write_bytes, m->io.transferred);
+  if (m->background) core::add(ctx_.counters.background_write_bytes, m->io.transferred);
   if (r.backing != Backing::file_shared) {
     // Under the lock: after it is dropped, the region may be freed and the store may end.
-    if (m->new_extent && block.extent) space_.release(block.extent);
+    if (m->new_extent && block.extent) ctx_.space.release(block.extent);
     r.table.set_extent(m->block, m->extent);
   }
   r.table.set_digest(m->block, m->digest);
   // The file has only a part of the block, or other bytes may have been written than were hashed.
-  if (cut || !same || map_.frame_table()[block.aux].holed) r.table.forget_digest(m->block);
+  if (cut || !same || ctx_.map.frame_table()[block.aux].holed) r.table.forget_digest(m->block);
   r.table.clear(m->block, core::kDirty);
-  map_.frame_table()[block.aux].unwritten = map_.frame_table()[block.aux].droppable = false;
-  failed_.clear_unknown(r, m->block);
+  ctx_.map.frame_table()[block.aux].unwritten = ctx_.map.frame_table()[block.aux].droppable = false;
+  host_.failed.clear_unknown(r, m->block);
   if (!dropped && (m->keep || (!cut && (block.flags & core::kFaultPending) != 0))) {
-    isolated_.put_back(m, after);
+    host_.isolated.put_back(m, after);
   } else {
-    isolated_.let_go(m, after);  // let_go() reads the block back if it is wanted
+    host_.isolated.let_go(m, after);  // let_go() reads the block back if it is wanted
   }
-  freed_.memory_freed(after);
-  failed_.revive_dropped();
+  ctx_.above.memory_freed(after);
+  host_.failed.revive_dropped();
 }
 
 // State writing_back, and the pages are in place or in a slot: drops them. Returns false if the
@@ -261,25 +268,25 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
 bool Writeback::drop_written(Transition* m) {
   Region& r = *m->region;
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     if ((r.table[m->block].flags & core::kFaultPending) != 0) {
       m->keep = true;  // saves a read
-      writes_.settled(m->leaving);
+      ctx_.writes.settled(m->leaving);
       return false;
     }
-    map_.frame_table()[r.table[m->block].aux].dropping = m->in_place;
+    ctx_.map.frame_table()[r.table[m->block].aux].dropping = m->in_place;
   }
   if (in_slot(*m)) {
-    trap_.release_frames(m->image, r.block_size).ignore();
+    ctx_.trap.release_frames(m->image, r.block_size).ignore();
     m->emptied = true;
     return true;
   }
-  if (drop_one(trap_, r, m->block)) return true;
-  Lock lock(map_.mutex());
-  map_.frame_table()[r.table[m->block].aux].dropping = false;
+  if (drop_one(ctx_.trap, r, m->block)) return true;
+  Lock lock(ctx_.map.mutex());
+  ctx_.map.frame_table()[r.table[m->block].aux].dropping = false;
   m->keep = true;
-  writes_.settled(m->leaving);
-  if (m->reclaims) writes_.pinned(now_ns());
+  ctx_.writes.settled(m->leaving);
+  if (m->reclaims) ctx_.writes.pinned(now_ns());
   return false;
 }
 
@@ -292,33 +299,33 @@ bool Writeback::drop_written(Transition* m) {
 void Writeback::drop_cut_off(Transition* m) {
   Region& r = *m->region;
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     const FrameId id = r.table[m->block].aux;
-    Frame& frame = map_.frame_table()[id];
+    Frame& frame = ctx_.map.frame_table()[id];
     if (frame.holed || (m->keep && (leased(r, m->block) || frame.lent_to_kernels))) {
       stays_cut_off(m);
       return;
     }
     if (m->keep) {
-      if (frame.admitted) map_.policy(id).unhold(id);
-      map_.withdraw(id);
+      if (frame.admitted) ctx_.map.policy(id).unhold(id);
+      ctx_.map.withdraw(id);
       m->keep = false;
-      isolated_.leaves(m);
+      host_.isolated.leaves(m);
     }
     frame.dropping = true;
   }
-  if (m->in_place && !(isolator_.still_same(m) && drop_one(trap_, r, m->block))) {
-    Lock lock(map_.mutex());
-    map_.frame_table()[r.table[m->block].aux].dropping = false;
+  if (m->in_place && !(host_.isolator.still_same(m) && drop_one(ctx_.trap, r, m->block))) {
+    Lock lock(ctx_.map.mutex());
+    ctx_.map.frame_table()[r.table[m->block].aux].dropping = false;
     stays_cut_off(m);
     return;
   }
   VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
-                 m->stored - m->io.transferred, map_.place(r, m->block).c_str());
+                 m->stored - m->io.transferred, ctx_.map.place(r, m->block).c_str());
 }
 
 void Writeback::stays_cut_off(Transition* m) {
-  if (!std::exchange(m->keep, true)) writes_.settled(m->leaving);
+  if (!std::exchange(m->keep, true)) ctx_.writes.settled(m->leaving);
 }
 
 }  // namespace vmem::pager

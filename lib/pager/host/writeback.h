@@ -9,7 +9,7 @@
 
 #include <span>
 
-#include "pager/account/shared.h"
+#include "pager/account/context.h"
 #include "pager/host/emergency_buffer.h"
 #include "pager/host/isolated_blocks.h"
 #include "pager/host/isolator.h"
@@ -18,18 +18,11 @@
 
 namespace vmem::pager {
 
-class Writeback final : private Shared, private IoEnd {
+struct HostTier;
+
+class Writeback final : private IoEnd {
  public:
-  Writeback(const Shared& shared, FailedBlocks& failed, Installer& installer, PageIn& page_in, IsolatedBlocks& isolated,
-            Isolator& isolator, StoreWriter& writer, MemoryFreed& freed)
-      : Shared(shared),
-        failed_(failed),
-        installer_(installer),
-        page_in_(page_in),
-        isolated_(isolated),
-        isolator_(isolator),
-        writer_(writer),
-        freed_(freed) {}
+  Writeback(PagerContext& ctx, HostTier& host);
 
   // Takes each transition, in state isolating, to its end, or to a write that ends later. Takes at
   // most a Batch. The overload with a lock drops and retakes it.
@@ -37,7 +30,7 @@ class Writeback final : private Shared, private IoEnd {
   void evict_batch(Lock& lock, std::span<Transition*> batch) VMEM_LOCKED;
 
   // See Installer::any_pinned() and Installer::retry_pinned().
-  bool any_pinned() const VMEM_LOCKED { return installer_.any_pinned(); }
+  bool any_pinned() const VMEM_LOCKED;
   void retry_pinned(Lock& lock) VMEM_LOCKED;
 
  private:
@@ -55,13 +48,8 @@ class Writeback final : private Shared, private IoEnd {
   void pass_spare(DeferredWork& after) VMEM_UNLOCKED;
   void settle_write(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
 
-  FailedBlocks& failed_;
-  Installer& installer_;
-  PageIn& page_in_;
-  IsolatedBlocks& isolated_;
-  Isolator& isolator_;
-  StoreWriter& writer_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
   EmergencyBuffer spare_;
 };
 

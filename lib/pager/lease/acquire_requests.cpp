@@ -3,30 +3,33 @@
 #include <cerrno>
 
 #include "pager/block/location.h"
+#include "pager/lease/lease_room.h"
 
 namespace vmem::pager {
 
+AcquireRequests::AcquireRequests(PagerContext& ctx) : ctx_(ctx) {}
+
 Status AcquireRequests::check_stream(int location, void* stream) {
-  if (Status s = check_location(location, device_set_.size(), false); !s.ok() || location < 0) return s;
-  return device_set_.check_stream(location, stream);
+  if (Status s = check_location(location, ctx_.device_set.size(), false); !s.ok() || location < 0) return s;
+  return ctx_.device_set.check_stream(location, stream);
 }
 
 Status AcquireRequests::ask(std::span<const vmem_range> ranges, int location, void* stream, AcquireRequest* ask) {
   if (Status s = check_stream(location, stream); !s.ok()) return s;
-  if (location >= 0 && devices_->of_thread(stream)) {
+  if (location >= 0 && ctx_.devices->of_thread(stream)) {
     return error(EINVAL,
                  "stream %p means another stream on each thread, and an asynchronous lease is taken on its own thread; "
                  "give a stream that was created",
                  stream);
   }
   ask->regions.reserve(ranges.size());
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   BlockSpan span;
   for (const vmem_range& range : ranges) {
-    if (Status s = map_.check_range(range.ptr, range.size, &span); !s.ok()) return s;
+    if (Status s = ctx_.map.check_range(range.ptr, range.size, &span); !s.ok()) return s;
   }
   for (const vmem_range& range : ranges) {
-    map_.check_range(range.ptr, range.size, &span).ignore();  // checked above, under this hold of the lock
+    ctx_.map.check_range(range.ptr, range.size, &span).ignore();  // checked above, under this hold of the lock
     ask->regions.push_back(span.region->id);
     ++span.region->asked;
   }
@@ -34,18 +37,18 @@ Status AcquireRequests::ask(std::span<const vmem_range> ranges, int location, vo
 }
 
 void AcquireRequests::withdraw(std::span<const vmem_range> ranges, AcquireRequest* ask) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   for (size_t i = 0; i < ask->regions.size(); ++i) {
-    Region* const r = map_.find(reinterpret_cast<uintptr_t>(ranges[i].ptr));
+    Region* const r = ctx_.map.find(reinterpret_cast<uintptr_t>(ranges[i].ptr));
     if (r != nullptr && r->id == ask->regions[i]) --r->asked;
   }
   ask->regions.clear();
-  map_.notify();
+  ctx_.map.notify();
 }
 
 void AcquireRequests::wake() {
-  Lock lock(map_.mutex());
-  map_.notify();
+  Lock lock(ctx_.map.mutex());
+  ctx_.map.notify();
 }
 
 Status check_asked(std::span<const BlockSpan> spans, const AcquireRequest* ask) {

@@ -4,17 +4,15 @@
 // - Region::asked counts the region's ranges of asks that were not withdrawn.
 #pragma once
 
+#include "pager/account/context.h"
 #include "pager/account/device_set.h"
-#include "pager/account/shared.h"
 #include "pager/lease/acquire_request.h"
 
 namespace vmem::pager {
 
-class AcquireRequests : private Shared {
+class AcquireRequests {
  public:
-  // devices: null: there is no device tier.
-  AcquireRequests(const Shared& shared, const device::Devices* devices, DeviceSet& gpus)
-      : Shared(shared), devices_(devices), device_set_(gpus) {}
+  explicit AcquireRequests(PagerContext& ctx);
 
   // Checks that work of the device may be ordered with the stream. The host has no streams.
   Status check_stream(int location, void* stream) VMEM_UNLOCKED;
@@ -27,8 +25,7 @@ class AcquireRequests : private Shared {
   void wake() VMEM_UNLOCKED;
 
  private:
-  const device::Devices* const devices_;
-  DeviceSet& device_set_;
+  PagerContext& ctx_;
 };
 
 }  // namespace vmem::pager

@@ -4,6 +4,7 @@
 #include <cerrno>
 
 #include "core/scope_guard.h"
+#include "pager/lease/lease_room.h"
 
 namespace vmem::pager {
 
@@ -15,14 +16,16 @@ Status no_memory() {
 
 }  // namespace
 
+LeaseManager::LeaseManager(PagerContext& ctx) : ctx_(ctx) {}
+
 // Counts blocks that came under leases, and blocks that came to have only ending leases. more:
 // false takes them out of the counts.
 void LeaseManager::count(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) {
   const uint64_t bytes = leased * r.block_size;
   if (location < 0) {
-    more ? reserve_.lease(bytes) : reserve_.release(bytes);
+    more ? ctx_.reserve.lease(bytes) : ctx_.reserve.release(bytes);
   } else {
-    device_set_[static_cast<size_t>(location)].budget.count_leases(bytes, ending * r.block_size, more);
+    ctx_.device_set[static_cast<size_t>(location)].budget.count_leases(bytes, ending * r.block_size, more);
   }
 }
 
@@ -36,27 +39,27 @@ Status LeaseManager::grant(const BlockSpan& span, unsigned access, int location,
     return other == location;
   });
   if (other != location) {
-    return error(EBUSY, "%s is leased at location %d; release it there first", map_.where(r, at).c_str(), other);
+    return error(EBUSY, "%s is leased at location %d; release it there first", ctx_.map.where(r, at).c_str(), other);
   }
-  const uint64_t tables = budget_.charged(memory::Use::tables);
+  const uint64_t tables = ctx_.budget.charged(memory::Use::tables);
   const bool prepared = r.leases.prepare(span.first, span.last, stream);
-  tables_.charge_leases(r);
+  ctx_.tables.charge_leases(r);
   const uint64_t fresh = (span.last - span.first + 1 - r.leases.leased(span.first, span.last)) * r.block_size;
-  const uint64_t wanted = location < 0 ? fresh : 0, kept = reserve_.bytes() + frames_.least_overhead();
-  const bool costs = wanted != 0 || budget_.charged(memory::Use::tables) > tables;
-  const bool fits = !costs || reserve_.fits(wanted);
+  const uint64_t wanted = location < 0 ? fresh : 0, kept = ctx_.reserve.bytes() + ctx_.frames.least_overhead();
+  const bool costs = wanted != 0 || ctx_.budget.charged(memory::Use::tables) > tables;
+  const bool fits = !costs || ctx_.reserve.fits(wanted);
   if (!prepared || !fits) {
     r.leases.join(span.first, span.last);
-    tables_.charge_leases(r);
+    ctx_.tables.charge_leases(r);
     if (!prepared) return no_memory();
     return error(ENOMEM,
                  "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
                  "holders: %s",
-                 core::human_bytes(budget_.limit()).c_str(), core::human_bytes(kept).c_str(),
-                 core::human_bytes(reserve_.pinned()).c_str(), holders().c_str());
+                 core::human_bytes(ctx_.budget.limit()).c_str(), core::human_bytes(kept).c_str(),
+                 core::human_bytes(ctx_.reserve.pinned()).c_str(), holders().c_str());
   }
   const LeaseMap::Change change = r.leases.acquire(span.first, span.last, location, stream, access);
-  tables_.charge_leases(r);
+  ctx_.tables.charge_leases(r);
   count(r, location, change.leased, 0, true);
   count(r, location, 0, change.ending, false);
   ++r.granted;
@@ -66,10 +69,10 @@ Status LeaseManager::grant(const BlockSpan& span, unsigned access, int location,
 void LeaseManager::take_back(const BlockSpan& span, unsigned access, int location, void* stream) {
   Region& r = *span.region;
   const LeaseMap::Change change = r.leases.take_back(span.first, span.last, location, stream, access);
-  tables_.charge_leases(r);
+  ctx_.tables.charge_leases(r);
   count(r, location, change.leased, 0, false);
   count(r, location, 0, change.ending, true);
-  if (change.leased != 0) map_.progress().made();
+  if (change.leased != 0) ctx_.map.progress().made();
 }
 
 Status LeaseManager::release(Lock& lock, std::span<const BlockSpan> spans, const vmem_range* asked, void* stream,
@@ -83,8 +86,8 @@ Status LeaseManager::release(Lock& lock, std::span<const BlockSpan> spans, const
       Region& r = *spans[k].region;
       const uint64_t lost = r.leases.join(spans[k].first, spans[k].last);
       count(r, VMEM_HOST, lost, 0, false);
-      tables_.charge_leases(r);
-      if (lost != 0) map_.progress().made();
+      ctx_.tables.charge_leases(r);
+      if (lost != 0) ctx_.map.progress().made();
     }
   };
   core::ScopeGuard undo([&] {
@@ -108,8 +111,8 @@ Status LeaseManager::release(Lock& lock, std::span<const BlockSpan> spans, const
     Region& r = *spans[i].region;
     next = spans[i].first;
     if (const BlockIndex b = r.leases.unleased(next, spans[i].last, stream); b <= spans[i].last) {
-      return error(EINVAL, "%s has no lease of stream %p to release; nothing was released", map_.where(r, b).c_str(),
-                   stream);
+      return error(EINVAL, "%s has no lease of stream %p to release; nothing was released",
+                   ctx_.map.where(r, b).c_str(), stream);
     }
     each_leased_run(r.leases, next, spans[i].last + 1, [&](BlockIndex first, BlockIndex last, int location) {
       lock.hold();
@@ -138,7 +141,7 @@ void LeaseManager::revive(const PendingRelease& ending) {
     const LeaseMap::Change change = s.region->leases.revive(s.first, s.last, ending.stream);
     count(*s.region, ending.device, 0, change.ending, false);
     s.region->leases.join(s.first, s.last);
-    tables_.charge_leases(*s.region);
+    ctx_.tables.charge_leases(*s.region);
   }
 }
 
@@ -146,7 +149,7 @@ void LeaseManager::end(const PendingRelease& ending) {
   for (const BlockSpan& s : ending.spans) {
     const LeaseMap::Change change = s.region->leases.end(s.first, s.last, ending.stream);
     count(*s.region, ending.device, change.leased, change.ending, false);
-    tables_.charge_leases(*s.region);
+    ctx_.tables.charge_leases(*s.region);
   }
 }
 
@@ -163,7 +166,7 @@ void LeaseManager::forget(Lock& lock, const Region& r) {
 core::OwnString LeaseManager::holders() try {
   core::OwnString text;
   int named = 0;
-  for (const auto& [base, r] : map_.regions()) {
+  for (const auto& [base, r] : ctx_.map.regions()) {
     if (r->leases.empty()) continue;
     if (++named > 4) return text + ", ..";
     text += core::textf("%sregion %s%llu %s", text.empty() ? "" : ", ", r->name.empty() ? "" : (r->name + " #").c_str(),
@@ -177,14 +180,14 @@ core::OwnString LeaseManager::holders() try {
 
 std::string LeaseManager::check() {
   uint64_t leased = 0;
-  for (const auto& [base, r] : map_.regions()) {
+  for (const auto& [base, r] : ctx_.map.regions()) {
     r->leases.visit(0, r->blocks - 1,
                     [&, size = r->block_size](BlockIndex first, BlockIndex last, const Leases& leases) {
                       if (leases.front().location == VMEM_HOST) leased += (last - first + 1) * size;
                       return true;
                     });
   }
-  return reserve_.check(leased, map_.regions().size());
+  return ctx_.reserve.check(leased, ctx_.map.regions().size());
 }
 
 }  // namespace vmem::pager

@@ -14,14 +14,14 @@
 #include <span>
 #include <string>
 
+#include "pager/account/context.h"
 #include "pager/account/device_set.h"
-#include "pager/account/shared.h"
 
 namespace vmem::pager {
 
-class LeaseManager : private Shared {
+class LeaseManager {
  public:
-  LeaseManager(const Shared& shared, DeviceSet& gpus) : Shared(shared), device_set_(gpus) {}
+  explicit LeaseManager(PagerContext& ctx);
 
   // The caller has made sure of room on a device. Returns -EBUSY if the span is leased at another
   // location, or -ENOMEM if the host budget has no room or there is no memory for bookkeeping.
@@ -55,7 +55,7 @@ class LeaseManager : private Shared {
  private:
   void count(const Region& r, int location, uint64_t leased, uint64_t ending, bool more) VMEM_LOCKED;
 
-  DeviceSet& device_set_;
+  PagerContext& ctx_;
 };
 
 // Calls each(first, last, location) for each run of [first, end) at one location, until it returns

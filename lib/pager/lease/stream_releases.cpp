@@ -12,6 +12,7 @@
 #include "core/break.h"
 #include "core/clock.h"
 #include "core/step.h"
+#include "pager/lease/lease_room.h"
 
 namespace vmem::pager {
 
@@ -34,12 +35,14 @@ std::bitset<device::kMaxDevices + 1> locations_of(std::span<const BlockSpan> spa
 
 }  // namespace
 
+StreamReleases::StreamReleases(PagerContext& ctx, LeaseRoom& leases) : ctx_(ctx), host_(leases.host), leases_(leases) {}
+
 // At exit, a stream has taken the release: kernels may have stored since the files were written.
 void StreamReleases::forget_saved(const PendingRelease& ending) {
   for (const BlockSpan& s : ending.spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
       const Block& block = s.region->table[b];
-      if (core::on_a_device(block.state)) map_.frame_table()[block.aux].saved = false;
+      if (core::on_a_device(block.state)) ctx_.map.frame_table()[block.aux].saved = false;
     }
   }
 }
@@ -82,8 +85,8 @@ void StreamReleases::reap(Lock& lock) {
       Look& look = looks[i];
       // A lost device never answers: the work of its kernels is lost with it, and so is the lease.
       // A device that is well, and does not answer now, does so later.
-      if (!devices_->poll(look.ticket, &look.over).ok()) {
-        look.health = devices_->health(look.device);
+      if (!ctx_.devices->poll(look.ticket, &look.over).ok()) {
+        look.health = ctx_.devices->health(look.device);
         look.over = !look.health.ok();
       }
       if (core::broken("release_event")) look.over = true;
@@ -95,20 +98,20 @@ void StreamReleases::reap(Lock& lock) {
     for (const Look& look : std::span(looks.data(), count)) {
       const PendingRelease* const e = pending_.find(look.id);
       if (!look.over || e == nullptr) continue;
-      if (!look.health.ok()) device_set_.saw_loss(look.device, look.health);
+      if (!look.health.ok()) ctx_.device_set.saw_loss(look.device, look.health);
       for (const BlockSpan& s : e->spans) ++s.region->in_flight;
       ended_ns_[static_cast<size_t>(e->device)] = now_ns();
-      grants_.end(*e);
+      leases_.grants.end(*e);
       pending_.end(*e, &over);
       after = 0;  // the next of its lane may be over too
     }
     for (const PendingRelease& e : over) {
       for (const BlockSpan& s : e.spans) {
-        map_.match_holds(lock, s);
+        ctx_.map.match_holds(lock, s);
         --s.region->in_flight;
       }
     }
-    if (!over.empty()) map_.notify();
+    if (!over.empty()) ctx_.map.notify();
   }
 }
 
@@ -144,7 +147,7 @@ Status StreamReleases::check_pending(std::span<const BlockSpan> spans, int locat
       return live == nullptr;
     });
     if (live != nullptr) {
-      return error(EBUSY, "%s is leased at location %d; release it there first", map_.where(*s.region, at).c_str(),
+      return error(EBUSY, "%s is leased at location %d; release it there first", ctx_.map.where(*s.region, at).c_str(),
                    live->location);
     }
   }
@@ -153,7 +156,7 @@ Status StreamReleases::check_pending(std::span<const BlockSpan> spans, int locat
 
 // Sets *wait if ending leases have the room that the spans need. Returns -ENOMEM if live leases do.
 Status StreamReleases::check_room(std::span<const BlockSpan> spans, int d, bool* wait) {
-  const DeviceBudget& budget = device_set_[static_cast<size_t>(d)].budget;
+  const DeviceBudget& budget = ctx_.device_set[static_cast<size_t>(d)].budget;
   uint64_t need = 0;
   size_t largest = 0;
   for (const BlockSpan& s : spans) {
@@ -168,7 +171,7 @@ Status StreamReleases::check_room(std::span<const BlockSpan> spans, int d, bool*
         "holders: %s",
         core::human_bytes(need).c_str(), spans.size() == 1 ? "" : "up to ", core::human_bytes(largest).c_str(), d,
         core::human_bytes(budget.budget()).c_str(), core::human_bytes(budget.live()).c_str(),
-        grants_.holders().c_str());
+        leases_.grants.holders().c_str());
   }
   *wait = true;
   return {};
@@ -191,7 +194,7 @@ Status StreamReleases::wait_for_turn(Lock& lock, std::span<const BlockSpan> span
     if (!wait) return {};
     if (ask != nullptr && now_ns() - begun > ask->patience_ns)
       return error(room ? EAGAIN : EALREADY, "leases are in the way whose streams have not reached the release");
-    patience.wait(lock, map_.changed());
+    patience.wait(lock, ctx_.map.changed());
   }
 }
 
@@ -201,12 +204,12 @@ void StreamReleases::wait_for_region(Lock& lock, Region& r, RangeScan* scan) {
   size_t before = 0;
   for (reap(lock); pending_.any(r) && !r.dying; reap(lock)) {
     if (scan == nullptr || scan->wait == RangeScan::Wait::always) {
-      patience.wait(lock, map_.changed());
+      patience.wait(lock, ctx_.map.changed());
       continue;
     }
     if (pending_.size() < before) scan->progress.made();
     before = pending_.size();
-    if (!map_.wait_on(lock, scan, map_.changed())) return;
+    if (!ctx_.map.wait_on(lock, scan, ctx_.map.changed())) return;
   }
 }
 
@@ -216,13 +219,13 @@ Status StreamReleases::check_device_stale(std::span<const BlockSpan> spans, bool
     if (r.device_stale == 0) continue;
     for (BlockIndex b = r.table.next_populated(s.first); b <= s.last && b < r.blocks;
          b = r.table.next_populated(b + 1)) {
-      if (!core::on_a_device(r.table[b].state) || !map_.frame_table()[r.table[b].aux].device_stale)
+      if (!core::on_a_device(r.table[b].state) || !ctx_.map.frame_table()[r.table[b].aux].device_stale)
         continue;  // stale also while a sync demotes it
       const Leases* leases = r.leases.find(b);
       if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
         return core::error(EBUSY,
                            "%s: the CPU stored to it, and a READ lease keeps its former contents; release that lease",
-                           map_.where(r, b).c_str());
+                           ctx_.map.where(r, b).c_str());
       *wait = true;
     }
   }
@@ -245,39 +248,40 @@ void StreamReleases::add(Lock& lock, std::span<const BlockSpan> spans, void* end
     e = next;
   }
   for (const BlockSpan& s : spans) ++s.region->in_flight;
-  for (const BlockSpan& s : spans) map_.match_holds(lock, s);
+  for (const BlockSpan& s : spans) ctx_.map.match_holds(lock, s);
   for (const BlockSpan& s : spans) --s.region->in_flight;
-  map_.notify();
+  ctx_.map.notify();
   // If no memory is short, reclaim threads sleep, and a release gives them nothing to do.
-  if (waits_.must_evict() || !waits_.queue().empty() || supply_.is_short()) pressure_.wake_all_reclaim();
+  if (host_.waits.must_evict() || !host_.waits.queue().empty() || ctx_.above.short_of_staging(kStagingPools))
+    host_.pressure.wake_all_reclaim();
 }
 
 // Marks the release on its stream. On error the leases are live again, and the release is in
 // `over`.
 Status StreamReleases::record(PendingRelease& ending, std::list<PendingRelease>* over) {
   device::Ticket ticket;
-  Status recorded = devices_->record(ending.end, ending.device, &ticket);
-  Status health = recorded.ok() ? Status() : devices_->health(ending.device);
+  Status recorded = ctx_.devices->record(ending.end, ending.device, &ticket);
+  Status health = recorded.ok() ? Status() : ctx_.devices->health(ending.device);
   if (!recorded.ok() && health.ok() && recorded.code() != -EBUSY && recorded.code() != -ENOMEM) {
     // A destroyed stream takes no mark: wait for all work of the device instead.
     core::step("release.draining");
-    recorded = devices_->drain(ending.device);
-    if (!recorded.ok()) health = devices_->health(ending.device);
+    recorded = ctx_.devices->drain(ending.device);
+    if (!recorded.ok()) health = ctx_.devices->health(ending.device);
     if (!recorded.ok() && health.ok()) {
       recorded = error(EBUSY, "the stream %p takes no event, and device %d cannot be waited for instead: %.*s",
                        ending.end, ending.device, static_cast<int>(recorded.text().size()), recorded.text().data());
     }
   }
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   if (!recorded.ok() && health.ok()) {
-    grants_.revive(ending);
+    leases_.grants.revive(ending);
     pending_.end(ending, over);
-    map_.notify();
+    ctx_.map.notify();
     return recorded;
   }
   // If the device is lost, or was drained for a destroyed stream, the empty ticket ends the release
   // at once.
-  if (!health.ok()) device_set_.saw_loss(ending.device, health);
+  if (!health.ok()) ctx_.device_set.saw_loss(ending.device, health);
   if (recorded.ok() && core::exiting()) forget_saved(ending);
   ending.ticket = std::move(ticket);
   ending.recorded = true;
@@ -298,9 +302,9 @@ Status StreamReleases::release(std::span<const vmem_range> ranges, void* stream,
     for (PendingRelease& e : made) e.spans.reserve(room);
     mine.reserve(devices);
     ++devices, room *= 2;  // for the next try
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     for (size_t i = 0; i < ranges.size(); ++i) {
-      if (Status s = map_.check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
+      if (Status s = ctx_.map.check_range(ranges[i].ptr, ranges[i].size, &spans[i]); !s.ok()) return s;
     }
     // A lease at the host ends at once, one at a device when the stream has taken a mark. If there
     // are both, or several devices, check that the stream takes marks before any lease ends.
@@ -309,11 +313,11 @@ Status StreamReleases::release(std::span<const vmem_range> ranges, void* stream,
       asked = true;
       for (size_t d = 0; d < device::kMaxDevices; ++d) {
         if (!at[d]) continue;
-        if (Status s = devices_->check_stream(end, static_cast<int>(d)); s.code() == -EBUSY) return s;
+        if (Status s = ctx_.devices->check_stream(end, static_cast<int>(d)); s.code() == -EBUSY) return s;
       }
       continue;
     }
-    result = grants_.release(lock, spans, knows_access ? ranges.data() : nullptr, stream, &made);
+    result = leases_.grants.release(lock, spans, knows_access ? ranges.data() : nullptr, stream, &made);
     if (!result.ok()) continue;
     add(lock, spans, end, &made, &mine);
   }
@@ -322,19 +326,21 @@ Status StreamReleases::release(std::span<const vmem_range> ranges, void* stream,
   for (PendingRelease* e : mine) {
     if (Status s = record(*e, &made); !s.ok()) result = std::move(s);
   }
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   reap(lock);
-  if (a_worker_waits()) device_set_.work().notify_one();
+  if (a_worker_waits()) ctx_.device_set.work().notify_one();
   return result;
 }
 
 // Whether a worker may have work that leases kept from being done. To wake one for nothing costs
 // more than the rest of a release.
 bool StreamReleases::a_worker_waits() {
-  if (!queues_.promotion_requests.empty() || !queues_.demotion_requests.empty() || cpu_mappings_.waits()) return true;
-  for (size_t d = 0; d < device_set_.size(); ++d) {
-    if (device_set_[d].budget.missing() != 0) return true;
-    if (map_.spilled().bytes(d) != 0 && map_.spilled().over(d, device_set_[d].budget, now_ns()) != 0) return true;
+  if (!ctx_.queues.promotion_requests.empty() || !ctx_.queues.demotion_requests.empty() || ctx_.cpu_mappings.waits())
+    return true;
+  for (size_t d = 0; d < ctx_.device_set.size(); ++d) {
+    if (ctx_.device_set[d].budget.missing() != 0) return true;
+    if (ctx_.map.spilled().bytes(d) != 0 && ctx_.map.spilled().over(d, ctx_.device_set[d].budget, now_ns()) != 0)
+      return true;
   }
   return false;
 }

@@ -23,27 +23,16 @@
 #include "pager/lease/acquire_request.h"
 #include "pager/lease/lease_manager.h"
 #include "pager/lease/stream_release_queue.h"
-#include "pager/tier/staging_allocator.h"
 
 namespace vmem::pager {
 
-class StreamReleases : private Shared {
+struct HostTier;
+struct LeaseRoom;
+
+class StreamReleases {
  public:
   static constexpr uint64_t kSoon = 250'000'000;  // ns
-
-  // queues, cpu_mappings: requests and accesses that may wait for leases to end.
-  StreamReleases(const Shared& shared, device::Devices* devices, const DeviceQueues& queues,
-                 const CpuMappings& cpu_mappings, DeviceSet& gpus, LeaseManager& grants, MemoryPressure& pressure,
-                 MemoryWaits& waits, StagingAllocator& supply)
-      : Shared(shared),
-        devices_(devices),
-        queues_(queues),
-        cpu_mappings_(cpu_mappings),
-        device_set_(gpus),
-        grants_(grants),
-        pressure_(pressure),
-        waits_(waits),
-        supply_(supply) {}
+  StreamReleases(PagerContext& ctx, LeaseRoom& leases);
 
   // Releases leases of `stream`, one for each of the ranges. Those at devices end when the stream
   // `end` reaches this point. knows_access: each range has the access of the acquire that ends.
@@ -84,14 +73,9 @@ class StreamReleases : private Shared {
   core::Status check_pending(std::span<const BlockSpan> spans, int location, bool* wait) VMEM_LOCKED;
   core::Status check_room(std::span<const BlockSpan> spans, int d, bool* wait) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  const DeviceQueues& queues_;
-  const CpuMappings& cpu_mappings_;
-  DeviceSet& device_set_;
-  LeaseManager& grants_;
-  MemoryPressure& pressure_;
-  MemoryWaits& waits_;
-  StagingAllocator& supply_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
   StreamReleaseQueue pending_ VMEM_GUARDED_BY(core::big_lock);
   // By device: when its last release ended.
   std::array<uint64_t, device::kMaxDevices> ended_ns_ VMEM_GUARDED_BY(core::big_lock) = {};

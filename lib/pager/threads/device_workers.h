@@ -12,55 +12,18 @@
 #include <thread>
 #include <vector>
 
-#include "pager/tier/copy_in.h"
-#include "pager/tier/cpu_mapper.h"
-#include "pager/tier/device_reclaim.h"
-#include "pager/tier/pipelined_copy.h"
-#include "pager/tier/promoter.h"
+#include "pager/calls/calls.h"
 
 namespace vmem::pager {
 
-class DeviceWorkers : private Shared {
+struct Calls;
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class DeviceWorkers {
  public:
-  static constexpr size_t kLook = 128;   // blocks in one round of queries to the driver, some microseconds each
-  static constexpr size_t kPass = 8192;  // blocks passed over under one hold of the lock; most are elsewhere
-
-  // Work for the workers that Prefetch knows of. The serve functions drop and retake the lock. They
-  // return false if there is nothing to do.
-  class Above {
-   public:
-    virtual bool serve_stream_hints(Lock& lock) VMEM_LOCKED = 0;
-    virtual bool serve_demotion(Lock& lock) VMEM_LOCKED = 0;
-    virtual bool hints_wait_for_streams() VMEM_LOCKED = 0;
-
-   protected:
-    ~Above() = default;
-  };
-
-  // devices: null if there is no device tier; then there are no workers. requests: promotion
-  // requests, protected by the lock.
-  DeviceWorkers(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
-                DeviceSet& gpus, CpuMappings& cpu_mappings, DeviceBlocks& blocks, PageIn& page_in,
-                StagingAllocator& supply, StreamReleases& releases, PeerMigrator& migrator, Demoter& demoter,
-                PipelinedCopy& pipelined_copy, Promoter& promoter, CopyIn& copy_in, CpuMapper& views,
-                DeviceReclaim& device_reclaim, Above& above)
-      : Shared(shared),
-        devices_(devices),
-        requests_(requests),
-        device_set_(gpus),
-        cpu_mappings_(cpu_mappings),
-        blocks_(blocks),
-        page_in_(page_in),
-        supply_(supply),
-        releases_(releases),
-        peer_migrator_(migrator),
-        demoter_(demoter),
-        pipelined_copy_(pipelined_copy),
-        promoter_(promoter),
-        copy_in_(copy_in),
-        cpu_mapper_(views),
-        device_reclaim_(device_reclaim),
-        above_(above) {}
+  DeviceWorkers(PagerContext& ctx, Calls& calls);
 
   core::Status start() VMEM_UNLOCKED;
   void stop() VMEM_UNLOCKED;
@@ -74,23 +37,11 @@ class DeviceWorkers : private Shared {
   void look_at_memory(Lock& lock) VMEM_LOCKED;
   bool on_touch(uintptr_t address, bool store) VMEM_UNLOCKED;
 
-  device::Devices* const devices_;
-  const PooledList<PromotionRequest>& requests_;
-  DeviceSet& device_set_;
-  CpuMappings& cpu_mappings_;
-  DeviceBlocks& blocks_;
-  PageIn& page_in_;
-  StagingAllocator& supply_;
-  StreamReleases& releases_;
-  PeerMigrator& peer_migrator_;
-  Demoter& demoter_;
-  PipelinedCopy& pipelined_copy_;
-  Promoter& promoter_;
-  CopyIn& copy_in_;
-  CpuMapper& cpu_mapper_;
-  DeviceReclaim& device_reclaim_;
-  Above& above_;
-
+  PagerContext& ctx_;
+  Calls& calls_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
   std::vector<std::thread> threads_;
   bool stop_ VMEM_GUARDED_BY(core::big_lock) = false;
   unsigned arriving_ VMEM_GUARDED_BY(core::big_lock) = 0;  // workers that handle arrivals

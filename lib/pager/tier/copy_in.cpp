@@ -12,9 +12,12 @@
 #include "core/unwatched_reads.h"
 #include "pager/block/block_run.h"
 #include "pager/host/drop_pages.h"
+#include "pager/tier/device_tier.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {
+
+CopyIn::CopyIn(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), host_(tier.host), tier_(tier) {}
 
 int copy_protected(const Region& r, std::byte* to, const std::byte* from) {
   if (r.guarded || !may_load(core::MappingQuery(), r, from, r.block_size)) {
@@ -32,7 +35,7 @@ void CopyIn::run(Batch& batch, int d) {
   InBatch in{.transitions = batch, .device = d};
   begin_in(in);
   if (in.status.ok()) {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     note_issued(in);
   }
   end_in(in);
@@ -47,10 +50,10 @@ void CopyIn::pull(Batch& batch, int d) {
   }
   core::step("device.pulled");
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     for (Transition* m : batch) {
       if (m->source == nullptr || !m->status.ok() || m->out) continue;
-      Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
+      Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
       if (frame.holed) {  // the program may have stored to it since the copy
         m->status = core::error(EBUSY, "the program dropped a page of the block meanwhile");
         continue;
@@ -60,27 +63,27 @@ void CopyIn::pull(Batch& batch, int d) {
         drops.push_back({reinterpret_cast<uintptr_t>(m->source), m->region->block_size});
     }
   }
-  if (!drops.empty() && !drop_pages(trap_, drops.all())) {
+  if (!drops.empty() && !drop_pages(ctx_.trap, drops.all())) {
     for (Transition* m : batch) {
       if (m->source == nullptr || !m->status.ok() || m->out || m->source != m->region->address(m->block)) continue;
-      if (!drop_one(trap_, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
+      if (!drop_one(ctx_.trap, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
     }
   }
   DeferredWork after;
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     for (Transition* m : batch) {
       if (m->source != nullptr) pulled(m, d);
     }
     batch.erase_if([&](Transition* m) {
       lock.hold();
       const bool failed = !m->status.ok();
-      if (failed) map_.free_transition(m);
+      if (failed) ctx_.map.free_transition(m);
       return failed;
     });
-    freed_.memory_freed(after);
+    ctx_.above.memory_freed(after);
   }
-  page_in_.run(after);
+  host_.page_in.run(after);
 }
 
 // State isolating if the block is in place. m->status says whether the staging frame has the bytes.
@@ -88,7 +91,8 @@ void CopyIn::copy_aside(Transition* m) {
   Region& r = *m->region;
   if (m->source == r.address(m->block)) {
     core::step("device.taking");
-    m->status = trap_.caps().pins == trap::Pins::taken_away ? take_aside(m) : trap_.protect(m->source, r.block_size);
+    m->status =
+        ctx_.trap.caps().pins == trap::Pins::taken_away ? take_aside(m) : ctx_.trap.protect(m->source, r.block_size);
     if (!m->status.ok()) return;
     if (!m->out && copy_protected(r, m->image, m->source) != 0) {
       m->status = core::error(EFAULT, "pages of the block are unreadable: it stays in host memory");
@@ -97,7 +101,7 @@ void CopyIn::copy_aside(Transition* m) {
   } else {
     memcpy(m->image, m->source, r.block_size);
   }
-  core::add(counters_.copied_bytes, r.block_size);
+  core::add(ctx_.counters.copied_bytes, r.block_size);
 }
 
 // State isolating. A driver that pinned a page could store to it after the copy in spite of the
@@ -106,62 +110,62 @@ Status CopyIn::take_aside(Transition* m) {
   Region& r = *m->region;
   std::byte* slot = nullptr;
   {
-    Lock lock(map_.mutex());
-    slot = frames_.get_slot(r.block_size);
-    map_.frame_table()[r.table[m->block].aux].in_place = false;
+    Lock lock(ctx_.map.mutex());
+    slot = ctx_.frames.get_slot(r.block_size);
+    ctx_.map.frame_table()[r.table[m->block].aux].in_place = false;
   }
   if (slot == nullptr) return core::error(ENOMEM, "no address space for the image of a block");
-  Status s = trap_.take(m->source, r.block_size, slot, trap::Transfer::copy);
+  Status s = ctx_.trap.take(m->source, r.block_size, slot, trap::Transfer::copy);
   m->out = s.ok();
   if (m->out) memcpy(m->image, slot, r.block_size);
-  if (m->out || half_way(s)) trap_.release_frames(slot, r.block_size).ignore();
+  if (m->out || half_way(s)) ctx_.trap.release_frames(slot, r.block_size).ignore();
   if (half_way(s)) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(s.text().size()),
-                   s.text().data(), map_.place(r, m->block).c_str());
-    drop_torn(trap_, r, m->block);
+                   s.text().data(), ctx_.map.place(r, m->block).c_str());
+    drop_torn(ctx_.trap, r, m->block);
   }
-  Lock lock(map_.mutex());
-  frames_.put_slot(slot, r.block_size);
+  Lock lock(ctx_.map.mutex());
+  ctx_.frames.put_slot(slot, r.block_size);
   return s;
 }
 
 // State isolating. Some of the block's pages could not be put back in place.
 void CopyIn::lose_taken(Transition* m) {
   Region& r = *m->region;
-  map_.free_entry(m->block, r);
-  budget_.credit(r.block_size);
-  failed_.mark_lost(r, m->block, m->status);
+  ctx_.map.free_entry(m->block, r);
+  ctx_.budget.credit(r.block_size);
+  host_.failed.mark_lost(r, m->block, m->status);
 }
 
 // Ends copy_aside(): only the staging frame has the bytes now or, on failure, the block stays where
 // it is.
 void CopyIn::pulled(Transition* m, int d) {
   Region& r = *m->region;
-  DeviceState& g = device_set_[static_cast<size_t>(d)];
+  DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
   const Block& block = r.table[m->block];
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   if (!m->status.ok()) {
     g.budget.credit(r.block_size);
     g.failure = m->status;
     ++g.failures;
-    staging_.of(r).frames.put(m->image);
+    ctx_.staging.of(r).frames.put(m->image);
     if (half_way(m->status)) return lose_taken(m);
     r.table.clear(m->block, core::kProtected | core::kDirty | core::kFaultPending | core::kStorePending);
     frame.promoted = false;
     r.table.keep_in_place(m->block);
-    trap_.unprotect(r.address(m->block), r.block_size).ignore();
-    map_.note_dirty(r, m->block);
-    map_.admit(r, m->block, map_.nonresident_age().shadow());
+    ctx_.trap.unprotect(r.address(m->block), r.block_size).ignore();
+    ctx_.map.note_dirty(r, m->block);
+    ctx_.map.admit(r, m->block, ctx_.map.nonresident_age().shadow());
     return;
   }
   if (m->source != r.address(m->block)) {
-    frames_.put_bounce(m->source, r.block_size);
+    ctx_.frames.put_bounce(m->source, r.block_size);
   } else {
-    map_.note_clean(r, m->block);
+    ctx_.map.note_clean(r, m->block);
     r.table.begin_promote(m->block, d);
     frame.pool = static_cast<uint8_t>(kDevicePools + d);
   }
-  budget_.credit(r.block_size);
+  ctx_.budget.credit(r.block_size);
   r.table.clear(m->block, core::kProtected);
   frame.in_place = frame.dropping = frame.promoted = false;
   frame.bytes = nullptr;
@@ -182,7 +186,7 @@ void CopyIn::begin_in(InBatch& in) {
     if (!m->parts.made) to_make.push_back({at, size});
     // populate() clears a managed block. Elsewhere a copy of zeros clears it, so that map() need
     // not wait for the device.
-    if (m->image == nullptr && !device_set_.own_page_tables()) continue;
+    if (m->image == nullptr && !ctx_.device_set.own_page_tables()) continue;
     frames.push_back(
         {at + copied, m->image == nullptr ? nullptr : m->image + copied, size - copied, copied != 0, m->parts.ticket});
     smallest = std::min(smallest, size);
@@ -191,28 +195,28 @@ void CopyIn::begin_in(InBatch& in) {
   const std::span<const device::Copy> copies = frames.all();
   core::step("device.preparing");
   Status& s = in.status;
-  if (!to_make.empty()) s = devices_->populate(to_make.all(), d, &in.torn);
+  if (!to_make.empty()) s = ctx_.devices->populate(to_make.all(), d, &in.torn);
   if (s.code() == -device::kIntruder)
     core::fatal("a block was touched while it was made on device %d: %.*s", d, static_cast<int>(s.text().size()),
                 s.text().data());
   in.made = s.ok();
   if (!in.made) {
     for (Transition* m : batch)
-      if (m->parts.made) pipelined_copy_.give_back(m);
+      if (m->parts.made) tier_.pipelined_copy.give_back(m);
     return;
   }
   // Wake threads that faulted before populate() replaced the trap: they retry, and park in the
   // device's fault handler.
   for (const device::Range& range : ranges)
-    if (!device_set_.own_page_tables()) trap_.wake(reinterpret_cast<void*>(range.address), range.size).ignore();
+    if (!ctx_.device_set.own_page_tables()) ctx_.trap.wake(reinterpret_cast<void*>(range.address), range.size).ignore();
   core::step("device.prepared");
-  const bool ahead = !copies.empty() && devices_->maps_ahead(d, smallest);
-  if (ahead) s = devices_->map_ahead(ranges);
-  if (s.ok() && !copies.empty()) s = devices_->copy_in(d, copies, &in.ticket);
-  if (s.ok() && !ahead) s = devices_->map(ranges);
+  const bool ahead = !copies.empty() && ctx_.devices->maps_ahead(d, smallest);
+  if (ahead) s = ctx_.devices->map_ahead(ranges);
+  if (s.ok() && !copies.empty()) s = ctx_.devices->copy_in(d, copies, &in.ticket);
+  if (s.ok() && !ahead) s = ctx_.devices->map(ranges);
   for (Transition* m : batch) {
     // Otherwise in.ticket covers the copies of the parts, too.
-    if (m->parts.ticket != nullptr && in.ticket == nullptr) wait_for_copy(*devices_, d, m->parts.ticket).ignore();
+    if (m->parts.ticket != nullptr && in.ticket == nullptr) wait_for_copy(*ctx_.devices, d, m->parts.ticket).ignore();
     m->parts.ticket.reset();
   }
 }
@@ -221,15 +225,15 @@ void CopyIn::begin_in(InBatch& in) {
 void CopyIn::note_issued(const InBatch& in) {
   uint64_t copied = 0;
   for (Transition* m : in.transitions) {
-    Frame& frame = map_.frame_table()[m->region->table[m->block].aux];
+    Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
     frame.issued = true;
     ++m->region->issued;
     frame.ticket = in.ticket;
     if (m->image != nullptr) copied += m->region->block_size;
   }
-  device_set_[static_cast<size_t>(in.device)].in_bytes += copied;
-  core::add(counters_.host_to_device_bytes, copied);
-  map_.notify();
+  ctx_.device_set[static_cast<size_t>(in.device)].in_bytes += copied;
+  core::add(ctx_.counters.host_to_device_bytes, copied);
+  ctx_.map.notify();
 }
 
 // Ends the batch: each block is on the device or back where it was.
@@ -237,28 +241,28 @@ void CopyIn::end_in(InBatch& in) {
   open(in);
   const int d = in.device;
   const Status& s = in.status;
-  const bool over_trap = !device_set_.own_page_tables();
+  const bool over_trap = !ctx_.device_set.own_page_tables();
   core::step("device.entered");
   DeferredWork after;
-  const Status health = s.ok() ? Status() : devices_->health(d);
+  const Status health = s.ok() ? Status() : ctx_.devices->health(d);
   const bool full = !in.made && s.code() == -ENOMEM;
-  const uint64_t kept = full ? device_set_.kept(d) : 0;
-  Lock lock(map_.mutex());
-  if (!s.ok()) device_set_.saw_loss(d, health);  // before undo() changes the tables
-  if (!over_trap) device_set_[static_cast<size_t>(d)].budget.set_keeps(true);
+  const uint64_t kept = full ? ctx_.device_set.kept(d) : 0;
+  Lock lock(ctx_.map.mutex());
+  if (!s.ok()) ctx_.device_set.saw_loss(d, health);  // before undo() changes the tables
+  if (!over_trap) ctx_.device_set[static_cast<size_t>(d)].budget.set_keeps(true);
   for (Transition* m : in.transitions) {
     if (!s.ok()) {
       undo(m, s, !over_trap || !in.made || in.torn, after);
       continue;
     }
     arrived(m);
-    map_.free_transition(m);
+    ctx_.map.free_transition(m);
   }
-  if (full) device_set_.follow_down(d, kept);
-  if (!demotion_requests_.empty()) device_set_.work().notify_one();
-  freed_.memory_freed(after);
+  if (full) ctx_.device_set.follow_down(d, kept);
+  if (!ctx_.queues.demotion_requests.empty()) ctx_.device_set.work().notify_one();
+  ctx_.above.memory_freed(after);
   lock.unlock();
-  page_in_.run(after);
+  host_.page_in.run(after);
 }
 
 // Opens the blocks for reading by the CPU when their copies have ended. On failure unmaps the
@@ -274,34 +278,35 @@ void CopyIn::open(InBatch& in) {
   if (in.ticket != nullptr) {
     // Wait even after another error: a kernel may have the blocks, and their frames are about to be
     // reused.
-    const Status copied = wait_for_copy(*devices_, d, in.ticket);
+    const Status copied = wait_for_copy(*ctx_.devices, d, in.ticket);
     if (s.ok()) s = copied;
   }
   if (s.ok()) {
-    s = devices_->open(ranges, device::Access::read);
-    if (!s.ok() && devices_->health(d).ok()) {
+    s = ctx_.devices->open(ranges, device::Access::read);
+    if (!s.ok() && ctx_.devices->health(d).ok()) {
       core::fatal("blocks on device %d cannot be opened for the CPU, which waits for them: %.*s", d,
                   static_cast<int>(s.text().size()), s.text().data());
     }
   }
   if (!s.ok() && in.made) {
-    const Status hidden = retry_until_done(*devices_, d, "unmapping a block", [&] { return devices_->unmap(ranges); });
-    const auto give_up = [&] { return managed_holes_.punch(ranges); };
+    const Status hidden =
+        retry_until_done(*ctx_.devices, d, "unmapping a block", [&] { return ctx_.devices->unmap(ranges); });
+    const auto give_up = [&] { return tier_.managed_holes.punch(ranges); };
     // A block that stays made could not be made again. If the trap is gone from its addresses,
     // those are lost.
     if (hidden.ok())
-      in.torn =
-          (device_set_.own_page_tables() ? retry_until_done(*devices_, d, "giving a block up", give_up) : give_up())
-              .ok();
+      in.torn = (ctx_.device_set.own_page_tables() ? retry_until_done(*ctx_.devices, d, "giving a block up", give_up)
+                                                   : give_up())
+                    .ok();
   }
-  if (in.torn) managed_holes_.restore_trap(ranges);
+  if (in.torn) tier_.managed_holes.restore_trap(ranges);
 }
 
 // State promoting.
 void CopyIn::arrived(Transition* m) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   frame.issued = false;
   --r.issued;
   frame.ticket.reset();
@@ -309,11 +314,11 @@ void CopyIn::arrived(Transition* m) {
   const uint32_t shadow = frame.shadow;
   r.table.end_promote(m->block);
   ++r.arrived;
-  if (!device_set_.own_page_tables()) r.table.answer_faults(m->block);  // begin_in() woke them
+  if (!ctx_.device_set.own_page_tables()) r.table.answer_faults(m->block);  // begin_in() woke them
   if (frame.hinted) r.table.mark(m->block, core::kReadAhead | core::kPrefetched);
-  if (m->image != nullptr && !supply_.keep_copy(r, m->block, m->image)) staging_.of(r).frames.put(m->image);
-  map_.admit(r, m->block, shadow);
-  blocks_.answer(r, m->block);
+  if (m->image != nullptr && !tier_.supply.keep_copy(r, m->block, m->image)) ctx_.staging.of(r).frames.put(m->image);
+  ctx_.map.admit(r, m->block, shadow);
+  tier_.blocks.answer(r, m->block);
 }
 
 // State promoting. `trapped`: the trap is in place (again). The staging frame still has the bytes,
@@ -322,42 +327,42 @@ void CopyIn::undo(Transition* m, const Status& why, bool trapped, DeferredWork& 
   Region& r = *m->region;
   const BlockIndex b = m->block;
   const Block& block = r.table[b];
-  DeviceState& g = device_set_[static_cast<size_t>(m->device)];
+  DeviceState& g = ctx_.device_set[static_cast<size_t>(m->device)];
   g.budget.credit(r.block_size);
   g.failure = why;
   ++g.failures;
   m->status = why;
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   const bool lent = frame.issued && frame.changed;
   r.issued -= frame.issued ? 1 : 0;
   frame.issued = false;
   frame.ticket.reset();
   if (!trapped) r.lost = true;
   if (lent) {
-    if (m->image != nullptr) staging_.of(r).frames.put(m->image);
-    map_.free_entry(b, r);
-    failed_.mark_lost(r, b, why);
-    map_.free_transition(m);
+    if (m->image != nullptr) ctx_.staging.of(r).frames.put(m->image);
+    ctx_.map.free_entry(b, r);
+    host_.failed.mark_lost(r, b, why);
+    ctx_.map.free_transition(m);
     return;
   }
   if (m->image == nullptr) {
-    map_.free_entry(b, r);
+    ctx_.map.free_entry(b, r);
     r.table.abandon_promote(b);
   } else {
     frame.bytes = m->image;
     frame.pool = staging_pool(r);
     r.table.abandon_promote_staged(b);
-    if (!proven_clean(block)) map_.note_dirty(r, b);
-    map_.admit(r, b, map_.nonresident_age().shadow());
+    if (!proven_clean(block)) ctx_.map.note_dirty(r, b);
+    ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
   }
-  map_.free_transition(m);
-  if (!r.lost) page_in_.settle(r, b, after);
+  ctx_.map.free_transition(m);
+  if (!r.lost) host_.page_in.settle(r, b, after);
 }
 
 Batch CopyIn::take_ready(std::span<const BlockSpan> spans, int d) {
   Batch mine;
   uint64_t bytes = 0;
-  core::OwnVector<Transition*>& ready = device_set_[static_cast<size_t>(d)].ready;
+  core::OwnVector<Transition*>& ready = ctx_.device_set[static_cast<size_t>(d)].ready;
   const auto rest = std::remove_if(ready.begin(), ready.end(), [&](Transition* m) {
     const size_t size = m->region->block_size;
     const bool is_mine = m->source == nullptr && !mine.full() && (mine.size() < 2 || bytes + size <= kBatchBytes) &&
@@ -377,17 +382,17 @@ void CopyIn::begin(const Batch& batch, int d) {
   InBatch in{.transitions = batch, .device = d};
   begin_in(in);
   if (!in.status.ok()) return end_in(in);
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   note_issued(in);
-  for (Transition* m : in.transitions) device_set_[static_cast<size_t>(d)].issued.push_back(m);
-  device_set_.work().notify_one();
+  for (Transition* m : in.transitions) ctx_.device_set[static_cast<size_t>(d)].issued.push_back(m);
+  ctx_.device_set.work().notify_one();
 }
 
 bool CopyIn::end_issued(Lock& lock, int d) {
-  TransitionList& issued = device_set_[static_cast<size_t>(d)].issued;
+  TransitionList& issued = ctx_.device_set[static_cast<size_t>(d)].issued;
   if (issued.empty()) return false;
   const auto ticket_of = [&](const Transition* m) VMEM_LOCKED -> const device::Ticket& {
-    return map_.frame_table()[m->region->table[m->block].aux].ticket;
+    return ctx_.map.frame_table()[m->region->table[m->block].aux].ticket;
   };
   {
     InBatch in{.device = d, .ticket = ticket_of(issued.head), .made = true};

@@ -23,23 +23,12 @@
 
 namespace vmem::pager {
 
-class CopyIn : private Shared {
+struct DeviceTier;
+struct HostTier;
+
+class CopyIn {
  public:
-  // demotion_requests: these wait for blocks that arrive; under the lock.
-  CopyIn(const Shared& shared, device::Devices* devices, const PooledList<DemotionRequest>& demotion_requests,
-         DeviceSet& gpus, DeviceBlocks& blocks, ManagedHoles& holes, FailedBlocks& failed, PageIn& page_in,
-         StagingAllocator& supply, PipelinedCopy& pipelined_copy, MemoryFreed& freed)
-      : Shared(shared),
-        devices_(devices),
-        demotion_requests_(demotion_requests),
-        device_set_(gpus),
-        blocks_(blocks),
-        managed_holes_(holes),
-        failed_(failed),
-        page_in_(page_in),
-        supply_(supply),
-        pipelined_copy_(pipelined_copy),
-        freed_(freed) {}
+  CopyIn(PagerContext& ctx, DeviceTier& tier);
 
   // Makes the blocks on device d, fills them and opens them for the CPU. The batch owns the blocks,
   // which were ready for the device.
@@ -68,16 +57,9 @@ class CopyIn : private Shared {
   void arrived(Transition* m) VMEM_LOCKED;
   void undo(Transition* m, const core::Status& why, bool trapped, DeferredWork& after) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  const PooledList<DemotionRequest>& demotion_requests_;
-  DeviceSet& device_set_;
-  DeviceBlocks& blocks_;
-  ManagedHoles& managed_holes_;
-  FailedBlocks& failed_;
-  PageIn& page_in_;
-  StagingAllocator& supply_;
-  PipelinedCopy& pipelined_copy_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

@@ -11,6 +11,7 @@
 #include "core/log.h"
 #include "core/step.h"
 #include "pager/host/drop_pages.h"
+#include "pager/tier/device_tier.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {
@@ -23,30 +24,34 @@ constexpr size_t kPiece = size_t{64} << 10, kLargestPiece = size_t{2} << 20;
 
 }  // namespace
 
+CpuMapper::CpuMapper(PagerContext& ctx, DeviceTier& tier)
+    : ctx_(ctx), host_(tier.host), leases_(tier.leases), tier_(tier) {}
+
 // The block is on a device and not leased for writing. Returns nullptr if there is no memory for a
 // copy that leaves `left_free` bytes of the budget.
 Transition* CpuMapper::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
-  if (!cpu_mappings_.unrefuse(r, b) || !map_.reserve_transition() || !cpu_mappings_.expect()) return nullptr;
-  if (!budget_.charge(r.block_size, left_free)) {
-    cpu_mappings_.not_shown();
-    if (left_free == 0) pressure_.wake_all_reclaim();
+  if (!ctx_.cpu_mappings.unrefuse(r, b) || !ctx_.map.reserve_transition() || !ctx_.cpu_mappings.expect())
+    return nullptr;
+  if (!ctx_.budget.charge(r.block_size, left_free)) {
+    ctx_.cpu_mappings.not_shown();
+    if (left_free == 0) host_.pressure.wake_all_reclaim();
     return nullptr;
   }
   const Block& block = r.table[b];
-  const bool kept = map_.copies().has(block.aux);
-  std::byte* const bytes = kept ? map_.copies().hold(block.aux) : supply_.frame(r, 0);
+  const bool kept = ctx_.map.copies().has(block.aux);
+  std::byte* const bytes = kept ? ctx_.map.copies().hold(block.aux) : tier_.supply.frame(r, 0);
   if (bytes == nullptr) {
-    cpu_mappings_.not_shown();
-    budget_.credit(r.block_size);
+    ctx_.cpu_mappings.not_shown();
+    ctx_.budget.credit(r.block_size);
     return nullptr;
   }
-  Transition* m = map_.new_transition(r, b);
+  Transition* m = ctx_.map.new_transition(r, b);
   m->image = bytes;
   m->kept = kept;
   m->in_staging = true;
   m->device = block.device;
   m->way = core::Way::from_device;
-  blocks_.claim(r, b);
+  tier_.blocks.claim(r, b);
   return m;
 }
 
@@ -59,15 +64,15 @@ Status CpuMapper::show_part(const Transition& m, size_t from, size_t to, bool* p
   if (!m.kept && from != to) {
     device::Ticket ticket;
     const device::Copy copy{reinterpret_cast<uintptr_t>(r.address(m.block)) + from, m.image + from, to - from};
-    s = devices_->copy_out(m.device, {&copy, 1}, &ticket);
+    s = ctx_.devices->copy_out(m.device, {&copy, 1}, &ticket);
     if (s.ok())  // the frame is about to be reused
-      s = wait_for_copy(*devices_, m.device, ticket);
+      s = wait_for_copy(*ctx_.devices, m.device, ticket);
   }
-  size_t piece = trap_.caps().one_report ? r.block_size : kPiece;
+  size_t piece = ctx_.trap.caps().one_report ? r.block_size : kPiece;
   for (; s.ok() && from != to; piece = std::min(2 * piece, kLargestPiece)) {
     const size_t size = std::min(piece, to - from);
     *placed = true;
-    s = trap_.fill(r.address(m.block) + from, size, m.image + from, trap::Transfer::copy, trap::Protect::yes);
+    s = ctx_.trap.fill(r.address(m.block) + from, size, m.image + from, trap::Transfer::copy, trap::Protect::yes);
     from += size;
   }
   return s;
@@ -78,7 +83,7 @@ Status CpuMapper::show_part(const Transition& m, size_t from, size_t to, bool* p
 Status CpuMapper::show_all(const Transition& m, uintptr_t load_at, bool* placed) {
   const size_t size = m.region->block_size;
   const auto base = reinterpret_cast<uintptr_t>(m.region->address(m.block));
-  if (trap_.caps().one_report) return show_part(m, 0, size, placed);
+  if (ctx_.trap.caps().one_report) return show_part(m, 0, size, placed);
   const size_t first = load_at != 0 ? core::round_down(load_at - base, kPiece) : 0;
   Status s = show_part(m, first, first + kPiece, placed);
   core::step("device.showing_rest");
@@ -94,93 +99,93 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   core::step("device.showing");
   bool placed = false;
   m->status = show_all(*m, load_at, &placed);
-  const Status health = m->status.ok() ? Status() : devices_->health(m->device);
+  const Status health = m->status.ok() ? Status() : ctx_.devices->health(m->device);
   if (!m->status.ok() && placed) {  // pieces that stay would go stale in view of the CPU
     const trap::Range range{reinterpret_cast<uintptr_t>(r.address(b)), r.block_size};
-    drop_until_unpinned(trap_, {&range, 1});
+    drop_until_unpinned(ctx_.trap, {&range, 1});
   }
   core::step("device.shown");
   DeferredWork after;
-  Lock lock(map_.mutex());
-  device_set_.saw_loss(m->device, health);
+  Lock lock(ctx_.map.mutex());
+  ctx_.device_set.saw_loss(m->device, health);
   const Block& block = r.table[b];
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   if (m->kept) {
-    map_.copies().unhold(block.aux);
+    ctx_.map.copies().unhold(block.aux);
   } else {
     // Keep the copy of a read-mostly block: later loads need no transfer.
     const bool stays = m->status.ok() && r.places.at(b).read_mostly && !frame.changed;
-    if (!stays || !supply_.keep_copy(r, b, m->image)) staging_.of(r).frames.put(m->image);
+    if (!stays || !tier_.supply.keep_copy(r, b, m->image)) ctx_.staging.of(r).frames.put(m->image);
   }
   const bool shown = m->status.ok();
   if (shown) {
-    cpu_mappings_.show(r, b, now_ns());
-    core::add(counters_.copied_bytes, r.block_size);
+    ctx_.cpu_mappings.show(r, b, now_ns());
+    core::add(ctx_.counters.copied_bytes, r.block_size);
     if (!m->kept) {
-      device_set_[static_cast<size_t>(m->device)].out_bytes += r.block_size;
-      core::add(counters_.device_to_host_bytes, r.block_size);
+      ctx_.device_set[static_cast<size_t>(m->device)].out_bytes += r.block_size;
+      core::add(ctx_.counters.device_to_host_bytes, r.block_size);
     }
   } else {
-    cpu_mappings_.not_shown();
-    budget_.credit(r.block_size);
+    ctx_.cpu_mappings.not_shown();
+    ctx_.budget.credit(r.block_size);
   }
   r.table.abandon_demote(b);
-  if (frame.admitted) map_.policy(block.aux).unhold(block.aux);
-  if (!shown && cpu_mappings_.ask(r, b, now_ns(), since(m))) device_set_.work().notify_one();
-  if (device_set_[block.device].lost) device_set_[block.device].rescue = true;
-  map_.free_transition(m);
-  freed_.memory_freed(after);
+  if (frame.admitted) ctx_.map.policy(block.aux).unhold(block.aux);
+  if (!shown && ctx_.cpu_mappings.ask(r, b, now_ns(), since(m))) ctx_.device_set.work().notify_one();
+  if (ctx_.device_set[block.device].lost) ctx_.device_set[block.device].rescue = true;
+  ctx_.map.free_transition(m);
+  ctx_.above.memory_freed(after);
   lock.unlock();
-  page_in_.run(after);
+  host_.page_in.run(after);
 }
 
 bool CpuMapper::hide(Lock& lock, Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   const int d = block.device;
-  blocks_.claim(r, b);
+  tier_.blocks.claim(r, b);
   ++r.in_flight;
   lock.unlock();
   core::step("device.hiding");
-  const Status probed = devices_->probe(d);  // a driver reports an illegal address at the next call
-  const Status health = probed.ok() ? Status() : devices_->health(d);
+  const Status probed = ctx_.devices->probe(d);  // a driver reports an illegal address at the next call
+  const Status health = probed.ok() ? Status() : ctx_.devices->health(d);
   // Pinned pages stay whole in place; other blocks on the device do not wait for the pin to end.
-  const bool hidden = probed.ok() && (core::broken("shown_goes") || drop_one(trap_, r, b));
+  const bool hidden = probed.ok() && (core::broken("shown_goes") || drop_one(ctx_.trap, r, b));
   if (!hidden && health.ok()) usleep(1000);  // the caller tries again
   lock.lock();
-  device_set_.saw_loss(d, health);
+  ctx_.device_set.saw_loss(d, health);
   if (hidden) {
-    cpu_mappings_.forget(r, b);
-    budget_.credit(r.block_size);
+    ctx_.cpu_mappings.forget(r, b);
+    ctx_.budget.credit(r.block_size);
   }
-  blocks_.unclaim(r, b);
+  tier_.blocks.unclaim(r, b);
   --r.in_flight;
-  map_.notify();
-  page_in_.serve_waiting(lock);
+  ctx_.map.notify();
+  host_.page_in.serve_waiting(lock);
   return hidden;
 }
 
 bool CpuMapper::rescue(Lock& lock) {
   Batch batch;
-  for (size_t d = 0; d < device_set_.size() && batch.empty(); ++d) {
-    if (!std::exchange(device_set_[d].rescue, false)) continue;
-    for (const auto& [base, r] : map_.regions()) {
+  for (size_t d = 0; d < ctx_.device_set.size() && batch.empty(); ++d) {
+    if (!std::exchange(ctx_.device_set[d].rescue, false)) continue;
+    for (const auto& [base, r] : ctx_.map.regions()) {
       if (!r->gpu || r->dying || r->lost) continue;
       for (BlockIndex b = r->table.next_populated(0); b < r->blocks && !batch.full();
            b = r->table.next_populated(b + 1)) {
         const core::Block& block = r->table[b];
         if (block.state != State::on_device || block.device != d) continue;
-        if (!map_.frame_table()[block.aux].cpu_mapped && !map_.copies().has(block.aux)) continue;
-        if (Transition* m = demoter_.begin(*r, b, Leave::host)) {
+        if (!ctx_.map.frame_table()[block.aux].cpu_mapped && !ctx_.map.copies().has(block.aux)) continue;
+        if (Transition* m = tier_.demoter.begin(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {
-          device_set_[d].rescue = true;  // no memory: try later
+          ctx_.device_set[d].rescue = true;  // no memory: try later
         }
       }
     }
-    if (batch.full()) device_set_[d].rescue = true;  // there may be more
+    if (batch.full()) ctx_.device_set[d].rescue = true;  // there may be more
   }
   if (batch.empty()) return false;
-  demoter_.run(lock, batch.all());
+  tier_.demoter.run(lock, batch.all());
   return true;
 }
 
@@ -189,13 +194,13 @@ bool CpuMapper::rescue(Lock& lock) {
 // program's read-mostly advice.
 bool CpuMapper::may_show(const Region& r, BlockIndex b) {
   const auto said = r.places.at(b);
-  return said.read_mostly && said.preferred != VMEM_HOST && trap_.caps().write_protect &&
-         !map_.frame_table()[r.table[b].aux].displaced;
+  return said.read_mostly && said.preferred != VMEM_HOST && ctx_.trap.caps().write_protect &&
+         !ctx_.map.frame_table()[r.table[b].aux].displaced;
 }
 
 // Returns whether one more copy leaves enough memory for all waiters and for the reserve.
 bool CpuMapper::room_beside(const Region& r) {
-  return waits_.queue().empty() && budget_.available() >= r.block_size + reserve_.low_watermark();
+  return host_.waits.queue().empty() && ctx_.budget.available() >= r.block_size + ctx_.reserve.low_watermark();
 }
 
 // Collects the facts about an access that CpuMappings does not know.
@@ -206,22 +211,22 @@ CpuMappings::Around CpuMapper::around(const CpuFault& access, uint64_t now, bool
   if (block.state != State::on_device) return {};
   CpuMappings::Around around;
   around.now_ns = now;
-  around.lent_most_ns = config_.fault_timeout_ms * uint64_t{1000000};
-  around.lost = device_set_[block.device].lost;
+  around.lent_most_ns = ctx_.config.fault_timeout_ms * uint64_t{1000000};
+  around.lost = ctx_.device_set[block.device].lost;
   around.lent = !around.lost && lent_for_writing(r, b);
   around.leased = !around.lost && leased(r, b);
   around.elsewhere = around.leased && r.leases.find(b)->front().location != block.device;
   around.shows = !around.lost && !around.leased && may_show(r, b);
-  around.room = reserve_.room_for_device_stale(r.block_size);
+  around.room = ctx_.reserve.room_for_device_stale(r.block_size);
   around.may_hide = may_hide;
   return around;
 }
 
 // Logs the reason, and makes accesses of the block get SIGBUS.
 void CpuMapper::refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t now) {
-  const auto place = map_.where(*access.region, access.block);
-  const unsigned ms = config_.fault_timeout_ms;
-  const auto limit = core::human_bytes(budget_.limit());
+  const auto place = ctx_.map.where(*access.region, access.block);
+  const unsigned ms = ctx_.config.fault_timeout_ms;
+  const auto limit = core::human_bytes(ctx_.budget.limit());
   if (why == CpuMappings::Next::refuse_lent) {
     VMEM_LOG_OFTEN(
         core::Level::error,
@@ -239,21 +244,21 @@ void CpuMapper::refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t 
                    "the CPU get SIGBUS until there is; the contents are intact, %s",
                    limit.c_str(), ms, place.c_str());
   }
-  cpu_mappings_.refuse(access, why, now);
+  ctx_.cpu_mappings.refuse(access, why, now);
 }
 
 // Returns the oldest copy that cannot be the only one of its block; nullptr if there is none.
 const CpuMapping* CpuMapper::oldest() {
-  const std::span<const DeviceState> gpus(device_set_.begin(), device_set_.end());
-  return cpu_mappings_.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
+  const std::span<const DeviceState> gpus(ctx_.device_set.begin(), ctx_.device_set.end());
+  return ctx_.cpu_mappings.oldest(now_ns(), [gpus](size_t d) { return gpus[d].lost; });
 }
 
 // Drops the oldest copy if host memory is short. Returns false if it dropped none.
 bool CpuMapper::hide_oldest(Lock& lock) {
-  if (!cpu_mappings_.any() || !waits_.must_evict()) return false;
+  if (!ctx_.cpu_mappings.any() || !host_.waits.must_evict()) return false;
   const CpuMapping* const s = oldest();
   if (s == nullptr) return false;
-  map_.frame_table()[s->region->table[s->block].aux].displaced = true;
+  ctx_.map.frame_table()[s->region->table[s->block].aux].displaced = true;
   return hide(lock, *s->region, s->block);
 }
 
@@ -264,9 +269,10 @@ Transition* CpuMapper::begin(const CpuFault& access, bool leased, CpuMappings::N
   Region& r = *access.region;
   const BlockIndex b = access.block;
   Transition* m = nullptr;
-  if (*next == Next::show && (leased || room_beside(r))) m = begin_show(r, b, leased ? 0 : reserve_.low_watermark());
+  if (*next == Next::show && (leased || room_beside(r)))
+    m = begin_show(r, b, leased ? 0 : ctx_.reserve.low_watermark());
   if (*next == Next::show && m == nullptr && !leased) *next = Next::move;
-  if (*next == Next::move) m = demoter_.begin(r, b, Leave::host);
+  if (*next == Next::move) m = tier_.demoter.begin(r, b, Leave::host);
   if (m == nullptr) return nullptr;
   m->since_ns = access.since_ns;
   m->mark = access.mark;
@@ -275,25 +281,25 @@ Transition* CpuMapper::begin(const CpuFault& access, bool leased, CpuMappings::N
 
 bool CpuMapper::serve(Lock& lock) {
   using Next = CpuMappings::Next;
-  if (!cpu_mappings_.waits() && (!cpu_mappings_.any() || !waits_.must_evict())) return false;
-  releases_.reap(lock);
+  if (!ctx_.cpu_mappings.waits() && (!ctx_.cpu_mappings.any() || !host_.waits.must_evict())) return false;
+  leases_.releases.reap(lock);
   if (hide_oldest(lock)) return true;
   const uint64_t now = now_ns();
   Batch batch;
   Transition* to_show = nullptr;
   uintptr_t load_at = 0;
-  for (auto it = cpu_mappings_.begin();
-       it != cpu_mappings_.end() && batch.size() < kDeviceBatch && to_show == nullptr;) {
+  for (auto it = ctx_.cpu_mappings.begin();
+       it != ctx_.cpu_mappings.end() && batch.size() < kDeviceBatch && to_show == nullptr;) {
     Region& r = *it->region;
     const BlockIndex b = it->block;
     const CpuMappings::Around facts = around(*it, now, batch.empty());
-    Next next = cpu_mappings_.next(*it, facts);
+    Next next = ctx_.cpu_mappings.next(*it, facts);
     const bool lacks_room = next == Next::show && !facts.leased && !it->made_room && !room_beside(r);
     const CpuMapping* const older = lacks_room ? oldest() : nullptr;  // drop it first
     if (older != nullptr) next = facts.may_hide ? Next::hide : Next::wait;
     if (Transition* const m = begin(*it, facts.leased, &next)) {
       load_at = it->load_at;
-      it = cpu_mappings_.begun(it);
+      it = ctx_.cpu_mappings.begun(it);
       if (next == Next::show) {
         to_show = m;
       } else {
@@ -301,20 +307,20 @@ bool CpuMapper::serve(Lock& lock) {
       }
       continue;
     }
-    if (next == Next::show || next == Next::move) next = cpu_mappings_.stays(*it, now);
+    if (next == Next::show || next == Next::move) next = ctx_.cpu_mappings.stays(*it, now);
     switch (next) {
       case Next::again:
         break;
       case Next::change:
-        blocks_.will_change(r, b);
-        cpu_mappings_.change(r, b);
+        tier_.blocks.will_change(r, b);
+        ctx_.cpu_mappings.change(r, b);
         break;
       case Next::hide:
         it->made_room |= older != nullptr;
         older != nullptr ? hide(lock, *older->region, older->block) : hide(lock, r, b);
         return true;
       case Next::erase:
-        it = cpu_mappings_.erase(it);
+        it = ctx_.cpu_mappings.erase(it);
         break;
       case Next::refuse:
       case Next::refuse_store:
@@ -327,7 +333,7 @@ bool CpuMapper::serve(Lock& lock) {
   }
   if (to_show == nullptr && batch.empty()) return false;
   lock.unlock();
-  if (!batch.empty()) demoter_.run(batch.all());
+  if (!batch.empty()) tier_.demoter.run(batch.all());
   if (to_show != nullptr) show(to_show, load_at);
   lock.lock();
   return true;

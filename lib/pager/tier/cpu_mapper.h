@@ -28,23 +28,13 @@
 
 namespace vmem::pager {
 
-class CpuMapper : private Shared {
+struct DeviceTier;
+struct HostTier;
+struct LeaseRoom;
+
+class CpuMapper {
  public:
-  CpuMapper(const Shared& shared, device::Devices* devices, DeviceSet& gpus, CpuMappings& cpu_mappings,
-            DeviceBlocks& blocks, MemoryPressure& pressure, MemoryWaits& waits, PageIn& page_in,
-            StagingAllocator& supply, StreamReleases& releases, Demoter& demoter, MemoryFreed& freed)
-      : Shared(shared),
-        devices_(devices),
-        device_set_(gpus),
-        cpu_mappings_(cpu_mappings),
-        blocks_(blocks),
-        pressure_(pressure),
-        waits_(waits),
-        page_in_(page_in),
-        supply_(supply),
-        releases_(releases),
-        demoter_(demoter),
-        freed_(freed) {}
+  CpuMapper(PagerContext& ctx, DeviceTier& tier);
 
   // All three drop the lock while they work.
   //
@@ -74,17 +64,10 @@ class CpuMapper : private Shared {
   bool hide_oldest(Lock& lock) VMEM_LOCKED;
   const CpuMapping* oldest() VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  CpuMappings& cpu_mappings_;
-  DeviceBlocks& blocks_;
-  MemoryPressure& pressure_;
-  MemoryWaits& waits_;
-  PageIn& page_in_;
-  StagingAllocator& supply_;
-  StreamReleases& releases_;
-  Demoter& demoter_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

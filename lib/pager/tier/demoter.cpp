@@ -10,6 +10,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/host/drop_pages.h"
+#include "pager/tier/device_tier.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {
@@ -28,23 +29,25 @@ core::InplaceVector<device::Range, Batch::capacity()> gone_of(const OutPart& par
 
 }  // namespace
 
+Demoter::Demoter(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), host_(tier.host), tier_(tier) {}
+
 Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
-  if (!map_.reserve_transition() || !cpu_mappings_.unrefuse(r, b)) return nullptr;
+  if (!ctx_.map.reserve_transition() || !ctx_.cpu_mappings.unrefuse(r, b)) return nullptr;
   const Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
-  const bool shown = map_.frame_table()[block.aux].cpu_mapped && how != Leave::sync;
-  const bool kept = how != Leave::drop && !shown && map_.copies().has(block.aux);
+  const bool shown = ctx_.map.frame_table()[block.aux].cpu_mapped && how != Leave::sync;
+  const bool kept = how != Leave::drop && !shown && ctx_.map.copies().has(block.aux);
   const bool copy = !shown && !kept && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   // The shown copy is newer than the device's, or the device is lost.
-  const bool from_cpu = copy && map_.frame_table()[block.aux].cpu_mapped &&
-                        (map_.frame_table()[block.aux].device_stale || device_set_[block.device].lost);
+  const bool from_cpu = copy && ctx_.map.frame_table()[block.aux].cpu_mapped &&
+                        (ctx_.map.frame_table()[block.aux].device_stale || ctx_.device_set[block.device].lost);
   std::byte* bytes = nullptr;
-  if (kept) bytes = map_.copies().hold(block.aux);
+  if (kept) bytes = ctx_.map.copies().hold(block.aux);
   if (copy) {
-    bytes = supply_.frame(r, 0);
+    bytes = tier_.supply.frame(r, 0);
     if (bytes == nullptr) return nullptr;
   }
-  Transition* m = map_.new_transition(r, b);
+  Transition* m = ctx_.map.new_transition(r, b);
   m->image = bytes;
   m->cpu_mapped = shown;
   if (from_cpu) m->source = r.address(b);
@@ -57,16 +60,16 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   m->elsewhere = (block.flags & core::kUnknown) != 0;
   r.table.begin_demote(b);
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   frame.in_place = from_cpu;
   if (how == Leave::sync) {
     frame.saved = core::exiting();  // will_change() clears it, also during the copy and the write
-    if (frame.admitted) map_.policy(block.aux).hold(block.aux);
+    if (frame.admitted) ctx_.map.policy(block.aux).hold(block.aux);
   } else {
-    m->was_spilled = map_.spilled().remove(block.aux);
-    if (frame.admitted) map_.policy(block.aux).remove(block.aux);
+    m->was_spilled = ctx_.map.spilled().remove(block.aux);
+    if (frame.admitted) ctx_.map.policy(block.aux).remove(block.aux);
     frame.admitted = false;
-    device_set_[block.device].budget.leaves(r.block_size);
+    ctx_.device_set[block.device].budget.leaves(r.block_size);
   }
   return m;
 }
@@ -83,14 +86,14 @@ void Demoter::begin_part(OutPart& part) {
   }
   for (const device::Copy& copy : copies) part.bytes += copy.size;
   core::step("device.leaving");
-  part.status = devices_->write_protect(all.all(), device::Access::read);
+  part.status = ctx_.devices->write_protect(all.all(), device::Access::read);
   if (part.status.ok() && !gone.empty()) {
-    part.status = devices_->unmap(gone.all());
+    part.status = ctx_.devices->unmap(gone.all());
     part.hidden = part.status.ok();
   }
   part.copied = part.status;
   if (part.status.ok() && !copies.empty()) {
-    part.copied = devices_->copy_out(part.device, copies.all(), &part.ticket);
+    part.copied = ctx_.devices->copy_out(part.device, copies.all(), &part.ticket);
     core::step("device.copying_out");
   }
 }
@@ -98,17 +101,17 @@ void Demoter::begin_part(OutPart& part) {
 // State demoting. Copies the bytes that the CPU is shown, to be written.
 Status Demoter::copy_shown(Transition* m) {
   Region& r = *m->region;
-  Status s = trap_.protect(m->source, r.block_size);
+  Status s = ctx_.trap.protect(m->source, r.block_size);
   core::step("device.copying_shown");
   if (s.ok() && copy_protected(r, m->image, m->source) != 0)
     s = core::error(EFAULT, "pages of the CPU's copy are unreadable");
   if (s.ok()) {
-    core::add(counters_.copied_bytes, r.block_size);
+    core::add(ctx_.counters.copied_bytes, r.block_size);
   }
-  Lock lock(map_.mutex());
-  Frame& frame = map_.frame_table()[r.table[m->block].aux];
+  Lock lock(ctx_.map.mutex());
+  Frame& frame = ctx_.map.frame_table()[r.table[m->block].aux];
   frame.in_place = false;
-  if (frame.device_stale) trap_.unprotect(m->source, r.block_size).ignore();  // stores continue during the write
+  if (frame.device_stale) ctx_.trap.unprotect(m->source, r.block_size).ignore();  // stores continue during the write
   return s;
 }
 
@@ -118,23 +121,23 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
   Status& s = part.status;
   Status& copied = part.copied;
   // Wait: the copy continues whatever the status, and its frame is about to be reused.
-  if (part.ticket != nullptr && !core::broken("copy_wait")) copied = wait_for_copy(*devices_, d, part.ticket);
+  if (part.ticket != nullptr && !core::broken("copy_wait")) copied = wait_for_copy(*ctx_.devices, d, part.ticket);
   part.ticket.reset();
-  if (!copied.ok() && devices_->health(d).ok()) s = copied;  // the device has the only copy: destroy nothing
+  if (!copied.ok() && ctx_.devices->health(d).ok()) s = copied;  // the device has the only copy: destroy nothing
   if (s.ok() && !gone.empty()) {
     core::step("device.punching");
-    s = managed_holes_.punch(gone.all());
+    s = tier_.managed_holes.punch(gone.all());
     if (s.ok()) {
       core::step("device.punched");
-      managed_holes_.restore_trap(gone.all());
+      tier_.managed_holes.restore_trap(gone.all());
     }
   }
-  const bool well = s.ok() || devices_->health(d).ok();
+  const bool well = s.ok() || ctx_.devices->health(d).ok();
   // The device was lost after it refused. A block that stays made could not be made on another
   // device.
-  if (!well && device_set_.own_page_tables() && !gone.empty()) {
-    s = devices_->unmap(gone.all());
-    if (s.ok()) s = managed_holes_.punch(gone.all());
+  if (!well && ctx_.device_set.own_page_tables() && !gone.empty()) {
+    s = ctx_.devices->unmap(gone.all());
+    if (s.ok()) s = tier_.managed_holes.punch(gone.all());
   }
   core::InplaceVector<trap::Range, Batch::capacity()> dropped;
   for (Transition* m : part.transitions) {
@@ -142,20 +145,20 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
     if (s.ok() && m->cpu_mapped && m->leave == Leave::drop)
       dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   }
-  if (!dropped.empty()) drop_until_unpinned(trap_, dropped.all());
+  if (!dropped.empty()) drop_until_unpinned(ctx_.trap, dropped.all());
   const bool refused = !s.ok() && !gone.empty() && well;
   if (refused) {
-    devices_->open(gone.all(), device::Access::read).ignore();  // the others are open anyway
-    part.hidden = part.hidden && !devices_->map(gone.all()).ok();
+    ctx_.devices->open(gone.all(), device::Access::read).ignore();  // the others are open anyway
+    part.hidden = part.hidden && !ctx_.devices->map(gone.all()).ok();
     usleep(1000);  // the caller that needs room tries again
   }
   core::step("device.left");
-  const Status health = copied.ok() ? Status() : devices_->health(d);
-  Lock lock(map_.mutex());
-  if (!copied.ok()) device_set_.saw_loss(d, health);
+  const Status health = copied.ok() ? Status() : ctx_.devices->health(d);
+  Lock lock(ctx_.map.mutex());
+  if (!copied.ok()) ctx_.device_set.saw_loss(d, health);
   if (copied.ok()) {
-    device_set_[static_cast<size_t>(d)].out_bytes += part.bytes;
-    core::add(counters_.device_to_host_bytes, part.bytes);
+    ctx_.device_set[static_cast<size_t>(d)].out_bytes += part.bytes;
+    core::add(ctx_.counters.device_to_host_bytes, part.bytes);
   }
   for (Transition* m : part.transitions) {
     if (m->leave == Leave::sync) {
@@ -170,7 +173,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
       settle_left(m, copied, !s.ok(), after);
     }
   }
-  freed_.memory_freed(after);
+  ctx_.above.memory_freed(after);
 }
 
 // State demoting; each status says why the block stays. Map the blocks before they are at rest: a
@@ -178,12 +181,12 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
 void Demoter::keep_mapped(Batch& unmapped, DeferredWork& after) {
   for (Transition* m : unmapped) {
     const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
-    retry_until_done(*devices_, m->device, "mapping a block that stays", [&] {
-      return devices_->map({&range, 1});
+    retry_until_done(*ctx_.devices, m->device, "mapping a block that stays", [&] {
+      return ctx_.devices->map({&range, 1});
     }).ignore();
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     undo_leaving(m, Status(m->status));
-    freed_.memory_freed(after);
+    ctx_.above.memory_freed(after);
   }
   unmapped.clear();
 }
@@ -208,7 +211,7 @@ void Demoter::run(std::span<Transition*> batch) {
     // and one is freed while the next are copied. Managed blocks go together: the driver destroys
     // none beside a copy without a wait.
     size_t n = 1;
-    while (!device_set_.own_page_tables() && i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
+    while (!ctx_.device_set.own_page_tables() && i + n < batch.size() && batch[i + n]->device == batch[i]->device) ++n;
     parts.push_back({.transitions = batch.subspan(i, n), .device = batch[i]->device});
     begin_part(parts.back());
     i += n;
@@ -217,11 +220,11 @@ void Demoter::run(std::span<Transition*> batch) {
   const auto finish = [&] {
     for (; ended < parts.size(); ++ended) end_part(parts[ended], writes, unmapped, after);
     keep_mapped(unmapped, after);
-    writeback_.write(writes.all(), after);
-    page_in_.run(after);
+    tier_.device_writeback.write(writes.all(), after);
+    host_.page_in.run(after);
   };
   // For core::broken("signals_in_copies") in wait_in_call(): a build with it recompiles this file.
-  for (; ended < parts.size() && wait_in_call(*devices_, parts[ended].ticket); ++ended)
+  for (; ended < parts.size() && wait_in_call(*ctx_.devices, parts[ended].ticket); ++ended)
     end_part(parts[ended], writes, unmapped, after);
   // A signal handler may need these blocks: another thread ends their copies while it runs.
   if (ended == parts.size() || !core::run_aside(std::ref(finish))) finish();
@@ -232,40 +235,40 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
   Region& r = *m->region;
   const BlockIndex b = m->block;
   const Block& block = r.table[b];
-  device_set_[static_cast<size_t>(m->device)].budget.left(r.block_size);
+  ctx_.device_set[static_cast<size_t>(m->device)].budget.left(r.block_size);
   const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->cpu_mapped;
-  cpu_mappings_.forget(r, b);
-  if (m->cpu_mapped && m->leave == Leave::drop) budget_.credit(r.block_size);
-  lost = lost && !device_set_.own_page_tables();  // the trap is still in place there
+  ctx_.cpu_mappings.forget(r, b);
+  if (m->cpu_mapped && m->leave == Leave::drop) ctx_.budget.credit(r.block_size);
+  lost = lost && !ctx_.device_set.own_page_tables();  // the trap is still in place there
   if (lost) {
-    m->status = error(EIO, "the addresses of %s were lost with device %d", map_.where(r, b).c_str(), m->device);
+    m->status = error(EIO, "the addresses of %s were lost with device %d", ctx_.map.where(r, b).c_str(), m->device);
   } else if (dirty && !m->kept) {
     m->status = copied;
   }
-  if (map_.frame_table()[block.aux].hinted && m->leave == Leave::evict) core::add(counters_.prefetch_wasted);
+  if (ctx_.map.frame_table()[block.aux].hinted && m->leave == Leave::evict) core::add(ctx_.counters.prefetch_wasted);
   r.table.clear(b, core::kReadAhead | core::kPrefetched);
   if (lost) r.lost = true;
   if (dirty && !m->kept && !copied.ok()) {
     lose_left(m, copied);
-    map_.free_transition(m);
+    ctx_.map.free_transition(m);
     return;
   }
   rest_in_host(m, copied.ok());
-  map_.free_transition(m);
-  if (!r.lost) page_in_.settle(r, b, after);
+  ctx_.map.free_transition(m);
+  if (!r.lost) host_.page_in.settle(r, b, after);
 }
 
 // The only copy of the block was on a lost device.
 void Demoter::lose_left(Transition* m, const Status& why) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
-  map_.free_entry(b, r);
-  if (m->image != nullptr) staging_.of(r).frames.put(m->image);
+  ctx_.map.free_entry(b, r);
+  if (m->image != nullptr) ctx_.staging.of(r).frames.put(m->image);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
-                 why.text().data(), map_.where(r, b).c_str());
-  failed_.mark_lost(r, b, why);
+                 why.text().data(), ctx_.map.where(r, b).c_str());
+  host_.failed.mark_lost(r, b, why);
   m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
-                    map_.where(r, b).c_str());
+                    ctx_.map.where(r, b).c_str());
   if (m->completion != nullptr && m->completion->status.ok()) r.table.mark(b, core::kTold);
 }
 
@@ -275,44 +278,45 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   const Block& block = r.table[b];
-  DeviceState& g = device_set_[static_cast<size_t>(m->device)];
+  DeviceState& g = ctx_.device_set[static_cast<size_t>(m->device)];
   if (m->cpu_mapped && m->leave != Leave::drop) {  // the pages in place become the block
-    map_.free_entry(b, r);
+    ctx_.map.free_entry(b, r);
     ++g.evictions;
-    map_.new_entry(r, b, nullptr);
-    map_.frame_table()[block.aux].shadow = map_.nonresident_age().shadow();
+    ctx_.map.new_entry(r, b, nullptr);
+    ctx_.map.frame_table()[block.aux].shadow = ctx_.map.nonresident_age().shadow();
     r.table.end_demote_in_place(b);
     r.table.clear(b, core::kDirty | core::kProtected | core::kFaultPending | core::kStorePending);
-    trap_.unprotect(r.address(b), r.block_size).ignore();
-    map_.note_dirty(r, b);
-    map_.admit(r, b, map_.nonresident_age().shadow());
+    ctx_.trap.unprotect(r.address(b), r.block_size).ignore();
+    ctx_.map.note_dirty(r, b);
+    ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
   } else if (m->kept) {
     ++g.evictions;
     ++g.clean_drops;
-    core::add(counters_.clean_drops);
-    const FrameId id = map_.copies().become(block.aux);
-    map_.free_entry(b, r);
-    map_.frame_table()[id].shadow = map_.nonresident_age().shadow();
+    core::add(ctx_.counters.clean_drops);
+    const FrameId id = ctx_.map.copies().become(block.aux);
+    ctx_.map.free_entry(b, r);
+    ctx_.map.frame_table()[id].shadow = ctx_.map.nonresident_age().shadow();
     r.table.set_aux(b, id);
-    map_.match_hold(r, b);
+    ctx_.map.match_hold(r, b);
     r.table.end_demote_staged(b);
-    if (!proven_clean(block)) map_.note_dirty(r, b);
+    if (!proven_clean(block)) ctx_.map.note_dirty(r, b);
   } else if (m->image != nullptr && copied) {
-    map_.free_entry(b, r);
+    ctx_.map.free_entry(b, r);
     ++g.evictions;
-    const core::FrameId id = map_.new_entry(r, b, m->image, staging_pool(r));
-    map_.frame_table()[id].shadow = map_.nonresident_age().shadow();
+    const core::FrameId id = ctx_.map.new_entry(r, b, m->image, staging_pool(r));
+    ctx_.map.frame_table()[id].shadow = ctx_.map.nonresident_age().shadow();
     r.table.end_demote_staged(b);
-    if (!proven_clean(block)) map_.note_dirty(r, b);
-    map_.admit(r, b, map_.nonresident_age().shadow());
+    if (!proven_clean(block)) ctx_.map.note_dirty(r, b);
+    ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
   } else {
-    map_.free_entry(b, r);
-    if (m->image != nullptr) staging_.of(r).frames.put(m->image);
+    ctx_.map.free_entry(b, r);
+    if (m->image != nullptr) ctx_.staging.of(r).frames.put(m->image);
     ++g.evictions;
     ++g.clean_drops;
-    core::add(counters_.clean_drops);
+    core::add(ctx_.counters.clean_drops);
     r.table.clear(b, core::kDirty);
-    if (m->leave == Leave::drop) failed_.forget_store_copy(r, b);  // an older version, which must not be read again
+    if (m->leave == Leave::drop)
+      host_.failed.forget_store_copy(r, b);  // an older version, which must not be read again
     if (r.from_file() && !block.extent) r.table.forget_digest(b);
     r.table.end_demote(b);
   }
@@ -322,16 +326,16 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
 // there.
 void Demoter::undo_leaving(Transition* m, const Status& why) {
   Region& r = *m->region;
-  DeviceState& g = device_set_[static_cast<size_t>(m->device)];
+  DeviceState& g = ctx_.device_set[static_cast<size_t>(m->device)];
   g.budget.stays(r.block_size);
   g.failure = why;
   ++g.failures;
-  writeback_.give_back_frame(m);
+  tier_.device_writeback.give_back_frame(m);
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
-                          why.text().data(), map_.where(r, m->block).c_str());
-  blocks_.stays(r, m->block, m);
-  blocks_.know_again(*m);
-  map_.free_transition(m);
+                          why.text().data(), ctx_.map.where(r, m->block).c_str());
+  tier_.blocks.stays(r, m->block, m);
+  tier_.blocks.know_again(*m);
+  ctx_.map.free_transition(m);
 }
 
 }  // namespace vmem::pager

@@ -24,22 +24,12 @@
 
 namespace vmem::pager {
 
-class Demoter : private Shared {
+struct DeviceTier;
+struct HostTier;
+
+class Demoter {
  public:
-  Demoter(const Shared& shared, device::Devices* devices, DeviceSet& gpus, CpuMappings& cpu_mappings,
-          DeviceBlocks& blocks, ManagedHoles& holes, FailedBlocks& failed, PageIn& page_in, DeviceWriteback& write_back,
-          StagingAllocator& supply, MemoryFreed& freed)
-      : Shared(shared),
-        devices_(devices),
-        device_set_(gpus),
-        cpu_mappings_(cpu_mappings),
-        blocks_(blocks),
-        managed_holes_(holes),
-        failed_(failed),
-        page_in_(page_in),
-        writeback_(write_back),
-        supply_(supply),
-        freed_(freed) {}
+  Demoter(PagerContext& ctx, DeviceTier& tier);
 
   // Claims a block on a device for demoting. The policy must have forgotten the block, except for a
   // sync. Returns nullptr if there is no staging frame for its bytes, or if its accesses get SIGBUS
@@ -66,16 +56,9 @@ class Demoter : private Shared {
   void rest_in_host(Transition* m, bool copied) VMEM_LOCKED;
   void undo_leaving(Transition* m, const core::Status& why) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  CpuMappings& cpu_mappings_;
-  DeviceBlocks& blocks_;
-  ManagedHoles& managed_holes_;
-  FailedBlocks& failed_;
-  PageIn& page_in_;
-  DeviceWriteback& writeback_;
-  StagingAllocator& supply_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

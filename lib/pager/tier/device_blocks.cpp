@@ -1,21 +1,24 @@
 #include "pager/tier/device_blocks.h"
 
 #include "core/clock.h"
+#include "pager/tier/device_tier.h"
 
 namespace vmem::pager {
+
+DeviceBlocks::DeviceBlocks(PagerContext& ctx) : ctx_(ctx) {}
 
 void DeviceBlocks::will_change(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   r.table.mark(b, core::kDirty);
-  map_.frame_table()[block.aux].changed = true;
-  map_.frame_table()[block.aux].undecided = false;
-  map_.frame_table()[block.aux].saved = false;
-  map_.copies().drop(block.aux);
+  ctx_.map.frame_table()[block.aux].changed = true;
+  ctx_.map.frame_table()[block.aux].undecided = false;
+  ctx_.map.frame_table()[block.aux].saved = false;
+  ctx_.map.copies().drop(block.aux);
 }
 
 void DeviceBlocks::may_change(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   // Another lease is undecided, or was never decided.
   if (frame.changed) return will_change(r, b);
   frame.undecided = frame.changed = true;
@@ -29,7 +32,7 @@ void DeviceBlocks::not_changed(const BlockSpan& span, int d) {
   for (BlockIndex b = span.first; b <= span.last; ++b) {
     const Block& block = r.table[b];
     if (!core::on_a_device(block.state) || block.device != d) continue;
-    Frame& frame = map_.frame_table()[block.aux];
+    Frame& frame = ctx_.map.frame_table()[block.aux];
     if (!frame.undecided || frame.cpu_mapped) continue;
     frame.undecided = frame.changed = false;
     if (!frame.was_dirty) r.table.clear(b, core::kDirty);
@@ -38,11 +41,11 @@ void DeviceBlocks::not_changed(const BlockSpan& span, int d) {
 
 void DeviceBlocks::claim(Region& r, BlockIndex b) {
   r.table.begin_demote(b);
-  if (const auto id = r.table[b].aux; map_.frame_table()[id].admitted) map_.policy(id).hold(id);
+  if (const auto id = r.table[b].aux; ctx_.map.frame_table()[id].admitted) ctx_.map.policy(id).hold(id);
 }
 
 void DeviceBlocks::unclaim(Region& r, BlockIndex b) {
-  if (const auto id = r.table[b].aux; map_.frame_table()[id].admitted) map_.policy(id).unhold(id);
+  if (const auto id = r.table[b].aux; ctx_.map.frame_table()[id].admitted) ctx_.map.policy(id).unhold(id);
   stays(r, b);
 }
 
@@ -52,37 +55,38 @@ void DeviceBlocks::stays(Region& r, BlockIndex b, const Transition* failed) {
 }
 
 void DeviceBlocks::answer(Region& r, BlockIndex b, const Transition* failed) {
-  DeviceState& g = device_set_[r.table[b].device];
+  DeviceState& g = ctx_.device_set[r.table[b].device];
   if (g.lost) {
     g.rescue = true;
-    device_set_.work().notify_one();
+    ctx_.device_set.work().notify_one();
   }
   if (r.dying) {  // the access is reported again, for access_of_dying()
-    trap_.wake(r.address(b), r.block_size).ignore();
-  } else if (cpu_mappings_.answer(r, b, now_ns(), since(failed))) {
-    device_set_.work().notify_one();
+    ctx_.trap.wake(r.address(b), r.block_size).ignore();
+  } else if (ctx_.cpu_mappings.answer(r, b, now_ns(), since(failed))) {
+    ctx_.device_set.work().notify_one();
   }
 }
 
 void DeviceBlocks::adopt(Region& r, BlockIndex b) {
-  if (map_.spilled().remove(r.table[b].aux)) map_.admit(r, b, map_.nonresident_age().shadow());
+  if (ctx_.map.spilled().remove(r.table[b].aux)) ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
 }
 
 void DeviceBlocks::know_again(const Transition& m) {
   Region& r = *m.region;
   const Block& block = r.table[m.block];
-  if (map_.spilled().is(block.aux)) return;
+  if (ctx_.map.spilled().is(block.aux)) return;
   if (m.was_spilled && block.device == m.device) {
-    map_.spilled().add(block.aux, block.device);
+    ctx_.map.spilled().add(block.aux, block.device);
   } else {
-    map_.admit(r, m.block, map_.nonresident_age().shadow());
+    ctx_.map.admit(r, m.block, ctx_.map.nonresident_age().shadow());
   }
 }
 
 bool DeviceBlocks::has_come(const Region& r, BlockIndex b, int d) {
   const Block& block = r.table[b];
   return core::on_a_device(block.state) && block.device == d &&
-         (block.state == State::on_device || (block.state == State::promoting && map_.frame_table()[block.aux].issued));
+         (block.state == State::on_device ||
+          (block.state == State::promoting && ctx_.map.frame_table()[block.aux].issued));
 }
 
 }  // namespace vmem::pager

@@ -9,16 +9,15 @@
 // Called under the pager's lock.
 #pragma once
 
+#include "pager/account/context.h"
 #include "pager/account/cpu_mappings.h"
 #include "pager/account/device_set.h"
-#include "pager/account/shared.h"
 
 namespace vmem::pager {
 
-class DeviceBlocks : private Shared {
+class DeviceBlocks {
  public:
-  DeviceBlocks(const Shared& shared, DeviceSet& gpus, CpuMappings& cpu_mappings)
-      : Shared(shared), device_set_(gpus), cpu_mappings_(cpu_mappings) {}
+  explicit DeviceBlocks(PagerContext& ctx);
 
   // From now on the device's bytes may differ from the SSD and from any copy.
   void will_change(Region& r, core::BlockIndex b) VMEM_LOCKED;
@@ -46,8 +45,7 @@ class DeviceBlocks : private Shared {
   bool has_come(const Region& r, core::BlockIndex b, int d) VMEM_LOCKED;
 
  private:
-  DeviceSet& device_set_;
-  CpuMappings& cpu_mappings_;
+  PagerContext& ctx_;
 };
 
 // Returns the wait of the access that the failed transition served.

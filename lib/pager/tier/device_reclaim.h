@@ -28,18 +28,12 @@
 
 namespace vmem::pager {
 
-class DeviceReclaim : private Shared {
+struct DeviceTier;
+struct LeaseRoom;
+
+class DeviceReclaim {
  public:
-  // requests: promotion requests; under the lock.
-  DeviceReclaim(const Shared& shared, device::Devices* devices, const PooledList<PromotionRequest>& requests,
-                DeviceSet& gpus, StreamReleases& releases, Demoter& demoter, PeerMigrator& migrator)
-      : Shared(shared),
-        devices_(devices),
-        requests_(requests),
-        device_set_(gpus),
-        releases_(releases),
-        demoter_(demoter),
-        peer_migrator_(migrator) {}
+  DeviceReclaim(PagerContext& ctx, DeviceTier& tier);
 
   // Makes room on device d for requests that wait, and while the device has more than its budget.
   // Drops the lock while it works. Returns false if there is room, or if no block can leave.
@@ -63,12 +57,9 @@ class DeviceReclaim : private Shared {
   void evict_own(int d, Batch& leaving, Batch& spilling, int* peer) VMEM_LOCKED;
   Transition* begin_leave_for_others(int d) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  const PooledList<PromotionRequest>& requests_;
-  DeviceSet& device_set_;
-  StreamReleases& releases_;
-  Demoter& demoter_;
-  PeerMigrator& peer_migrator_;
+  PagerContext& ctx_;
+  LeaseRoom& leases_;
+  DeviceTier& tier_;
   std::array<Need, device::kMaxDevices> needs_ VMEM_GUARDED_BY(core::big_lock);
 };
 

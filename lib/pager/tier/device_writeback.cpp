@@ -2,8 +2,11 @@
 
 #include "core/log.h"
 #include "core/step.h"
+#include "pager/tier/device_tier.h"
 
 namespace vmem::pager {
+
+DeviceWriteback::DeviceWriteback(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), host_(tier.host), tier_(tier) {}
 
 void DeviceWriteback::write(std::span<Transition* const> transitions, DeferredWork& after) {
   Batch changed;
@@ -13,14 +16,14 @@ void DeviceWriteback::write(std::span<Transition* const> transitions, DeferredWo
     m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
     if (!m->clean) changed.push_back(m);
   }
-  writer_.prepare_writes(changed.all());
+  host_.writer.prepare_writes(changed.all());
   for (Transition* m : transitions) {
     if (!m->status.ok() || m->clean) {
       finish_write(m, after);
       continue;
     }
-    Lock lock(map_.mutex());
-    writer_.to_store(m, *this, after);
+    Lock lock(ctx_.map.mutex());
+    host_.writer.to_store(m, *this, after);
   }
 }
 
@@ -28,15 +31,15 @@ void DeviceWriteback::io_ended(Transition* m) {
   DeferredWork after;
   if (m->io.result != 0) m->status = Status(m->io.result, "");
   finish_write(m, after);
-  page_in_.run(after);
+  host_.page_in.run(after);
 }
 
 void DeviceWriteback::give_back_frame(Transition* m) {
   Region& r = *m->region;
   if (m->kept) {
-    map_.copies().unhold(r.table[m->block].aux);
+    ctx_.map.copies().unhold(r.table[m->block].aux);
   } else if (m->image != nullptr) {
-    staging_.of(r).frames.put(m->image);
+    ctx_.staging.of(r).frames.put(m->image);
   }
 }
 
@@ -45,21 +48,21 @@ void DeviceWriteback::note_written(Transition* m, bool cut) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   if (!m->clean) {
-    core::add(counters_.write_bytes, cut ? m->io.transferred : m->stored);
+    core::add(ctx_.counters.write_bytes, cut ? m->io.transferred : m->stored);
     if (r.backing != Backing::file_shared) {
       // Under the lock, as in finish_write().
-      if (m->new_extent && block.extent) space_.release(block.extent);
+      if (m->new_extent && block.extent) ctx_.space.release(block.extent);
       r.table.set_extent(m->block, m->extent);
     }
     r.table.set_digest(m->block, m->digest);
     if (cut) r.table.forget_digest(m->block);  // only a part is in the file
-    failed_.clear_unknown(r, m->block);
-    map_.frame_table()[block.aux].droppable = false;
-    if (r.backing == Backing::file_shared) writes_.file_succeeded(r);
+    host_.failed.clear_unknown(r, m->block);
+    ctx_.map.frame_table()[block.aux].droppable = false;
+    if (r.backing == Backing::file_shared) ctx_.writes.file_succeeded(r);
   }
   // Under a lease for writing the device may have stored more since; so may the CPU to a shown
   // copy.
-  if (!cut && !lent_for_writing(r, m->block) && !map_.frame_table()[block.aux].device_stale)
+  if (!cut && !lent_for_writing(r, m->block) && !ctx_.map.frame_table()[block.aux].device_stale)
     r.table.clear(m->block, core::kDirty);
 }
 
@@ -68,42 +71,42 @@ void DeviceWriteback::finish_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const device::Range range{reinterpret_cast<uintptr_t>(r.address(m->block)), r.block_size};
   core::step("device.written");
-  if (writer_.find_elsewhere(m)) {
-    Lock lock(map_.mutex());
-    writer_.to_store(m, *this, after);
+  if (host_.writer.find_elsewhere(m)) {
+    Lock lock(ctx_.map.mutex());
+    host_.writer.to_store(m, *this, after);
     return;
   }
   // Open before the state says that the block stays: a store that traps before that waits for the
   // state (on_touch).
-  const Status opened = devices_->open({&range, 1}, device::Access::read);
+  const Status opened = ctx_.devices->open({&range, 1}, device::Access::read);
   core::step("device.opened");
   const bool cut = m->status.ok() && !m->clean && r.backing == Backing::file_shared && m->io.transferred < m->stored;
   if (cut) {
     VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
-                   m->stored - m->io.transferred, map_.place(r, m->block).c_str());
+                   m->stored - m->io.transferred, ctx_.map.place(r, m->block).c_str());
   }
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   const Block& block = r.table[m->block];
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if (m->coded != nullptr) ctx_.frames.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   if (!m->status.ok() && m->stored == 0) {
     m->status = error(-m->status.code(), "%.*s: not written, %s", static_cast<int>(m->status.text().size()),
-                      m->status.text().data(), map_.where(r, m->block).c_str());
+                      m->status.text().data(), ctx_.map.where(r, m->block).c_str());
   }
   if (m->status.ok()) {
     note_written(m, cut);
   } else if (m->stored != 0) {
-    writer_.note_write_failure(m);
-    writer_.give_back_extent(m);
+    host_.writer.note_write_failure(m);
+    host_.writer.give_back_extent(m);
   }
-  if (!m->status.ok() || cut) map_.frame_table()[block.aux].saved = false;
+  if (!m->status.ok() || cut) ctx_.map.frame_table()[block.aux].saved = false;
   give_back_frame(m);
   if (!opened.ok() && m->status.ok()) m->status = opened;
-  blocks_.stays(r, m->block);
+  tier_.blocks.stays(r, m->block);
   const core::FrameId id = block.aux;
-  if (map_.frame_table()[id].admitted) map_.policy(id).unhold(id);
-  map_.free_transition(m);
-  freed_.memory_freed(after);
+  if (ctx_.map.frame_table()[id].admitted) ctx_.map.policy(id).unhold(id);
+  ctx_.map.free_transition(m);
+  ctx_.above.memory_freed(after);
 }
 
 }  // namespace vmem::pager

@@ -14,17 +14,12 @@
 
 namespace vmem::pager {
 
-class DeviceWriteback final : private Shared, private IoEnd {
+struct DeviceTier;
+struct HostTier;
+
+class DeviceWriteback final : private IoEnd {
  public:
-  DeviceWriteback(const Shared& shared, device::Devices* devices, DeviceBlocks& blocks, FailedBlocks& failed,
-                  PageIn& page_in, StoreWriter& writer, MemoryFreed& freed)
-      : Shared(shared),
-        devices_(devices),
-        blocks_(blocks),
-        failed_(failed),
-        page_in_(page_in),
-        writer_(writer),
-        freed_(freed) {}
+  DeviceWriteback(PagerContext& ctx, DeviceTier& tier);
 
   // Writes blocks in state demoting, write-protected on their devices. Each has its bytes in a
   // frame, or a status that says why not. The blocks are back in state on_device when their writes
@@ -38,12 +33,9 @@ class DeviceWriteback final : private Shared, private IoEnd {
   void finish_write(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
   void note_written(Transition* m, bool cut) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceBlocks& blocks_;
-  FailedBlocks& failed_;
-  PageIn& page_in_;
-  StoreWriter& writer_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

@@ -4,8 +4,11 @@
 #include <cerrno>
 
 #include "pager/block/location.h"
+#include "pager/tier/device_tier.h"
 
 namespace vmem::pager {
+
+KernelRanges::KernelRanges(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), tier_(tier) {}
 
 Status KernelRanges::check(const BlockSpan& span, unsigned access, int d, uint64_t budget) {
   const Region& r = *span.region;
@@ -15,7 +18,7 @@ Status KernelRanges::check(const BlockSpan& span, unsigned access, int d, uint64
   if (r.backing == Backing::file_read && (access & VMEM_WRITE) != 0) {
     return error(EACCES, "the range is in a region mapped with VMEM_MAP_READ; open it with VMEM_READ");
   }
-  const DeviceBudget& device_budget = device_set_[static_cast<size_t>(d)].budget;
+  const DeviceBudget& device_budget = ctx_.device_set[static_cast<size_t>(d)].budget;
   const uint64_t blocks = span.last - span.first + 1;
   if (blocks > paging::kMaxBlocks) {
     return error(EINVAL, "the range has %llu blocks, more than %u", static_cast<unsigned long long>(blocks),
@@ -35,16 +38,16 @@ Status KernelRanges::check(const BlockSpan& span, unsigned access, int d, uint64
 
 Status KernelRanges::open(const vmem_range& range, int d, uint64_t budget, KernelRange* out) {
   if (d < 0) return error(EINVAL, "kernels run on devices; %d is not the number of one", d);
-  if (Status s = check_location(d, device_set_.size(), false); !s.ok()) return s;
-  if (Status s = device_set_.use(d); !s.ok()) return s;
+  if (Status s = check_location(d, ctx_.device_set.size(), false); !s.ok()) return s;
+  if (Status s = ctx_.device_set.use(d); !s.ok()) return s;
   Region* region = nullptr;
   {
-    Lock lock(map_.mutex());
+    Lock lock(ctx_.map.mutex());
     BlockSpan span;
-    if (Status s = map_.check_range(range.ptr, range.size, &span); !s.ok()) return s;
+    if (Status s = ctx_.map.check_range(range.ptr, range.size, &span); !s.ok()) return s;
     Region& r = *span.region;
     if (Status s = check(span, range.access, d, budget); !s.ok()) return s;
-    const uint64_t most = budget != 0 ? budget : device_set_[static_cast<size_t>(d)].budget.limit() / 2;
+    const uint64_t most = budget != 0 ? budget : ctx_.device_set[static_cast<size_t>(d)].budget.limit() / 2;
     const uint64_t blocks = span.last - span.first + 1, frames = std::clamp<uint64_t>(most / r.block_size, 1, blocks);
     out->first = reinterpret_cast<uintptr_t>(r.address(span.first));
     out->end = std::min(reinterpret_cast<uintptr_t>(r.address(span.last)) + r.block_size,
@@ -53,42 +56,42 @@ Status KernelRanges::open(const vmem_range& range, int d, uint64_t budget, Kerne
     out->blocks = static_cast<uint32_t>(blocks);
     out->frames = static_cast<uint32_t>(frames);
     out->readahead =
-        r.access == policy::Access::random ? 0 : static_cast<uint32_t>(config_.readahead_bytes / r.block_size);
+        r.access == policy::Access::random ? 0 : static_cast<uint32_t>(ctx_.config.readahead_bytes / r.block_size);
     out->device = d;
     out->region = r.id;
     ++r.kernels;
-    ++staging_.kernel_ranges;
+    ++ctx_.staging.kernel_ranges;
     ++r.in_flight;
     region = &r;
   }
-  Status s = devices_->make_paging_words(d, out->blocks, out->frames, &out->words);
-  Lock lock(map_.mutex());
+  Status s = ctx_.devices->make_paging_words(d, out->blocks, out->frames, &out->words);
+  Lock lock(ctx_.map.mutex());
   if (!s.ok()) {
     --region->kernels;
-    --staging_.kernel_ranges;
+    --ctx_.staging.kernel_ranges;
   }
-  while (staging_.ending != 0) lock.sleep(map_.changed());  // unpinning may wait for kernels
+  while (ctx_.staging.ending != 0) lock.sleep(ctx_.map.changed());  // unpinning may wait for kernels
   --region->in_flight;
-  map_.notify();
+  ctx_.map.notify();
   return s;
 }
 
 // Ends the words without the lock.
 void KernelRanges::close(KernelRange* range) {
   range->words.reset();
-  Lock lock(map_.mutex());
-  --staging_.kernel_ranges;
-  device_set_.work().notify_all();
-  Region* const r = map_.find(range->first);
+  Lock lock(ctx_.map.mutex());
+  --ctx_.staging.kernel_ranges;
+  ctx_.device_set.work().notify_all();
+  Region* const r = ctx_.map.find(range->first);
   if (r != nullptr && r->id == range->region) --r->kernels;
-  map_.notify();
+  ctx_.map.notify();
 }
 
 void KernelRanges::not_changed(std::span<const vmem_range> ranges, int d) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   BlockSpan span;
   for (const vmem_range& range : ranges) {
-    if (map_.check_range(range.ptr, range.size, &span).ok()) blocks_.not_changed(span, d);
+    if (ctx_.map.check_range(range.ptr, range.size, &span).ok()) tier_.blocks.not_changed(span, d);
   }
 }
 

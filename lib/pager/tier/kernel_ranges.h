@@ -9,11 +9,11 @@
 
 namespace vmem::pager {
 
-class KernelRanges : private Shared {
+struct DeviceTier;
+
+class KernelRanges {
  public:
-  // devices: null if there is no device tier.
-  KernelRanges(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks)
-      : Shared(shared), devices_(devices), device_set_(gpus), blocks_(blocks) {}
+  KernelRanges(PagerContext& ctx, DeviceTier& tier);
 
   // Opens a range for kernels of device d; range.access says what they do. budget: bytes leased at
   // once; 0 means half of the device's limit.
@@ -27,9 +27,8 @@ class KernelRanges : private Shared {
  private:
   Status check(const BlockSpan& span, unsigned access, int d, uint64_t budget) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  DeviceBlocks& blocks_;
+  PagerContext& ctx_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

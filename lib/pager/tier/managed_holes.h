@@ -11,15 +11,14 @@
 #include <span>
 
 #include "device/device.h"
+#include "pager/account/context.h"
 #include "pager/account/device_set.h"
-#include "pager/account/shared.h"
 
 namespace vmem::pager {
 
-class ManagedHoles : private Shared {
+class ManagedHoles {
  public:
-  ManagedHoles(const Shared& shared, device::Devices* devices, DeviceSet& gpus)
-      : Shared(shared), devices_(devices), device_set_(gpus) {}
+  explicit ManagedHoles(PagerContext& ctx);
 
   // Frees the device memory of the ranges. Tries again on -EBUSY: a copy of a lost device may still
   // be ending when its ticket says that the device is lost.
@@ -28,8 +27,7 @@ class ManagedHoles : private Shared {
   void restore_trap(std::span<const device::Range> ranges) VMEM_UNLOCKED;
 
  private:
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
+  PagerContext& ctx_;
 };
 
 }  // namespace vmem::pager

@@ -11,6 +11,7 @@
 #include "core/step.h"
 #include "pager/block/batch.h"
 #include "pager/block/block_run.h"
+#include "pager/tier/device_tier.h"
 
 namespace vmem::pager {
 
@@ -20,20 +21,22 @@ constexpr uint64_t kRefusedFor = 1'000'000'000;  // ns; so long no spilled block
 
 }  // namespace
 
+PeerMigrator::PeerMigrator(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), host_(tier.host), tier_(tier) {}
+
 Transition* PeerMigrator::begin(Region& r, BlockIndex b, int d) {
   const Block& block = r.table[b];
-  Frame& frame = map_.frame_table()[block.aux];
-  Transition* m = map_.new_transition(r, b);
+  Frame& frame = ctx_.map.frame_table()[block.aux];
+  Transition* m = ctx_.map.new_transition(r, b);
   m->device = block.device;
   m->migrates = true;
   m->way = core::Way::between_devices;
-  m->was_spilled = map_.spilled().remove(block.aux);
-  if (frame.admitted) map_.policy(block.aux).remove(block.aux);
+  m->was_spilled = ctx_.map.spilled().remove(block.aux);
+  if (frame.admitted) ctx_.map.policy(block.aux).remove(block.aux);
   frame.admitted = false;
   frame.pool = static_cast<uint8_t>(kDevicePools + d);
   r.table.begin_demote(b);
-  device_set_[block.device].budget.leaves(r.block_size, true);
-  device_set_[static_cast<size_t>(d)].budget.charge(r.block_size);
+  ctx_.device_set[block.device].budget.leaves(r.block_size, true);
+  ctx_.device_set[static_cast<size_t>(d)].budget.charge(r.block_size);
   r.table.set_device(b, d);
   return m;
 }
@@ -54,7 +57,8 @@ void PeerMigrator::copy(std::span<Transition* const> batch, int d, int by) {
       ranges.push_back({reinterpret_cast<uintptr_t>(r.address(batch[i]->block)), n * r.block_size});
       i += n;
     }
-    devices_->migrate(ranges.all(), d, by, std::span(each.data(), ranges.size())).ignore();  // `each` has the results
+    ctx_.devices->migrate(ranges.all(), d, by, std::span(each.data(), ranges.size()))
+        .ignore();  // `each` has the results
     for (size_t k = first, range = 0; range < ranges.size(); ++range) {
       const size_t n = ranges[range].size / batch[k]->region->block_size;
       for (const size_t end = k + n; k < end; ++k) batch[k]->status = each[range];
@@ -64,17 +68,17 @@ void PeerMigrator::copy(std::span<Transition* const> batch, int d, int by) {
 
 // Brings a block to rest: on device d, or where it was if its status is an error.
 void PeerMigrator::settle(Transition* m, int d) {
-  DeviceState& g = device_set_[static_cast<size_t>(d)];
+  DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
   Region& r = *m->region;
-  DeviceState& from = device_set_[static_cast<size_t>(m->device)];
+  DeviceState& from = ctx_.device_set[static_cast<size_t>(m->device)];
   const Block& block = r.table[m->block];
-  Frame& frame = map_.frame_table()[block.aux];
+  Frame& frame = ctx_.map.frame_table()[block.aux];
   if (!m->status.ok()) {
     from.budget.stays(r.block_size, true);
     g.budget.credit(r.block_size);
     if (m->spills) {
-      map_.spilled().remove(block.aux);
-      map_.spilled().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
+      ctx_.map.spilled().remove(block.aux);
+      ctx_.map.spilled().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
     } else {
       g.failure = m->status;
       ++g.failures;
@@ -90,9 +94,9 @@ void PeerMigrator::settle(Transition* m, int d) {
     if (m->spills) ++from.evictions;
     (m->spills ? from.to_peers : g.from_peers) += m->spills || m->was_spilled ? r.block_size : 0;
   }
-  blocks_.stays(r, m->block);
-  blocks_.know_again(*m);
-  map_.free_transition(m);
+  tier_.blocks.stays(r, m->block);
+  tier_.blocks.know_again(*m);
+  ctx_.map.free_transition(m);
 }
 
 // Brings blocks to rest; each has its status.
@@ -102,20 +106,20 @@ void PeerMigrator::settle_all(std::span<Transition* const> moved, int d) {
     if (m->status.ok()) continue;
     full |= m->status.code() == -ENOMEM;
     for (const int end : {m->device, d}) {
-      const Status health = devices_->health(end);
-      const Lock lock(map_.mutex());
-      device_set_.saw_loss(end, health);
+      const Status health = ctx_.devices->health(end);
+      const Lock lock(ctx_.map.mutex());
+      ctx_.device_set.saw_loss(end, health);
     }
   }
-  const uint64_t kept = full ? device_set_.kept(d) : 0;
+  const uint64_t kept = full ? ctx_.device_set.kept(d) : 0;
   DeferredWork after;
-  Lock lock(map_.mutex());
-  if (device_set_.own_page_tables()) device_set_[static_cast<size_t>(d)].budget.set_keeps(true);
+  Lock lock(ctx_.map.mutex());
+  if (ctx_.device_set.own_page_tables()) ctx_.device_set[static_cast<size_t>(d)].budget.set_keeps(true);
   for (Transition* m : moved) settle(m, d);
-  if (full) device_set_.follow_down(d, kept);
-  freed_.memory_freed(after);
+  if (full) ctx_.device_set.follow_down(d, kept);
+  ctx_.above.memory_freed(after);
   lock.unlock();
-  page_in_.run(after);
+  host_.page_in.run(after);
 }
 
 // The blocks that one worker moves in a turn, one after the other.
@@ -161,8 +165,8 @@ class PeerMigrator::Line final : public device::Migration {
   }
   bool take_more() {
     if (turn_ == 0) return false;
-    const Lock lock(peer_migrator_.map_.mutex());
-    taken_ = take_batch<kPeerBatch>(peer_migrator_.device_set_[static_cast<size_t>(d_)].incoming,
+    const Lock lock(peer_migrator_.ctx_.map.mutex());
+    taken_ = take_batch<kPeerBatch>(peer_migrator_.ctx_.device_set[static_cast<size_t>(d_)].incoming,
                                     std::min(turn_, kPeerBatchBytes));
     for (const Transition* m : taken_) turn_ -= std::min<uint64_t>(turn_, m->region->block_size);
     batch_ = taken_.all();
@@ -183,25 +187,25 @@ class PeerMigrator::Line final : public device::Migration {
 };
 
 void PeerMigrator::run(std::span<Transition* const> batch, int d, int by) {
-  if (device_set_.own_page_tables()) {
+  if (ctx_.device_set.own_page_tables()) {
     core::step("device.migrating");
     Line line(*this, d, batch);
-    return devices_->migrate_all(line, d, by);
+    return ctx_.devices->migrate_all(line, d, by);
   }
   copy(batch, d, by);
   settle_all(batch, d);
 }
 
 void PeerMigrator::run_waiting(int d) {
-  if (device_set_.own_page_tables()) {
+  if (ctx_.device_set.own_page_tables()) {
     core::step("device.migrating");
     Line line(*this, d, kPeerTurnBytes);
-    return devices_->migrate_all(line, d, d);
+    return ctx_.devices->migrate_all(line, d, d);
   }
   core::InplaceVector<Transition*, kPeerBatch> batch;
   {
-    const Lock lock(map_.mutex());
-    batch = take_batch<kPeerBatch>(device_set_[static_cast<size_t>(d)].incoming, kPeerBatchBytes);
+    const Lock lock(ctx_.map.mutex());
+    batch = take_batch<kPeerBatch>(ctx_.device_set[static_cast<size_t>(d)].incoming, kPeerBatchBytes);
   }
   copy(batch.all(), d, d);
   settle_all(batch.all(), d);

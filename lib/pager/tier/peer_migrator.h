@@ -14,11 +14,12 @@
 
 namespace vmem::pager {
 
-class PeerMigrator : private Shared {
+struct DeviceTier;
+struct HostTier;
+
+class PeerMigrator {
  public:
-  PeerMigrator(const Shared& shared, device::Devices* devices, DeviceSet& gpus, DeviceBlocks& blocks, PageIn& page_in,
-               MemoryFreed& freed)
-      : Shared(shared), devices_(devices), device_set_(gpus), blocks_(blocks), page_in_(page_in), freed_(freed) {}
+  PeerMigrator(PagerContext& ctx, DeviceTier& tier);
 
   // Claims a block at rest on another device for a move to device d. Call it after
   // reserve_transition(), when device d has room.
@@ -36,11 +37,9 @@ class PeerMigrator : private Shared {
   void settle_all(std::span<Transition* const> moved, int d) VMEM_UNLOCKED;
   void settle(Transition* m, int d) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  DeviceBlocks& blocks_;
-  PageIn& page_in_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

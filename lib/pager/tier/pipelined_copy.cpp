@@ -1,6 +1,7 @@
 #include "pager/tier/pipelined_copy.h"
 
 #include "core/step.h"
+#include "pager/tier/device_tier.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {
@@ -13,8 +14,10 @@ device::Range range_of(const Transition& m) {
 
 }  // namespace
 
+PipelinedCopy::PipelinedCopy(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), host_(tier.host), tier_(tier) {}
+
 bool PipelinedCopy::wants(const Region& r) const {
-  return devices_ != nullptr && r.block_size > device::kUnit && device_set_.own_page_tables();
+  return ctx_.devices != nullptr && r.block_size > device::kUnit && ctx_.device_set.own_page_tables();
 }
 
 // Copies when half of the rest has come: the last of the five copies of a 32 MiB block is 2 MiB.
@@ -23,7 +26,7 @@ void PipelinedCopy::came(Transition* m, size_t bytes) {
   const size_t left = m->region->block_size - parts.told;
   if (2 * (bytes - parts.told) < left) return;
   parts.told = bytes;
-  const Lock lock(map_.mutex());
+  const Lock lock(ctx_.map.mutex());
   if (m->speculative && !leased(*m->region, m->block)) return;
   parts.come = bytes / device::kUnit * device::kUnit;
   if (parts.busy || parts.waits) return;  // a worker will see it, and copies it together with what comes until then
@@ -33,7 +36,7 @@ void PipelinedCopy::came(Transition* m, size_t bytes) {
 void PipelinedCopy::wait(Transition* m) {
   m->parts.waits = true;
   waiting_.push_back(m);
-  device_set_.work().notify_one();
+  ctx_.device_set.work().notify_one();
 }
 
 bool PipelinedCopy::is_left(Transition* m) {
@@ -73,9 +76,9 @@ bool PipelinedCopy::serve(Lock& lock) {
     return true;
   }
   DeferredWork after;
-  above_.read_over(m, after);
+  tier_.promoter.read_over(m, after);
   lock.unlock();
-  page_in_.run(after);
+  host_.page_in.run(after);
   lock.lock();
   return true;
 }
@@ -86,13 +89,13 @@ void PipelinedCopy::copy(Transition* m, size_t come) {
   CopiedParts& parts = m->parts;
   const device::Range range = range_of(*m);
   bool torn = false;
-  if (!parts.made) parts.made = devices_->populate({&range, 1}, m->device, &torn).ok();
+  if (!parts.made) parts.made = ctx_.devices->populate({&range, 1}, m->device, &torn).ok();
   parts.refused = !parts.made;
   if (parts.refused) return;
   const device::Copy copy{range.address + parts.copied, m->image + parts.copied, come - parts.copied, true,
                           parts.ticket};
   device::Ticket done;
-  parts.refused = !devices_->copy_in(m->device, {&copy, 1}, &done).ok();
+  parts.refused = !ctx_.devices->copy_in(m->device, {&copy, 1}, &done).ok();
   if (parts.refused) return;
   parts.ticket = std::move(done);
   parts.copied = come;
@@ -102,15 +105,15 @@ void PipelinedCopy::give_back(Transition* m) {
   CopiedParts& parts = m->parts;
   const device::Range range = range_of(*m);
   // An error means that the device is lost.
-  if (parts.ticket != nullptr) wait_for_copy(*devices_, m->device, parts.ticket).ignore();
+  if (parts.ticket != nullptr) wait_for_copy(*ctx_.devices, m->device, parts.ticket).ignore();
   parts.ticket.reset();
-  retry_until_done(*devices_, m->device, "giving a block up", [&] {
-    return managed_holes_.punch({&range, 1});
+  retry_until_done(*ctx_.devices, m->device, "giving a block up", [&] {
+    return tier_.managed_holes.punch({&range, 1});
   }).ignore();
   parts.made = false;
   parts.copied = 0;
-  const Lock lock(map_.mutex());
-  device_set_[static_cast<size_t>(m->device)].budget.set_keeps(true);
+  const Lock lock(ctx_.map.mutex());
+  ctx_.device_set[static_cast<size_t>(m->device)].budget.set_keeps(true);
 }
 
 }  // namespace vmem::pager

@@ -18,21 +18,12 @@
 
 namespace vmem::pager {
 
-class PipelinedCopy : private Shared {
+struct DeviceTier;
+struct HostTier;
+
+class PipelinedCopy {
  public:
-  class Above {
-   public:
-    // All of the block has been read, or the read failed; m->status says which.
-    virtual void read_over(Transition* m, DeferredWork& after) VMEM_LOCKED = 0;
-
-   protected:
-    ~Above() = default;
-  };
-
-  // devices: null if there is no device tier.
-  PipelinedCopy(const Shared& shared, device::Devices* devices, DeviceSet& gpus, ManagedHoles& holes, PageIn& page_in,
-                Above& above)
-      : Shared(shared), devices_(devices), device_set_(gpus), managed_holes_(holes), page_in_(page_in), above_(above) {}
+  PipelinedCopy(PagerContext& ctx, DeviceTier& tier);
 
   // Returns whether reads of the region's blocks should call came().
   bool wants(const Region& r) const;
@@ -52,12 +43,9 @@ class PipelinedCopy : private Shared {
   void wait(Transition* m) VMEM_LOCKED;
   void copy(Transition* m, size_t come) VMEM_UNLOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  ManagedHoles& managed_holes_;
-  PageIn& page_in_;
-  Above& above_;
-
+  PagerContext& ctx_;
+  HostTier& host_;
+  DeviceTier& tier_;
   TransitionList waiting_ VMEM_GUARDED_BY(core::big_lock);
 };
 

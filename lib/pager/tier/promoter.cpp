@@ -5,6 +5,7 @@
 
 #include "core/log.h"
 #include "core/step.h"
+#include "pager/tier/device_tier.h"
 
 namespace vmem::pager {
 
@@ -15,13 +16,15 @@ constexpr uint64_t kAheadBytes = uint64_t{64} << 20;  // freed at once for a req
 
 }  // namespace
 
+Promoter::Promoter(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), host_(tier.host), tier_(tier) {}
+
 void Promoter::pump(DeferredWork& after, bool wake) {
   std::array<bool, device::kMaxDevices> full{};
   // Blocks of one size wait for frames of that size; other blocks on the device continue.
   std::array<std::array<bool, device::kUnitSizes>, device::kMaxDevices> held_up{};
   std::array<uint64_t, device::kMaxDevices> wanted{};  // bytes of all requests for a full device
-  for (DeviceState& g : device_set_) g.budget.want(0);
-  for (auto it = requests_.begin(); it != requests_.end();) {
+  for (DeviceState& g : ctx_.device_set) g.budget.want(0);
+  for (auto it = ctx_.queues.promotion_requests.begin(); it != ctx_.queues.promotion_requests.end();) {
     const size_t d = static_cast<size_t>(it->device);
     bool& size_held_up = held_up[d][device::unit_class(it->region->block_size)];
     if (size_held_up && !full[d]) full[d] = !start_without_frames(*it, kDeviceBatch, after);
@@ -38,12 +41,12 @@ void Promoter::pump(DeferredWork& after, bool wake) {
       wanted[d] += (it->last - it->next + 1) * it->region->block_size;
       if (it->owner != nullptr) read_meanwhile(*it, after);
     }
-    it = it->next > it->last ? requests_.erase(it) : std::next(it);
+    it = it->next > it->last ? ctx_.queues.promotion_requests.erase(it) : std::next(it);
   }
-  for (size_t d = 0; d < device_set_.size(); ++d) {
+  for (size_t d = 0; d < ctx_.device_set.size(); ++d) {
     if (!full[d]) continue;
-    device_set_[d].budget.want(std::min(wanted[d], kAheadBytes));
-    device_set_.work().notify_all();
+    ctx_.device_set[d].budget.want(std::min(wanted[d], kAheadBytes));
+    ctx_.device_set.work().notify_all();
   }
   if (wake) wake_for_ready();
 }
@@ -57,7 +60,7 @@ Start Promoter::serve(PooledList<PromotionRequest>::iterator request, DeferredWo
       // Only this block of a hint waits until it has come to rest; the others need not wait for it.
       PromotionRequest one = *request;
       one.last = one.next;
-      if (!requests_.insert(request, one)) break;
+      if (!ctx_.queues.promotion_requests.insert(request, one)) break;
       result = Start::done;
     }
     if (result != Start::done) break;
@@ -73,7 +76,8 @@ void Promoter::read_meanwhile(PromotionRequest& request, DeferredWork& after) {
   for (BlockIndex b = std::max(request.next, request.read_to); b <= last; request.read_to = ++b) {
     const State state = r.table[b].state;
     if (state != State::stored && !(state == State::unpopulated && r.from_file())) continue;
-    if (r.dying || MemoryWaitQueue::marked(r.table[b]) || !page_in_.start_staging(r, b, request.urgency, after)) return;
+    if (r.dying || MemoryWaitQueue::marked(r.table[b]) || !host_.page_in.start_staging(r, b, request.urgency, after))
+      return;
     after.submit.tail->meanwhile = true;
   }
 }
@@ -86,7 +90,7 @@ bool Promoter::start_without_frames(const PromotionRequest& request, BlockIndex 
   const BlockIndex last = std::min<BlockIndex>(request.last, request.next + looks - 1);
   for (BlockIndex b = request.next; b <= last; ++b) {
     const Block& block = r.table[b];
-    const bool needs_none = (block.state == State::staged && in_staging(map_.frame_table()[block.aux].pool)) ||
+    const bool needs_none = (block.state == State::staged && in_staging(ctx_.map.frame_table()[block.aux].pool)) ||
                             (block.state == State::on_device && block.device != request.device);
     if (needs_none && start(r, b, request.device, request.urgency, after) == Start::no_room) return false;
   }
@@ -94,34 +98,34 @@ bool Promoter::start_without_frames(const PromotionRequest& request, BlockIndex 
 }
 
 void Promoter::wake_for_ready() {
-  for (const DeviceState& g : device_set_) {
+  for (const DeviceState& g : ctx_.device_set) {
     if (g.ready.empty()) continue;
-    if (g.ready.size() * g.ready.front()->region->block_size > kBatchBytes) return device_set_.work().notify_all();
-    device_set_.work().notify_one();
+    if (g.ready.size() * g.ready.front()->region->block_size > kBatchBytes) return ctx_.device_set.work().notify_all();
+    ctx_.device_set.work().notify_one();
   }
 }
 
 // Returns why the block is not claimed for device d; nothing if it can be.
 std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency urgency) {
   const Block& block = r.table[b];
-  const DeviceState& g = device_set_[static_cast<size_t>(d)];
+  const DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
   if (r.dying) return Start::done;
   switch (block.state) {
     case State::promoting:
       return block.device == d ? Start::done : Start::wait;
     case State::on_device:
       if (block.device == d) {
-        blocks_.adopt(r, b);
+        tier_.blocks.adopt(r, b);
         return Start::done;
       }
-      if (map_.frame_table()[block.aux].cpu_mapped) return Start::done;  // an acquire hides it first
+      if (ctx_.map.frame_table()[block.aux].cpu_mapped) return Start::done;  // an acquire hides it first
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
       break;
     case State::poisoned:
       return Start::done;  // an acquire reports the reason
     case State::unpopulated:
     case State::stored:
-      if (failed_.retries().asleep(r, b)) return Start::done;  // an acquire asks again
+      if (host_.failed.retries().asleep(r, b)) return Start::done;  // an acquire asks again
       break;
     case State::staged:
       break;
@@ -131,10 +135,10 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
     default:
       return Start::wait;
   }
-  if (block.state == State::unpopulated && !tables_.may_grow(r, b)) return Start::no_room;
+  if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return Start::no_room;
   // The budget has become too small for the block: a hint would wait for ever.
   if (r.block_size > g.budget.limit() && urgency != Urgency::acquire) return Start::done;
-  if (!g.budget.fits(r.block_size) || !map_.reserve_block()) return Start::no_room;
+  if (!g.budget.fits(r.block_size) || !ctx_.map.reserve_block()) return Start::no_room;
   return std::nullopt;
 }
 
@@ -142,22 +146,22 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
 Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredWork& after) {
   if (const auto why = not_now(r, b, d, urgency)) return *why;
   const Block& block = r.table[b];
-  DeviceState& g = device_set_[static_cast<size_t>(d)];
+  DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
-    map_.frame_table()[block.aux].hinted = hinted;
-    if (hinted) core::add(counters_.prefetched_blocks);
-    g.incoming.push_back(peer_migrator_.begin(r, b, d));
-    device_set_.work().notify_one();
+    ctx_.map.frame_table()[block.aux].hinted = hinted;
+    if (hinted) core::add(ctx_.counters.prefetched_blocks);
+    g.incoming.push_back(tier_.peer_migrator.begin(r, b, d));
+    ctx_.device_set.work().notify_one();
     return Start::done;
   }
   const bool zero = from == State::unpopulated && !r.from_file();
-  const bool staged = from == State::staged && in_staging(map_.frame_table()[block.aux].pool);
+  const bool staged = from == State::staged && in_staging(ctx_.map.frame_table()[block.aux].pool);
   std::byte* bytes = nullptr;
   std::byte* scratch = nullptr;
   if (!zero && !staged && !take_frames(r, b, &bytes, &scratch)) return Start::no_frame;
-  if (hinted) core::add(counters_.prefetched_blocks);
+  if (hinted) core::add(ctx_.counters.prefetched_blocks);
   g.budget.charge(r.block_size);
   if (from == State::staged || from == State::resident) {
     claim_in_host(r, b, d, hinted, bytes);
@@ -172,12 +176,12 @@ bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** bytes, std
   const Block& block = r.table[b];
   if (block.extent && block.extent.codec() != 0 &&
       (block.state == State::stored || block.state == State::unpopulated)) {
-    *scratch = frames_.get_bounce(r.block_size);
+    *scratch = ctx_.frames.get_bounce(r.block_size);
     if (*scratch == nullptr) return false;
   }
-  *bytes = supply_.frame(r, staging_.of(r).growth.reserve());
+  *bytes = tier_.supply.frame(r, ctx_.staging.of(r).growth.reserve());
   if (*bytes != nullptr) return true;
-  if (*scratch != nullptr) frames_.put_bounce(*scratch, r.block_size);
+  if (*scratch != nullptr) ctx_.frames.put_bounce(*scratch, r.block_size);
   *scratch = nullptr;
   return false;
 }
@@ -186,13 +190,13 @@ bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** bytes, std
 void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::byte* bytes) {
   const Block& block = r.table[b];
   const State from = block.state;
-  Frame& frame = map_.frame_table()[block.aux];
-  if (frame.admitted) map_.policy(block.aux).remove(block.aux);
+  Frame& frame = ctx_.map.frame_table()[block.aux];
+  if (frame.admitted) ctx_.map.policy(block.aux).remove(block.aux);
   frame.admitted = false;
   frame.changed = frame.undecided = false;
   frame.hinted = hinted;
-  if ((block.flags & core::kReadAhead) != 0) read_ahead_.used(r, b);
-  Transition* m = map_.new_transition(r, b);
+  if ((block.flags & core::kReadAhead) != 0) host_.readahead.used(r, b);
+  Transition* m = ctx_.map.new_transition(r, b);
   m->device = d;
   m->way = core::Way::to_device;
   if (bytes == nullptr) {
@@ -202,17 +206,17 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
     m->source = from == State::staged ? frame.bytes : r.address(b);
   }
   if (from == State::resident) {
-    if (!stood_protected(trap_.caps().pins, block, frame)) r.table.mark(b, core::kDirty);
+    if (!stood_protected(ctx_.trap.caps().pins, block, frame)) r.table.mark(b, core::kDirty);
     frame.in_place = frame.promoted = true;
     frame.dropping = frame.holed = false;
     r.table.begin_isolate(b);
   } else {
     frame.pool = static_cast<uint8_t>(kDevicePools + d);
-    map_.note_clean(r, b);  // its flags say from now on whether the file has its bytes
+    ctx_.map.note_clean(r, b);  // its flags say from now on whether the file has its bytes
     r.table.begin_promote(b, d);
   }
   m->in_staging = true;
-  device_set_[static_cast<size_t>(d)].ready.push_back(m);
+  ctx_.device_set[static_cast<size_t>(d)].ready.push_back(m);
 }
 
 // Claims a block that is in the store or its file, or in neither: then it is zeros and needs no
@@ -223,13 +227,13 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   const uint32_t shadow = block.aux;
-  const FrameId id = map_.new_entry(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
-  map_.frame_table()[id].shadow = shadow;
-  map_.frame_table()[id].hinted = hinted;
+  const FrameId id = ctx_.map.new_entry(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
+  ctx_.map.frame_table()[id].shadow = shadow;
+  ctx_.map.frame_table()[id].hinted = hinted;
   r.table.clear(b, core::kDirty);
   r.table.begin_promote(b, d);
-  tables_.charge(r);
-  Transition* m = map_.new_transition(r, b);
+  ctx_.tables.charge(r);
+  Transition* m = ctx_.map.new_transition(r, b);
   m->device = d;
   m->way = core::Way::to_device;
   m->image = bytes;
@@ -238,19 +242,23 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   m->was_unpopulated = from == State::unpopulated;
   m->speculative = hinted;
   if (bytes == nullptr) {
-    core::add(counters_.zero_fills);
+    core::add(ctx_.counters.zero_fills);
     r.table.set_digest(b, store::zero_digest(r.block_size));
-    device_set_[static_cast<size_t>(d)].ready.push_back(m);
+    ctx_.device_set[static_cast<size_t>(d)].ready.push_back(m);
     return;
   }
-  reader_.prepare_read(m, urgency, *this, pipelined_copy_.wants(r));
+  host_.reader.prepare_read(m, urgency, *this, tier_.pipelined_copy.wants(r));
   after.submit.push_back(m);
+}
+
+void Promoter::io_came(Transition* m, size_t bytes) {
+  tier_.pipelined_copy.came(m, bytes);
 }
 
 void Promoter::io_ended(Transition* m) {
   DeferredWork after;
   finish_read(m, after);
-  page_in_.run(after);
+  host_.page_in.run(after);
 }
 
 // Keeps the reason why the block could not be read. An acquire that waits for it gets the reason,
@@ -259,7 +267,7 @@ void Promoter::keep_failure(Transition* m) {
   Region& r = *m->region;
   if (m->refused) {
     const bool wanted = !m->speculative || (r.table[m->block].flags & core::kFaultPending) != 0 || leased(r, m->block);
-    if (wanted) failed_.read_later(r, m->block, m->status);
+    if (wanted) host_.failed.read_later(r, m->block, m->status);
     return;
   }
   VMEM_LOG_OFTEN(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
@@ -270,40 +278,40 @@ void Promoter::keep_failure(Transition* m) {
 // State promoting, with the trap still in place.
 void Promoter::finish_read(Transition* m, DeferredWork& after) {
   core::step("device.read");
-  reader_.verify_read(m);
-  const Lock lock(map_.mutex());
-  if (pipelined_copy_.is_left(m)) read_over(m, after);
+  host_.reader.verify_read(m);
+  const Lock lock(ctx_.map.mutex());
+  if (tier_.pipelined_copy.is_left(m)) read_over(m, after);
 }
 
 void Promoter::read_over(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  if (m->coded != nullptr) frames_.put_bounce(m->coded, r.block_size);
+  if (m->coded != nullptr) ctx_.frames.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   if (m->status.ok()) {
-    failed_.clear_unread(r, m->block);
+    host_.failed.clear_unread(r, m->block);
     if (!block.extent && r.writable()) {
       r.table.set_digest(m->block, m->digest);
     }
-    DeviceState& g = device_set_[static_cast<size_t>(m->device)];
+    DeviceState& g = ctx_.device_set[static_cast<size_t>(m->device)];
     g.ready.push_back(m);
     if (g.sleepers != 0 && leased(r, m->block)) {
-      map_.notify();  // the acquire copies it itself; a worker need not wake it
+      ctx_.map.notify();  // the acquire copies it itself; a worker need not wake it
     } else {
-      device_set_.work().notify_one();
+      ctx_.device_set.work().notify_one();
     }
     return;
   }
   // Nothing was made on the device yet: the block is where it was.
   keep_failure(m);
-  staging_.of(r).frames.put(m->image);
-  device_set_[static_cast<size_t>(m->device)].budget.credit(r.block_size);
-  map_.free_entry(m->block, r);
+  ctx_.staging.of(r).frames.put(m->image);
+  ctx_.device_set[static_cast<size_t>(m->device)].budget.credit(r.block_size);
+  ctx_.map.free_entry(m->block, r);
   r.table.abandon_promote(m->block);
   const BlockIndex b = m->block;
-  map_.free_transition(m);
-  page_in_.settle(r, b, after);
-  freed_.memory_freed(after);
+  ctx_.map.free_transition(m);
+  host_.page_in.settle(r, b, after);
+  ctx_.above.memory_freed(after);
 }
 
 }  // namespace vmem::pager

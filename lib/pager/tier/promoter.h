@@ -26,34 +26,23 @@
 
 namespace vmem::pager {
 
-class Promoter final : private Shared, private IoEnd, public PipelinedCopy::Above {
+struct DeviceTier;
+struct HostTier;
+
+class Promoter final : private IoEnd {
  public:
-  // requests: those of acquires come first.
-  Promoter(const Shared& shared, PooledList<PromotionRequest>& requests, DeviceSet& gpus, DeviceBlocks& blocks,
-           FailedBlocks& failed, PageIn& page_in, Readahead& read_ahead, StoreReader& reader, StagingAllocator& supply,
-           PipelinedCopy& pipelined_copy, PeerMigrator& migrator, MemoryFreed& freed)
-      : Shared(shared),
-        requests_(requests),
-        device_set_(gpus),
-        blocks_(blocks),
-        failed_(failed),
-        page_in_(page_in),
-        read_ahead_(read_ahead),
-        reader_(reader),
-        supply_(supply),
-        pipelined_copy_(pipelined_copy),
-        peer_migrator_(migrator),
-        freed_(freed) {}
+  Promoter(PagerContext& ctx, DeviceTier& tier);
 
   // Starts blocks of the requests while there is room. wake: wakes the workers for blocks that are
   // ready.
   void pump(DeferredWork& after, bool wake = true) VMEM_LOCKED;
   void wake_for_ready() VMEM_LOCKED;
+  // All of the block has been read, or the read failed; m->status says which.
+  void read_over(Transition* m, DeferredWork& after) VMEM_LOCKED;
 
  private:
   void io_ended(Transition* m) VMEM_UNLOCKED override;
-  void io_came(Transition* m, size_t bytes) VMEM_UNLOCKED override { pipelined_copy_.came(m, bytes); }
-  void read_over(Transition* m, DeferredWork& after) VMEM_LOCKED override;
+  void io_came(Transition* m, size_t bytes) VMEM_UNLOCKED override;
   void finish_read(Transition* m, DeferredWork& after) VMEM_UNLOCKED;
   void keep_failure(Transition* m) VMEM_LOCKED;
   Start serve(PooledList<PromotionRequest>::iterator request, DeferredWork& after) VMEM_LOCKED;
@@ -66,17 +55,9 @@ class Promoter final : private Shared, private IoEnd, public PipelinedCopy::Abov
   void claim_in_store(Region& r, core::BlockIndex b, int d, core::Urgency urgency, std::byte* bytes, std::byte* scratch,
                       DeferredWork& after) VMEM_LOCKED;
 
-  PooledList<PromotionRequest>& requests_;
-  DeviceSet& device_set_;
-  DeviceBlocks& blocks_;
-  FailedBlocks& failed_;
-  PageIn& page_in_;
-  Readahead& read_ahead_;
-  StoreReader& reader_;
-  StagingAllocator& supply_;
-  PipelinedCopy& pipelined_copy_;
-  PeerMigrator& peer_migrator_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

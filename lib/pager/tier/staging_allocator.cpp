@@ -6,22 +6,25 @@
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/step.h"
+#include "pager/tier/device_tier.h"
 
 namespace vmem::pager {
 
+StagingAllocator::StagingAllocator(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), host_(tier.host) {}
+
 std::byte* StagingAllocator::frame(const Region& r, size_t keep) {
-  Staging& frames = staging_.of(r).frames;
-  StagingGrowth& growth = staging_.of(r).growth;
+  Staging& frames = ctx_.staging.of(r).frames;
+  StagingGrowth& growth = ctx_.staging.of(r).growth;
   if (std::byte* bytes = frames.get(keep)) return bytes;
   const bool grows = growth.grows();
   if (growth.may_try_again(now_ns())) {
     growth.want();
-    device_set_.work().notify_one();
+    ctx_.device_set.work().notify_one();
   }
   for (int i = 0; i < 8 && !grows; ++i) {
     policy::Victim victim;
-    if (map_.policy_of(staging_pool(r)).victims(1, {&victim, 1}) == 0) break;
-    Frame& frame = map_.frame_table()[victim.id];
+    if (ctx_.map.policy_of(staging_pool(r)).victims(1, {&victim, 1}) == 0) break;
+    Frame& frame = ctx_.map.frame_table()[victim.id];
     if (frame.is_copy) {
       if (!evict_copy(victim.id)) break;
     } else {
@@ -31,22 +34,22 @@ std::byte* StagingAllocator::frame(const Region& r, size_t keep) {
       if (other.dying) continue;
       const Block& block = other.table[b];
       if (block.state != State::staged || !proven_clean(block) || (block.flags & core::kFaultPending) != 0) {
-        map_.admit(other, b, map_.nonresident_age().shadow());
+        ctx_.map.admit(other, b, ctx_.map.nonresident_age().shadow());
         break;
       }
-      if (!map_.reserve_transition()) {
-        map_.admit(other, b, map_.nonresident_age().shadow());
+      if (!ctx_.map.reserve_transition()) {
+        ctx_.map.admit(other, b, ctx_.map.nonresident_age().shadow());
         break;
       }
-      core::add(counters_.clean_drops);
+      core::add(ctx_.counters.clean_drops);
       DeferredWork nothing;  // no thread waits for the block
-      isolated_.drop_held(other, b, nothing);
+      host_.isolated.drop_held(other, b, nothing);
     }
     if (std::byte* bytes = frames.get(keep)) return bytes;
   }
   growth.want();
-  device_set_.work().notify_one();
-  pressure_.wake_all_reclaim();
+  ctx_.device_set.work().notify_one();
+  host_.pressure.wake_all_reclaim();
   return nullptr;
 }
 
@@ -54,74 +57,75 @@ bool StagingAllocator::keep_copy(Region& r, BlockIndex b, std::byte* bytes) {
   bool pinned = false;
   temperature(r, b, &pinned);
   // A pinned block does not leave, and a copy of a block that changes is worthless.
-  const Frame& frame = map_.frame_table()[r.table[b].aux];
-  if (pinned || (frame.changed && !frame.undecided) || r.dying || !map_.reserve_block()) return false;
-  map_.copies().keep(r, b, bytes);
+  const Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
+  if (pinned || (frame.changed && !frame.undecided) || r.dying || !ctx_.map.reserve_block()) return false;
+  ctx_.map.copies().keep(r, b, bytes);
   return true;
 }
 
 bool StagingAllocator::evict_copy(FrameId id) {
-  const Frame& copy = map_.frame_table()[id];
+  const Frame& copy = ctx_.map.frame_table()[id];
   const Block& block = copy.region->table[copy.block];
   // The tables name the destination of a block that moves between devices; the source may be lost.
-  const bool may_be_last = device_set_[block.device].lost || (block.state == State::demoting && device_set_.size() > 1);
-  const bool goes = !may_be_last || proven_clean(block) || map_.frame_table()[block.aux].undecided;
-  goes ? map_.copies().evict(id) : map_.copies().refuse(id);
+  const bool may_be_last =
+      ctx_.device_set[block.device].lost || (block.state == State::demoting && ctx_.device_set.size() > 1);
+  const bool goes = !may_be_last || proven_clean(block) || ctx_.map.frame_table()[block.aux].undecided;
+  goes ? ctx_.map.copies().evict(id) : ctx_.map.copies().refuse(id);
   return goes;
 }
 
 std::optional<uint8_t> StagingAllocator::is_short(uint8_t first) {
-  for (uint8_t i = 0; i < device::kUnitSizes && !device_set_.empty(); ++i) {
+  for (uint8_t i = 0; i < device::kUnitSizes && !ctx_.device_set.empty(); ++i) {
     const auto pool = static_cast<uint8_t>(kStagingPools + (first - kStagingPools + i) % device::kUnitSizes);
-    const StagingGrowth& growth = staging_.of(core::kHugePage << (pool - kStagingPools)).growth;
-    if (growth.blocks_must_leave(writes_.leaving(pool))) return pool;
+    const StagingGrowth& growth = ctx_.staging.of(core::kHugePage << (pool - kStagingPools)).growth;
+    if (growth.blocks_must_leave(ctx_.writes.leaving(pool))) return pool;
   }
   return std::nullopt;
 }
 
 void StagingAllocator::set_share(unsigned percent) {
-  for (StagingPool& p : staging_) p.growth.set_share(percent);
-  device_set_.work().notify_all();
+  for (StagingPool& p : ctx_.staging) p.growth.set_share(percent);
+  ctx_.device_set.work().notify_all();
 }
 
 Status StagingAllocator::want(const Region& r, uint64_t mark) {
   constexpr size_t kLeast = Staging::kLeast;
-  Lock lock(map_.mutex());
-  StagingPool& pool = staging_.of(r);
-  for (;; lock.sleep_for(map_.changed(), std::chrono::milliseconds(20))) {
-    while (pool.growth.growing()) lock.sleep(map_.changed());
+  Lock lock(ctx_.map.mutex());
+  StagingPool& pool = ctx_.staging.of(r);
+  for (;; lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(20))) {
+    while (pool.growth.growing()) lock.sleep(ctx_.map.changed());
     if (pool.frames.total() != 0) break;
     Status s;
     if (pool.growth.fits()) s = make(lock, pool, pool.frames.slab_frames());
     if (s.code() == -EAGAIN) s = make(lock, pool, kLeast);
     if (pool.frames.total() != 0) break;
     if (end_unused(lock)) continue;
-    if (s.ok() && staging_.growing()) continue;  // other threads make or free frames: there may be room then
+    if (s.ok() && ctx_.staging.growing()) continue;  // other threads make or free frames: there may be room then
     const uint64_t frames = kLeast * pool.frames.frame();
-    const bool never = !pool.growth.has_room() || (!s.ok() && s.code() != -EAGAIN) || !reserve_.fits(frames);
-    if (never || deadline_.hopeless(mark)) {
-      reserve_.want_nothing();
+    const bool never = !pool.growth.has_room() || (!s.ok() && s.code() != -EAGAIN) || !ctx_.reserve.fits(frames);
+    if (never || ctx_.deadline.hopeless(mark)) {
+      ctx_.reserve.want_nothing();
       return error(ENOMEM,
                    "host_budget %s has no room for the staging frames of the device tier (at least %s for blocks of "
                    "%s; at most %u %% of the budget, setting staging_share, of which %s are taken) beside %s leased "
                    "and %s for faults, tables and buffers; raise host_budget, or make the region with VMEM_HOST_ONLY%s"
                    "%.*s",
-                   core::human_bytes(budget_.limit()).c_str(), core::human_bytes(frames).c_str(),
+                   core::human_bytes(ctx_.budget.limit()).c_str(), core::human_bytes(frames).c_str(),
                    core::human_bytes(pool.frames.frame()).c_str(), pool.growth.share(),
-                   core::human_bytes(budget_.charged(Use::staging)).c_str(),
-                   core::human_bytes(reserve_.pinned()).c_str(),
-                   core::human_bytes(frames_.least_overhead() + reserve_.bytes()).c_str(), s.text().empty() ? "" : ": ",
-                   static_cast<int>(s.text().size()), s.text().data());
+                   core::human_bytes(ctx_.budget.charged(Use::staging)).c_str(),
+                   core::human_bytes(ctx_.reserve.pinned()).c_str(),
+                   core::human_bytes(ctx_.frames.least_overhead() + ctx_.reserve.bytes()).c_str(),
+                   s.text().empty() ? "" : ": ", static_cast<int>(s.text().size()), s.text().data());
     }
-    reserve_.want(frames + reserve_.bytes());
-    pressure_.wake_all_reclaim();
+    ctx_.reserve.want(frames + ctx_.reserve.bytes());
+    host_.pressure.wake_all_reclaim();
   }
-  reserve_.want_nothing();
+  ctx_.reserve.want_nothing();
   return {};
 }
 
 bool StagingAllocator::grow(Lock& lock) {
-  for (StagingPool& pool : staging_) {
+  for (StagingPool& pool : ctx_.staging) {
     if (pool.regions == 0 || !pool.growth.due(now_ns())) continue;
     // Tried again when a transition wants a frame, or at once when unused frames have been freed.
     if (!pool.growth.fits())
@@ -137,54 +141,54 @@ bool StagingAllocator::grow(Lock& lock) {
 Status StagingAllocator::make(Lock& lock, StagingPool& pool, size_t at_most) {
   const size_t frames = pool.growth.take(at_most);
   if (frames == 0) return {};
-  if (!pool.frames.reserve(frames, reserve_.bytes())) {
+  if (!pool.frames.reserve(frames, ctx_.reserve.bytes())) {
     pool.growth.no_room(now_ns());
-    pressure_.wake_all_reclaim();
+    host_.pressure.wake_all_reclaim();
     return Status(EAGAIN, "");
   }
   pool.growth.begin();
   lock.unlock();
   Staging::Slab slab;
-  Status s = Staging::make_slab(*devices_, trap_, frames, pool.frames.frame(), config_.numa_nodes, &slab);
+  Status s = Staging::make_slab(*ctx_.devices, ctx_.trap, frames, pool.frames.frame(), ctx_.config.numa_nodes, &slab);
   lock.lock();
   pool.growth.end(s.ok(), now_ns());
   if (s.ok()) {
-    pool.frames.add_slab(*devices_, slab);
-    map_.resize_policies();
+    pool.frames.add_slab(*ctx_.devices, slab);
+    ctx_.map.resize_policies();
   } else {
     pool.frames.unreserve(frames);
     VMEM_LOG_OFTEN(core::Level::warning, "the device tier goes on with %zu staging frames: %.*s", pool.frames.total(),
                    static_cast<int>(s.text().size()), s.text().data());
   }
-  map_.notify();
+  ctx_.map.notify();
   return s;
 }
 
 // Frees frames of a size that no region needs, for frames of other sizes; drops the lock while it
 // works. Returns false if there are none, or they cannot be freed now.
 bool StagingAllocator::end_unused(Lock& lock) {
-  StagingPool* const pool = staging_.unused();
+  StagingPool* const pool = ctx_.staging.unused();
   if (pool == nullptr) return false;
   const Staging::Slab slab = pool->frames.take_slab();
   pool->growth.begin();  // no thread makes frames of this size now
-  ++staging_.ending;
+  ++ctx_.staging.ending;
   lock.unlock();
   core::step("staging.ending");
-  Staging::end_slab(*devices_, slab);
+  Staging::end_slab(*ctx_.devices, slab);
   lock.lock();
-  --staging_.ending;
+  --ctx_.staging.ending;
   pool->growth.end(true, now_ns());
   pool->frames.unreserve(slab.size / pool->frames.frame());
-  map_.resize_policies();
-  device_set_.work().notify_all();
-  map_.notify();
+  ctx_.map.resize_policies();
+  ctx_.device_set.work().notify_all();
+  ctx_.map.notify();
   return true;
 }
 
 bool StagingAllocator::give_back(Lock& lock) {
   if (end_unused(lock)) return true;
-  if (staging_.ending == 0) return false;
-  while (staging_.ending != 0) lock.sleep(map_.changed());  // other threads are freeing them
+  if (ctx_.staging.ending == 0) return false;
+  while (ctx_.staging.ending != 0) lock.sleep(ctx_.map.changed());  // other threads are freeing them
   return true;
 }
 

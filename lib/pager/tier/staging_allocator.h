@@ -13,19 +13,19 @@
 #include <optional>
 
 #include "device/device.h"
+#include "pager/account/context.h"
 #include "pager/account/device_set.h"
-#include "pager/account/shared.h"
 #include "pager/host/isolated_blocks.h"
 #include "pager/host/memory_pressure.h"
 
 namespace vmem::pager {
 
-class StagingAllocator : private Shared {
+struct DeviceTier;
+struct HostTier;
+
+class StagingAllocator {
  public:
-  // devices: null if there is no device tier; then frame() is not called.
-  StagingAllocator(const Shared& shared, device::Devices* devices, DeviceSet& gpus, MemoryPressure& pressure,
-                   IsolatedBlocks& isolated)
-      : Shared(shared), devices_(devices), device_set_(gpus), pressure_(pressure), isolated_(isolated) {}
+  StagingAllocator(PagerContext& ctx, DeviceTier& tier);
 
   // Returns a frame for a block of the region while more than `keep` are free. Otherwise takes one
   // from a block that the SSD or a device also has, which needs no I/O and no wait. Returns nullptr
@@ -59,10 +59,8 @@ class StagingAllocator : private Shared {
   core::Status make(Lock& lock, StagingPool& pool, size_t at_most) VMEM_LOCKED;
   bool end_unused(Lock& lock) VMEM_LOCKED;
 
-  device::Devices* const devices_;
-  DeviceSet& device_set_;
-  MemoryPressure& pressure_;
-  IsolatedBlocks& isolated_;
+  PagerContext& ctx_;
+  HostTier& host_;
 };
 
 }  // namespace vmem::pager

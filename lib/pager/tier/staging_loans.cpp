@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "pager/tier/device_tier.h"
+
 namespace vmem::pager {
 
 namespace {
@@ -12,9 +14,11 @@ constexpr uint16_t kSomebodyWants = core::kFaultPending | core::kStorePending;
 
 }  // namespace
 
+StagingLoans::StagingLoans(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), host_(tier.host), tier_(tier) {}
+
 // Returns nullptr if shutdown has freed the region.
 Region* StagingLoans::region_of(const KernelRange& range) {
-  Region* const r = map_.find(range.first);
+  Region* const r = ctx_.map.find(range.first);
   return r != nullptr && r->id == range.region ? r : nullptr;
 }
 
@@ -27,29 +31,29 @@ size_t StagingLoans::most(const StagingPool& pool, size_t asked) const {
 
 // Drops the lock while it works; the region is in flight.
 void StagingLoans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std::span<const uint32_t> blocks) {
-  const StagingPool& pool = staging_.of(r);
+  const StagingPool& pool = ctx_.staging.of(r);
   Batch batch;
   for (size_t i = 0; i < blocks.size() && !batch.full() && batch.size() < most(pool, blocks.size()); ++i) {
     const BlockIndex b = first + blocks[i];
     const Block& block = r.table[b];
     const bool idle = block.state == State::on_device && block.device == d && !leased(r, b);
-    if (!idle || map_.frame_table()[block.aux].cpu_mapped || !map_.copies().has(block.aux)) continue;
-    if (Transition* m = demoter_.begin(r, b, Leave::evict)) batch.push_back(m);
+    if (!idle || ctx_.map.frame_table()[block.aux].cpu_mapped || !ctx_.map.copies().has(block.aux)) continue;
+    if (Transition* m = tier_.demoter.begin(r, b, Leave::evict)) batch.push_back(m);
   }
   if (batch.empty()) return;
   ++r.in_flight;
-  demoter_.run(lock, batch.all());
+  tier_.demoter.run(lock, batch.all());
   --r.in_flight;
-  map_.notify();
+  ctx_.map.notify();
 }
 
 size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, std::span<const std::byte*> frames,
                           bool leave) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   Region* const r = region_of(range);
   if (r == nullptr || r->dying) return 0;
-  StagingPool& pool = staging_.of(*r);
-  if (supply_.is_short()) return 0;
+  StagingPool& pool = ctx_.staging.of(*r);
+  if (tier_.supply.is_short()) return 0;
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
   if (leave) {
     take_from_device(lock, *r, first, range.device, blocks);
@@ -61,12 +65,12 @@ size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, 
     if (lent == now) break;
     const BlockIndex b = first + number;
     const Block& block = r->table[b];
-    if (block.state != State::staged || (block.flags & kSomebodyWants) != 0 || map_.waiters().any(*r, b) ||
+    if (block.state != State::staged || (block.flags & kSomebodyWants) != 0 || ctx_.map.waiters().any(*r, b) ||
         leased(*r, b))
       continue;
-    Frame& frame = map_.frame_table()[block.aux];
+    Frame& frame = ctx_.map.frame_table()[block.aux];
     if (!in_staging(frame.pool) || frame.bytes == nullptr || frame.leaves) continue;
-    if (frame.admitted) map_.policy(block.aux).remove(block.aux);
+    if (frame.admitted) ctx_.map.policy(block.aux).remove(block.aux);
     frame.admitted = false;
     frame.lent_to_kernels = true;
     ++pool.lent;
@@ -81,43 +85,43 @@ size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, 
 void StagingLoans::end(Region& r, BlockIndex b, DeferredWork& after) {
   const Block& block = r.table[b];
   if ((block.state != State::isolating && block.state != State::writing_back) ||
-      !map_.frame_table()[block.aux].lent_to_kernels)
+      !ctx_.map.frame_table()[block.aux].lent_to_kernels)
     return;
-  map_.frame_table()[block.aux].lent_to_kernels = false;
-  --staging_.of(r).lent;
+  ctx_.map.frame_table()[block.aux].lent_to_kernels = false;
+  --ctx_.staging.of(r).lent;
   if (block.state == State::writing_back) return;  // put_back() does the rest
   r.table.keep_staged(b);
-  map_.admit(r, b, map_.nonresident_age().shadow());
-  if (std::exchange(map_.frame_table()[block.aux].leaves, false)) reclaim_.leaves(r, b);
-  if (!r.dying) page_in_.settle(r, b, after);
+  ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
+  if (std::exchange(ctx_.map.frame_table()[block.aux].leaves, false)) host_.reclaim.leaves(r, b);
+  if (!r.dying) host_.page_in.settle(r, b, after);
 }
 
 void StagingLoans::take_back(Lock& lock, Region& r) {
-  if (!r.gpu || staging_.of(r).lent == 0) return;
+  if (!r.gpu || ctx_.staging.of(r).lent == 0) return;
   DeferredWork after;
   for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1)) end(r, b, after);
-  map_.notify();
-  freed_.memory_freed(after);
-  page_in_.run(lock, after);
+  ctx_.map.notify();
+  ctx_.above.memory_freed(after);
+  host_.page_in.run(lock, after);
 }
 
 void StagingLoans::end(const KernelRange& range, std::span<const uint32_t> blocks) {
   DeferredWork after;
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   Region* const r = region_of(range);
   if (r == nullptr) return;
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
   for (const uint32_t number : blocks) {
     end(*r, first + number, after);
   }
-  map_.notify();
-  freed_.memory_freed(after);
+  ctx_.map.notify();
+  ctx_.above.memory_freed(after);
   lock.unlock();
-  page_in_.run(after);
+  host_.page_in.run(after);
 }
 
 size_t StagingLoans::wanted(const KernelRange& range, std::span<const uint32_t> lent, std::span<uint32_t> out) {
-  Lock lock(map_.mutex());
+  Lock lock(ctx_.map.mutex());
   Region* const r = region_of(range);
   if (r == nullptr) return 0;
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
@@ -126,11 +130,11 @@ size_t StagingLoans::wanted(const KernelRange& range, std::span<const uint32_t> 
     if (count == out.size()) break;
     const BlockIndex b = first + number;
     const Block& block = r->table[b];
-    const bool requested = std::any_of(requests_.begin(), requests_.end(), [&](const PromotionRequest& w) {
-      return w.region == r && w.next <= b && b <= w.last;
-    });
-    if (r->dying || requested || (block.flags & kSomebodyWants) != 0 || map_.frame_table()[block.aux].leaves ||
-        map_.waiters().any(*r, b))
+    const bool requested =
+        std::any_of(ctx_.queues.promotion_requests.begin(), ctx_.queues.promotion_requests.end(),
+                    [&](const PromotionRequest& w) { return w.region == r && w.next <= b && b <= w.last; });
+    if (r->dying || requested || (block.flags & kSomebodyWants) != 0 || ctx_.map.frame_table()[block.aux].leaves ||
+        ctx_.map.waiters().any(*r, b))
       out[count++] = number;
   }
   return count;

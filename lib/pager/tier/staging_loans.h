@@ -21,18 +21,12 @@
 
 namespace vmem::pager {
 
-class StagingLoans : private Shared {
+struct DeviceTier;
+struct HostTier;
+
+class StagingLoans {
  public:
-  // requests: promotion requests; under the lock.
-  StagingLoans(const Shared& shared, const PooledList<PromotionRequest>& requests, PageIn& page_in, Reclaim& reclaim,
-               StagingAllocator& supply, Demoter& demoter, MemoryFreed& freed)
-      : Shared(shared),
-        requests_(requests),
-        page_in_(page_in),
-        reclaim_(reclaim),
-        supply_(supply),
-        demoter_(demoter),
-        freed_(freed) {}
+  StagingLoans(PagerContext& ctx, DeviceTier& tier);
 
   // Lends those of `blocks` that are in staging frames, until end(), and returns how many. They
   // come first in `blocks`, in the order of `frames`, which has room for all. leave: also lends
@@ -56,12 +50,9 @@ class StagingLoans : private Shared {
                         std::span<const uint32_t> blocks) VMEM_LOCKED;
   void end(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
 
-  const PooledList<PromotionRequest>& requests_;
-  PageIn& page_in_;
-  Reclaim& reclaim_;
-  StagingAllocator& supply_;
-  Demoter& demoter_;
-  MemoryFreed& freed_;
+  PagerContext& ctx_;
+  HostTier& host_;
+  DeviceTier& tier_;
 };
 
 }  // namespace vmem::pager

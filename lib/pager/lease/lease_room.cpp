@@ -1,0 +1,8 @@
+#include "pager/lease/lease_room.h"
+
+namespace vmem::pager {
+
+LeaseRoom::LeaseRoom(PagerContext& ctx, HostTier& host_room)
+    : host(host_room), grants(ctx), acquire_requests(ctx), releases(ctx, *this) {}
+
+}  // namespace vmem::pager
