@@ -215,8 +215,7 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   store::EngineOptions engine;
   engine.depth = config.io_depth;
   engine.threads = threads_or(options, Option::io_threads);
-  engine.allow_io_uring = options.text(Option::io_engine) != "threads";
-  engine.require_io_uring = options.text(Option::io_engine) == "io_uring";
+  engine.kind = store::engine_kind(options.text(Option::io_engine));
   if (Status s = store::make_engine(engine, &parts.engine); !s.ok()) return s;
   parts.engine = wrap_engine(std::move(parts.engine));
   if (options.number(Option::encryption) != 0) {

@@ -7,7 +7,7 @@
 
 #include "core/status.h"
 #include "device/device.h"
-#include "store/io.h"
+#include "store/engine.h"
 #include "trap/trap.h"
 
 namespace vmem::api {

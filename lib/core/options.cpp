@@ -58,7 +58,7 @@ constexpr OptionInfo kTable[] = {
     {Option::io_depth, "io_depth", OptionKind::number, "requests", "16", 1, 1024, nullptr, false,
      "Reads and writes in flight at the store; one of more than 2 MiB is split into parts of 2 MiB, and each part "
      "counts."},
-    {Option::io_engine, "io_engine", OptionKind::choice, "", "auto", 0, 0, "auto|io_uring|threads", false,
+    {Option::io_engine, "io_engine", OptionKind::choice, "", "auto", 0, 0, io_engine_choices, false,
      "How the store talks to the kernel; auto takes io_uring if it is permitted."},
     {Option::direct_io, "direct_io", OptionKind::boolean, "", "on", 0, 1, nullptr, false,
      "O_DIRECT where the file system allows it; off goes through the page cache."},
@@ -211,7 +211,7 @@ std::string accepted_form(const OptionInfo& info) {
     case OptionKind::boolean:
       return "on or off";
     case OptionKind::choice:
-      return strprintf("one of %s", info.choices);
+      return "one of " + info.choices.names();
     case OptionKind::text:
       return "text";
   }
@@ -219,6 +219,10 @@ std::string accepted_form(const OptionInfo& info) {
 }
 
 }  // namespace
+
+std::string Choices::names() const {
+  return registry_ != nullptr ? registry_() : fixed_ != nullptr ? fixed_ : "";
+}
 
 std::span<const OptionInfo> option_table() {
   return kTable;
@@ -328,7 +332,7 @@ Status Options::set(Option id, std::string_view value) {
       parsed.text = parsed.number != 0 ? "on" : "off";
       break;
     case OptionKind::choice:
-      good = in_choices(info.choices, value);
+      good = in_choices(info.choices.names(), value);
       break;
     case OptionKind::text:
       good = value.find('\0') == std::string_view::npos;

@@ -2,6 +2,7 @@
 // defaults all come from it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -49,6 +50,22 @@ enum class Option : unsigned {
 
 enum class OptionKind : uint8_t { bytes, number, boolean, choice, text };
 
+// The values of a setting of kind choice: a fixed list, or the names in a registry of another room.
+class Choices {
+ public:
+  constexpr Choices(std::nullptr_t) {}
+  constexpr Choices(const char* fixed) : fixed_(fixed) {}
+  constexpr Choices(std::string (*registry)()) : registry_(registry) {}
+  constexpr bool any() const { return fixed_ != nullptr || registry_ != nullptr; }
+  std::string names() const;  // "auto|kmod|uffd"
+
+ private:
+  const char* fixed_ = nullptr;
+  std::string (*registry_)() = nullptr;
+};
+// Rooms that core does not know define these beside their registries, which stay the only lists.
+std::string io_engine_choices();  // lib/store/engine.cpp
+
 struct OptionInfo {
   Option id;
   const char* name;  // "host_budget"; in the environment VMEM_HOST_BUDGET
@@ -56,7 +73,7 @@ struct OptionInfo {
   const char* unit;          // "bytes", "requests", ..; "" if it has none
   const char* default_text;  // the default, in words or as a value
   uint64_t min, max;         // bytes and number: inclusive bounds
-  const char* choices;       // choice: "auto|kmod|uffd"
+  Choices choices;           // choice: "auto|kmod|uffd"
   bool live;                 // may change while regions exist
   const char* help;          // one sentence
 };

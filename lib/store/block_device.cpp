@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/types.h"
 #include "store/open.h"
 
 namespace vmem::store {

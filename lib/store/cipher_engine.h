@@ -9,7 +9,7 @@
 
 #include <memory>
 
-#include "store/io.h"
+#include "store/engine.h"
 
 namespace vmem::store {
 

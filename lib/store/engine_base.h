@@ -1,4 +1,4 @@
-// Common part of both engines: five queues in order of urgency, the depth limit, merging, parts,
+// Common part of all engines: five queues in order of urgency, the depth limit, merging, parts,
 // the file table and delivery of done(). An engine adds its threads and its way to issue a
 // Transfer.
 //
@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "core/mutex.h"
-#include "store/io.h"
+#include "store/engine.h"
 #include "store/transfer.h"
 
 namespace vmem::store {
@@ -131,10 +131,5 @@ class EngineBase : public Engine {
 
   core::Mutex file_mutex_;  // serializes changes of the file table; taken before mutex_
 };
-
-// Both block every signal on their threads: the application's handlers belong on the application's
-// threads.
-core::Status make_uring_engine(const EngineOptions& options, std::unique_ptr<Engine>* out);
-core::Status make_thread_engine(const EngineOptions& options, std::unique_ptr<Engine>* out);
 
 }  // namespace vmem::store

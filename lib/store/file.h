@@ -4,7 +4,7 @@
 #include <string>
 
 #include "core/status.h"
-#include "store/io.h"
+#include "store/open.h"
 
 namespace vmem::store {
 

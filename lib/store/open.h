@@ -2,12 +2,23 @@
 // devices.
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 #include "core/status.h"
-#include "store/io.h"
 
 namespace vmem::store {
+
+// A file opened for direct I/O if the file system allows it, otherwise buffered.
+struct OpenedFile {
+  int fd = -1;
+  bool direct = false;
+  bool block_device = false;
+  uint64_t size = 0;               // bytes, when opened
+  uint64_t device = 0, inode = 0;  // 0: unknown
+  uint32_t memory_align = 1;       // of buffers
+  uint32_t offset_align = 1;       // of offsets and sizes
+};
 
 // Fills in `file`, whose fd is open already. If `direct`, turns O_DIRECT on and proves it by a
 // transfer of the first page. scratch: the file is empty and ours, so the test may write a page and

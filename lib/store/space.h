@@ -8,7 +8,7 @@
 
 #include "core/status.h"
 #include "core/types.h"
-#include "store/io.h"
+#include "store/engine.h"
 
 namespace vmem::store {
 

@@ -8,8 +8,9 @@
 
 #include "core/mutex.h"
 #include "core/status.h"
+#include "store/engine.h"
 #include "store/extent_allocator.h"
-#include "store/io.h"
+#include "store/open.h"
 
 namespace vmem::store {
 

@@ -8,8 +8,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 
-#include "store/io.h"
+#include "store/io_request.h"
 
 namespace vmem::store {
 

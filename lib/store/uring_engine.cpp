@@ -542,6 +542,13 @@ void UringEngine::run(Ring& ring) noexcept {
 
 }  // namespace
 
+const char* advice_on_uring(int error) {
+  return error == EPERM || error == EACCES
+             ? "Allow it in the container's seccomp profile and set kernel.io_uring_disabled=0"
+         : error == ENOSYS ? "The kernel lacks it or a seccomp profile hides it"
+                           : "The limits on memory, descriptors or processes may be too low";
+}
+
 core::Status make_uring_engine(const EngineOptions& options, std::unique_ptr<Engine>* out) {
   auto engine = std::make_unique<UringEngine>(options);
   core::Status status = engine->start();

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "core/mutex.h"
+#include "store/engine.h"
 #include "store/engine_base.h"
-#include "store/io.h"
 
 namespace vmem::store {
 

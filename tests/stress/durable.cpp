@@ -18,7 +18,7 @@
 #include "common.h"
 #include "common/hooks.h"
 #include "promises.h"
-#include "store/io.h"
+#include "store/engine.h"
 
 namespace {
 

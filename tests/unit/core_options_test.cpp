@@ -81,7 +81,7 @@ TEST(CoreOptions, TheTableIsInTheOrderOfItsIdsWithUniqueNames) {
     EXPECT_EQ(find_option(info.name), &info);
     EXPECT_NE(std::string(info.help), "") << info.name;
     EXPECT_LE(info.min, info.max) << info.name;
-    EXPECT_EQ(info.choices != nullptr, info.kind == OptionKind::choice) << info.name;
+    EXPECT_EQ(info.choices.any(), info.kind == OptionKind::choice) << info.name;
   }
   EXPECT_EQ(find_option("no_such"), nullptr);
   EXPECT_EQ(find_option(""), nullptr);
@@ -128,7 +128,7 @@ TEST(CoreOptions, ChoicesAreExactAndListedWhenMissed) {
   for (const OptionInfo& info : option_table()) {
     if (info.kind != OptionKind::choice) continue;
     Options options;
-    std::string rest = info.choices;
+    std::string rest = info.choices.names();
     while (!rest.empty()) {
       const std::string one = rest.substr(0, rest.find('|'));
       EXPECT_TRUE(options.set(info.name, one).ok()) << info.name << " " << one;
@@ -138,7 +138,7 @@ TEST(CoreOptions, ChoicesAreExactAndListedWhenMissed) {
     for (const char* bad : {"", "nothing", "|", "auto|uffd"}) {
       const Status s = options.set(info.name, bad);
       EXPECT_EQ(s.code(), -EINVAL) << info.name << " \"" << bad << "\"";
-      EXPECT_TRUE(has(s, info.choices)) << s.text();
+      EXPECT_TRUE(has(s, info.choices.names())) << s.text();
     }
   }
 }

@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-#include "store/io.h"
+#include "store/engine.h"
 #include "store/space.h"
 #include "trap/trap.h"
 

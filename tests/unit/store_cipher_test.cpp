@@ -314,7 +314,7 @@ TEST_P(StoreCipherEngine, ItsBuffersAreNeitherDumpedNorInherited) {
   EXPECT_EQ(with - bytes_left_to_nobody(), cipher_engine_bytes(options_));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, StoreCipherEngine, testing::Values("io_uring", "threads", "faulty"),
+INSTANTIATE_TEST_SUITE_P(Backends, StoreCipherEngine, testing::ValuesIn(test::engine_names()),
                          [](const auto& body) { return std::string(body.param); });
 
 }  // namespace

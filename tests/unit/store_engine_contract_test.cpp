@@ -19,8 +19,8 @@
 #include <vector>
 
 #include "core/step.h"
+#include "store/engine.h"
 #include "store/engine_base.h"
-#include "store/io.h"
 #include "store_engine_fixture.h"
 #include "store_test_util.h"
 
@@ -538,7 +538,7 @@ TEST_P(EngineContract, ShortTransfersAreContinued) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, EngineContract, testing::Values("io_uring", "threads", "faulty"),
+INSTANTIATE_TEST_SUITE_P(Backends, EngineContract, testing::ValuesIn(test::engine_names()),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace

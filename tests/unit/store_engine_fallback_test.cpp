@@ -19,7 +19,7 @@
 
 #include "common/forbid.h"
 #include "core/log.h"
-#include "store/io.h"
+#include "store/engine.h"
 #include "store_test_util.h"
 
 namespace vmem::store {
@@ -61,7 +61,7 @@ void count_warnings(int, const char* line, void*) {
     batch.wait();
     if (batch.ios()[0].result != 0 || !file.matches(0, buffer.data(), buffer.size())) _exit(4);
   }
-  options.require_io_uring = true;
+  options.kind = EngineKind::io_uring;
   std::unique_ptr<Engine> engine;
   if (make_engine(options, &engine).code() != -static_cast<int>(error)) _exit(5);
   core::flush_log();
@@ -102,7 +102,7 @@ TEST_F(EngineFallback, WhereRingsCanBeMadeAndNotEnteredThreadsDoTheWork) {
 
 [[noreturn]] void run_where_enter_fails_later() {
   EngineOptions options;
-  options.require_io_uring = true;
+  options.kind = EngineKind::io_uring;
   std::unique_ptr<Engine> engine;
   if (!make_engine(options, &engine).ok()) _exit(77);
   TempFile file(4 * kPage, true);
@@ -140,7 +140,7 @@ bool may_make_no_thread() {
 [[noreturn]] void run_where_no_thread_can_be_made() {
   constexpr size_t kSize = 2 << 20;
   EngineOptions options;
-  options.require_io_uring = true;
+  options.kind = EngineKind::io_uring;
   std::unique_ptr<Engine> engine;
   if (!make_engine(options, &engine).ok()) _exit(77);
   TempFile file(kSize, true);
@@ -238,12 +238,15 @@ TEST_F(EngineFallback, WhenIoUringIsForbiddenLaterRequestsFailLoudlyAndNothingHa
   EXPECT_EXIT(run_where_enter_fails_later(), testing::ExitedWithCode(0), "io_uring_enter failed for good");
 }
 
-TEST_F(EngineFallback, OptionsThatContradictAreRefused) {
-  EngineOptions options;
-  options.allow_io_uring = false;
-  options.require_io_uring = true;
-  std::unique_ptr<Engine> engine;
-  EXPECT_EQ(make_engine(options, &engine).code(), -EINVAL);
+TEST(EngineRegistry, EachNameMeansTheEngineThatCarriesIt) {
+  for (const EngineEntry& entry : kEngines) {
+    EXPECT_EQ(engine_kind(entry.name), entry.kind);
+    std::unique_ptr<Engine> engine;
+    if (!make_engine({.kind = entry.kind}, &engine).ok()) continue;  // not permitted here
+    if (entry.kind == EngineKind::automatic) continue;
+    EXPECT_EQ(engine->name(), entry.name);
+  }
+  EXPECT_EQ(engine_kind("no such engine"), EngineKind::automatic);
 }
 
 // A thread submits reads and then waits in the kernel, in a fault that only a thread that sees the
@@ -254,7 +257,7 @@ TEST(EngineHazard, CompletionsDoNotNeedTheSubmittingThread) {
   if (uffd < 0) GTEST_SKIP() << "userfaultfd with kernel-mode faults is not permitted: " << strerror(errno);
   uffdio_api api{UFFD_API, 0, 0};
   ASSERT_EQ(ioctl(uffd, UFFDIO_API, &api), 0);
-  for (const char* name : {"io_uring", "threads"}) {
+  for (const char* name : test::engine_names()) {
     std::unique_ptr<Engine> engine;
     if (!test::make_named_engine(name, 16, 1, &engine).ok()) continue;
     void* absent = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -291,7 +294,7 @@ TEST(EngineHazard, CompletionsDoNotNeedTheSubmittingThread) {
 }
 
 TEST(EngineHazard, AThreadMaySubmitAndExit) {
-  for (const char* name : {"io_uring", "threads"}) {
+  for (const char* name : test::engine_names()) {
     std::unique_ptr<Engine> engine;
     if (!test::make_named_engine(name, 4, 1, &engine).ok()) continue;
     TempFile file(64 * kPage, false);

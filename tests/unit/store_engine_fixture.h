@@ -5,7 +5,7 @@
 
 #include <memory>
 
-#include "store/io.h"
+#include "store/engine.h"
 #include "store_test_util.h"
 
 namespace vmem::store::test {

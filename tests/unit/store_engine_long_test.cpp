@@ -17,7 +17,7 @@
 
 #include "common/patience.h"
 #include "core/step.h"
-#include "store/io.h"
+#include "store/engine.h"
 #include "store_engine_fixture.h"
 #include "store_test_util.h"
 
@@ -253,7 +253,7 @@ TEST(ThreadEngine, WorkersBeginWithAllPartsOfOneThatIsReadAloneNoMore) {
   EXPECT_TRUE(file.matches(0, buffer.data(), kSize));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, EngineLongTransfers, testing::Values("io_uring", "threads", "faulty"),
+INSTANTIATE_TEST_SUITE_P(Backends, EngineLongTransfers, testing::ValuesIn(test::engine_names()),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace

@@ -18,13 +18,20 @@
 
 namespace vmem::store::test {
 
+std::vector<const char*> engine_names() {
+  std::vector<const char*> names;
+  for (const EngineEntry& entry : kEngines)
+    if (entry.kind != EngineKind::automatic) names.push_back(entry.name.data());
+  names.push_back("faulty");
+  return names;
+}
+
 core::Status make_named_engine(const std::string& name, unsigned depth, unsigned threads,
                                std::unique_ptr<Engine>* out) {
   EngineOptions options;
   options.depth = depth;
   options.threads = threads;
-  options.allow_io_uring = name != "threads";
-  options.require_io_uring = name == "io_uring";
+  options.kind = engine_kind(name);  // "faulty": automatic
   core::Status status = make_engine(options, out);
   if (!status.ok() || name != "faulty") return status;
   std::unique_ptr<FaultyEngine> faulty;

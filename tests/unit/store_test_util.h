@@ -11,12 +11,14 @@
 #include <vector>
 
 #include "core/status.h"
+#include "store/engine.h"
 #include "store/engine_base.h"
-#include "store/io.h"
 
 namespace vmem::store::test {
 
-// "io_uring", "threads" or "faulty" (a wrapper without rules over io_uring or, where that is forbidden, threads).
+// The names of all engines, for make_named_engine().
+std::vector<const char*> engine_names();
+// An engine of the registry or "faulty" (a wrapper without rules over io_uring or, where that is forbidden, threads).
 core::Status make_named_engine(const std::string& name, unsigned depth, unsigned threads, std::unique_ptr<Engine>* out);
 // Returns the engine below a wrapper.
 EngineBase* base_of(Engine& engine);

@@ -20,7 +20,7 @@
 #include "device/managed/presence.h"
 #include "publish/place.h"
 #include "ssd_path.h"
-#include "store/io.h"
+#include "store/engine.h"
 #include "trap/trap.h"
 
 namespace vmemctl {
@@ -127,7 +127,7 @@ void Doctor::trap() {
 
 void Doctor::io_uring() {
   vmem::store::EngineOptions options;
-  options.require_io_uring = true;
+  options.kind = vmem::store::EngineKind::io_uring;
   std::unique_ptr<vmem::store::Engine> engine;
   Status s = vmem::store::make_engine(options, &engine);
   if (s.ok()) {

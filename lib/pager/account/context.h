@@ -16,7 +16,7 @@
 #include "pager/block/block_map.h"
 #include "pager/block/config.h"
 #include "pager/block/upcalls.h"
-#include "store/io.h"
+#include "store/engine.h"
 #include "store/space.h"
 #include "trap/trap.h"
 

@@ -11,7 +11,7 @@
 #include "memory/host_budget.h"
 #include "memory/staging.h"
 #include "policy/eviction_policy.h"
-#include "store/io.h"
+#include "store/engine.h"
 #include "store/space.h"
 #include "trap/trap.h"
 

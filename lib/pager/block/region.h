@@ -22,6 +22,7 @@
 #include "policy/readahead.h"
 #include "store/codec.h"
 #include "store/file.h"
+#include "store/io_request.h"
 #include "trap/trap.h"
 #include "vmem/vmem.h"
 

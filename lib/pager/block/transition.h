@@ -22,7 +22,7 @@
 #include "pager/block/region.h"
 #include "pager/block/stall_clock.h"
 #include "store/codec.h"
-#include "store/io.h"
+#include "store/io_request.h"
 
 namespace vmem::pager {
 
