@@ -1,5 +1,4 @@
-#include "device/sim/sim_device.h"
-
+// The simulated devices: their start and health, their memory, copies and accesses of kernels.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -15,6 +14,7 @@
 #include "core/map_over.h"
 #include "core/step.h"
 #include "device/managed/fault_gate.h"
+#include "device/sim/sim_device.h"
 #include "device/sim/sim_stream.h"
 
 namespace vmem::device {
