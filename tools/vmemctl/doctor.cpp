@@ -17,7 +17,7 @@
 #include "commands.h"
 #include "core/status.h"
 #include "device/device.h"
-#include "device/managed/presence.h"
+#include "device/presence.h"
 #include "publish/place.h"
 #include "ssd_path.h"
 #include "store/engine.h"

@@ -7,7 +7,7 @@
 #include <cstdio>
 
 #include "device/device.h"
-#include "device/managed/presence.h"
+#include "device/presence.h"
 
 namespace vmem::device::cuda {
 

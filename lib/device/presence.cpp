@@ -1,4 +1,4 @@
-#include "device/managed/presence.h"
+#include "device/presence.h"
 
 #include <dirent.h>
 #include <unistd.h>
