@@ -1,7 +1,7 @@
 # The sources, by wildcard: new files are picked up automatically.
 
 LIB_SRC   := $(wildcard lib/*/*.cpp lib/*/*/*.cpp)
-LIB_SRC   := $(if $(HAVE_CUDA),$(LIB_SRC),$(filter-out lib/device/cuda/% lib/device/managed/cuda_%,$(LIB_SRC)))
+LIB_SRC   := $(filter-out $(if $(HAVE_CUDA),%/no_cuda.cpp,lib/device/cuda/% lib/device/managed/cuda_%),$(LIB_SRC))
 # The simulated device is for tests: SIM=yes includes it in the library; otherwise one file refuses
 # it.
 SIM_OBJ   := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard lib/device/sim/sim_*.cpp))

@@ -27,6 +27,7 @@
 #include "core/mutex.h"
 #include "core/scheduling.h"
 #include "core/valgrind.h"
+#include "device/backend.h"
 #include "pager/block/stall_clock.h"
 #include "pager/pager.h"
 #include "store/cipher_engine.h"
@@ -167,18 +168,17 @@ Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* ou
   const size_t unit = wanted != core::kAuto ? wanted : device::kUnit;  // auto: the pager chooses for each region
   if (Status s; replace_devices(unit, out, &s)) return s;
   static constinit std::atomic<bool> had_devices{false};  // in this process or an ancestor
-  const device::Kind kind = device::kind_of(options.text(Option::device));
-  if (had_devices.load() && core::has_parents_state() && kind != device::Kind::none) {
+  const std::string setting = options.text(Option::device);
+  if (had_devices.load() && core::has_parents_state() && setting != device::kNone) {
     constexpr char kWhy[] =
         "this process was forked from one that had a device tier, and CUDA cannot be used after fork; start it by "
         "exec (spawn), or fork before libvmem and CUDA are used";
-    if (kind != device::Kind::automatic)
-      return error(ENOTSUP, "setting device is %s, but %s", options.text(Option::device).c_str(), kWhy);
+    if (setting != device::kAutomatic) return error(ENOTSUP, "setting device is %s, but %s", setting.c_str(), kWhy);
     core::log(core::Level::warning, "no device tier: %s", kWhy);
     return {};
   }
   std::string why;
-  if (Status s = device::make_devices(kind, unit, out, &why); !s.ok()) return s;
+  if (Status s = device::make_devices(setting, unit, out, &why); !s.ok()) return s;
   if (*out != nullptr) had_devices.store(true);
   if (*out == nullptr) {
     core::log(core::Level::info, "no device tier: %s", why.c_str());

@@ -65,6 +65,7 @@ class Choices {
 };
 // Rooms that core does not know define these beside their registries, which stay the only lists.
 std::string io_engine_choices();  // lib/store/engine.cpp
+std::string device_choices();     // lib/device/backend.cpp
 
 struct OptionInfo {
   Option id;

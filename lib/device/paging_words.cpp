@@ -2,6 +2,8 @@
 
 #include <cerrno>
 
+#include "device/device.h"
+
 namespace vmem::device {
 
 core::Status Devices::make_paging_words(int, uint32_t, uint32_t, std::unique_ptr<PagingWords>*) {

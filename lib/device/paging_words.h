@@ -6,8 +6,8 @@
 #include <cstdint>
 
 #include "core/status.h"
-#include "device/device.h"
 #include "device/paging_host.h"
+#include "device/stream_ops.h"
 
 namespace vmem::device {
 
@@ -20,7 +20,7 @@ class PagingWords {
  public:
   using Table = paging::Table<paging::HostAtomics>;
 
-  PagingWords(Devices& devices, int device) : devices_(devices), device_(device) {}
+  PagingWords(StreamOps& devices, int device) : devices_(devices), device_(device) {}
   virtual ~PagingWords() = default;
   PagingWords(const PagingWords&) = delete;
   PagingWords& operator=(const PagingWords&) = delete;
@@ -68,7 +68,7 @@ class PagingWords {
   Table table_ = {};
 
  private:
-  Devices& devices_;
+  StreamOps& devices_;
   const int device_;
   Ticket last_;
 };

@@ -18,7 +18,7 @@ Staging::~Staging() {
   for (const Slab& slab : slabs_) end_slab(*devices_, slab);
 }
 
-void Staging::end_slab(device::Devices& devices, const Slab& slab) {
+void Staging::end_slab(device::HostPinning& devices, const Slab& slab) {
   if (Status s = devices.unpin(slab.at); !s.ok()) {
     // The driver may still know these addresses by their pages, and would copy to whatever is
     // mapped here next: so nothing ever is. Only this remains of a lost device.
@@ -93,7 +93,7 @@ Status trap_slab(trap::Trap& trap, size_t size, size_t frame, const std::vector<
 
 }  // namespace
 
-Status Staging::make_slab(device::Devices& devices, trap::Trap& trap, size_t frames, size_t frame,
+Status Staging::make_slab(device::HostPinning& devices, trap::Trap& trap, size_t frames, size_t frame,
                           const std::vector<int>& nodes, Slab* slab) {
   const size_t size = frames * frame;
   void* at = nullptr;
@@ -127,7 +127,7 @@ bool Staging::reserve(size_t frames, uint64_t keep) noexcept try {
   return false;
 }
 
-void Staging::add_slab(device::Devices& devices, const Slab& slab) {
+void Staging::add_slab(device::HostPinning& devices, const Slab& slab) {
   devices_ = &devices;
   slabs_.push_back(slab);
   total_ += slab.size / frame_;

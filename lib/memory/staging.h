@@ -18,7 +18,7 @@
 #include "core/os_allocator.h"
 #include "core/status.h"
 #include "core/types.h"
-#include "device/device.h"
+#include "device/host_pinning.h"
 #include "memory/host_budget.h"
 #include "trap/trap.h"
 
@@ -41,7 +41,7 @@ class Staging {
   // Makes populated, pinned memory for `frames` frames; blocks, for tens of milliseconds per GiB.
   // Uses the module's frames if it installs frames; if no device pins those, plain memory, and logs
   // one line. Returns -ENOMEM or -EDQUOT at a limit of the module. Any thread, no lock.
-  static core::Status make_slab(device::Devices& devices, trap::Trap& trap, size_t frames, size_t frame,
+  static core::Status make_slab(device::HostPinning& devices, trap::Trap& trap, size_t frames, size_t frame,
                                 const std::vector<int>& nodes, Slab* slab);
   // Charges `frames` more frames, and makes room to list them. Returns false if the budget has no
   // room besides `keep` bytes, or if there is no memory. unreserve() undoes it if they could not be
@@ -49,12 +49,12 @@ class Staging {
   bool reserve(size_t frames, uint64_t keep) noexcept;
   void unreserve(size_t frames) { budget_.credit(frames * frame_, Use::staging); }
   // Adds the slab's frames to the free frames. Call it after reserve().
-  void add_slab(device::Devices& devices, const Slab& slab);
+  void add_slab(device::HostPinning& devices, const Slab& slab);
   // Removes and returns a slab while no frame is in use, for end_slab() and then unreserve().
   // Returns a null `at` if there is no slab.
   Slab take_slab();
   // Frees a slab. Any thread, no lock; no device may be copying.
-  static void end_slab(device::Devices& devices, const Slab& slab);
+  static void end_slab(device::HostPinning& devices, const Slab& slab);
 
   // Returns nullptr if at most `keep` frames are free.
   std::byte* get(size_t keep);
@@ -73,7 +73,7 @@ class Staging {
  private:
   HostBudget& budget_;
   const size_t frame_;
-  device::Devices* devices_ = nullptr;
+  device::HostPinning* devices_ = nullptr;
   core::OwnVector<Slab> slabs_;
   core::OwnVector<std::byte*> free_;
   size_t total_ = 0;

@@ -13,7 +13,7 @@
 #include <string>
 
 #include "core/types.h"
-#include "device/device.h"
+#include "device/backend.h"
 #include "gpu_limits.h"
 #include "kernels.h"
 
@@ -158,7 +158,7 @@ constexpr Question kQuestions[] = {
 
 void set_up() {
   std::string why;
-  must(device::make_devices(device::Kind::managed, device::kUnit, &s.d, &why));
+  must(device::make_devices("managed", device::kUnit, &s.d, &why));
   cudaSetDevice(0);
   gpu::load_all();
   cudaStreamCreateWithFlags(&s.stream, cudaStreamNonBlocking);

@@ -11,6 +11,7 @@
 
 #include "../unit/device_contract_suite.h"
 #include "common/patience.h"
+#include "device/backend.h"
 #include "device/cuda/cuda_device.h"
 #include "kernels.h"
 
@@ -89,7 +90,7 @@ class CudaBench : public Bench {
 
 std::unique_ptr<Bench> cuda(std::string* skip) {
   std::unique_ptr<Devices> devices;
-  if (core::Status s = make_devices(Kind::managed, kUnit, &devices, skip); !s.ok()) {
+  if (core::Status s = make_devices("managed", kUnit, &devices, skip); !s.ok()) {
     // A device exists, or gpu_guard.cpp would have ended this program. A skip would hide that
     // nothing was tested.
     ADD_FAILURE() << "no device tier where there is a GPU: " << *skip;
@@ -321,7 +322,7 @@ TEST_P(ZerosCuda, ZerosOverWhatWasThere) {
 TEST_P(DeviceCuda, ASecondSetOfDevicesIsRefused) {
   std::unique_ptr<Devices> second;
   std::string why;
-  VMEM_REFUSED(EBUSY, make_devices(Kind::managed, kUnit, &second, &why));
+  VMEM_REFUSED(EBUSY, make_devices("managed", kUnit, &second, &why));
 }
 
 TEST_P(DeviceCuda, MallocAndFreeOfOtherThreadsGoOnBesideMoves) {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "core/types.h"
-#include "device/device.h"
+#include "device/backend.h"
 #include "gpu_limits.h"
 
 using namespace vmem;
@@ -300,7 +300,7 @@ int main() {
   gpu::require_managed(3 * kPart, limit);
   cudaSetDevice(0);
   std::string why;
-  must(device::make_devices(device::Kind::managed, device::kUnit, &d, &why));
+  must(device::make_devices("managed", device::kUnit, &d, &why));
   void* p = mmap(nullptr, 2 * kPart + kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   host_in = reinterpret_cast<std::byte*>(core::round_up(reinterpret_cast<uintptr_t>(p), kUnit));
   madvise(host_in, 2 * kPart, MADV_HUGEPAGE);

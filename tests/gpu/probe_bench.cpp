@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "core/types.h"
-#include "device/device.h"
+#include "device/backend.h"
 #include "device/managed/pagemap.h"
 #include "gpu_limits.h"
 #include "kernels.h"
@@ -561,7 +561,7 @@ int main(int argc, char** argv) {
   std::unique_ptr<device::Devices> d;
   std::string why;
   const double t = now();
-  must(device::make_devices(device::Kind::managed, device::kUnit, &d, &why), "make_devices");
+  must(device::make_devices("managed", device::kUnit, &d, &why), "make_devices");
   std::printf("make_devices: %.0f ms, with the trial of one unit\n", (now() - t) * 1e3);
   void* p = mmap(nullptr, kFrames + kUnit, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   frames = reinterpret_cast<std::byte*>(core::round_up(at(p), kUnit));

@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <set>
+#include <string_view>
 #include <vector>
 
 #include "core/options.h"
-#include "device/device.h"
+#include "device/backend.h"
 #include "device/sim/sim_device.h"
 
 namespace vmem::device {
@@ -33,15 +35,10 @@ Status handles(size_t unit, std::unique_ptr<Devices>* out) {
   }
   return some_body(have_handles, "virtual memory management", out);
 }
-Status managed(std::unique_ptr<Devices>* out) {
+Status managed(size_t, std::unique_ptr<Devices>* out) {
   return some_body(have_managed, "concurrent managed access", out);
 }
-Status sim(std::unique_ptr<Devices>* out) {
-  return make_sim_devices(false, kUnit, out);
-}
-Status sim_handles(size_t unit, std::unique_ptr<Devices>* out) {
-  return make_sim_devices(true, unit, out);
-}
+const Backend fake_handles = {"handles", true, nullptr, handles}, fake_managed = {"managed", true, nullptr, managed};
 
 class DeviceChoice : public ::testing::Test {
  protected:
@@ -49,25 +46,33 @@ class DeviceChoice : public ::testing::Test {
   static void on_a_machine_with(bool physical, bool unified, bool gpu = true) {
     have_handles = physical, have_managed = unified, have_gpu = gpu;
   }
-  Status make(const char* setting, std::initializer_list<Kind> automatic = {Kind::handles, Kind::managed},
-              size_t unit = kUnit) {
+  static std::vector<const Backend*> all() { return {&fake_handles, &fake_managed}; }
+  Status make(const char* setting, std::vector<const Backend*> registry = all(), size_t unit = kUnit) {
     log_of_asked.clear();
-    return make_devices(kind_of(setting), unit, {automatic.begin(), automatic.size()},
-                        {handles, managed, sim, sim_handles}, &made_, &why_);
+    for (const Backend* backend : backends())
+      if (!backend->automatic) registry.push_back(backend);
+    return make_devices(setting, unit, registry, &made_, &why_);
   }
   std::unique_ptr<Devices> made_;
   std::string why_;
 };
 
-TEST_F(DeviceChoice, EachValueOfTheSettingMeansAnotherBody) {
+TEST_F(DeviceChoice, TheSettingTakesTheNamesOfTheRegistry) {
   core::Options options;
-  std::vector<Kind> seen;
-  for (const char* value : {"auto", "cuda", "handles", "managed", "none", "sim", "sim-handles"}) {
-    EXPECT_TRUE(options.set("device", value).ok()) << value;
-    EXPECT_EQ(std::count(seen.begin(), seen.end(), kind_of(value)), 0) << value;
-    seen.push_back(kind_of(value));
-  }
+  std::set<std::string_view> names{kAutomatic, kCuda, kNone};
+  for (const Backend* backend : backends()) EXPECT_TRUE(names.insert(backend->name).second) << backend->name;
+  for (const std::string_view name : names) EXPECT_TRUE(options.set("device", name).ok()) << name;
   EXPECT_FALSE(options.set("device", "cuda-handles").ok());
+  EXPECT_EQ(make("cuda-handles").code(), -EINVAL);
+}
+
+TEST_F(DeviceChoice, ABackendThatTheLibraryLacksIsRefusedInItsWords) {
+  const Backend absent = {"absent", true, [] { return error(ENODEV, "built without it"); }, nullptr};
+  ASSERT_TRUE(make("auto", {&absent, &fake_managed}).ok());
+  EXPECT_EQ(why_, "absent: built without it");
+  const Status s = make("absent", {&absent});
+  EXPECT_EQ(s.code(), -ENODEV);
+  EXPECT_NE(s.text().find("built without it"), std::string_view::npos) << s.text();
 }
 
 TEST_F(DeviceChoice, AutoTakesTheFirstThatCanBeHadAndSaysWhyNotTheOther) {
@@ -82,7 +87,7 @@ TEST_F(DeviceChoice, AutoTakesTheFirstThatCanBeHadAndSaysWhyNotTheOther) {
     EXPECT_NE(made_, nullptr);
     EXPECT_EQ(why_, "handles: no device has virtual memory management");
   }
-  ASSERT_TRUE(make("auto", {Kind::managed}).ok());
+  ASSERT_TRUE(make("auto", {&fake_managed}).ok());
   EXPECT_EQ(log_of_asked, "c");
 }
 
@@ -122,19 +127,19 @@ TEST_F(DeviceChoice, ABodyThatIsNamedIsHadOrAnError) {
 // The library must not silently take smaller blocks.
 TEST_F(DeviceChoice, BlocksThatNoBodyHasAreAnError) {
   for (const char* setting : {"auto", "cuda", "handles", "sim-handles"}) {
-    ASSERT_TRUE(make(setting, {Kind::handles, Kind::managed}, 4 * kUnit).ok()) << setting;
+    ASSERT_TRUE(make(setting, all(), 4 * kUnit).ok()) << setting;
     EXPECT_EQ(made_->unit(), 4 * kUnit) << setting;
   }
   on_a_machine_with(false, true);
   for (const char* setting : {"auto", "cuda", "managed", "sim"}) {
-    const Status s = make(setting, {Kind::handles, Kind::managed}, 4 * kUnit);
+    const Status s = make(setting, all(), 4 * kUnit);
     EXPECT_EQ(s.code(), -EINVAL) << setting;
     EXPECT_EQ(made_, nullptr) << setting;
     for (const char* part : {"device_block_size", "8 MiB", "2 MiB"})
       EXPECT_NE(s.text().find(part), std::string_view::npos) << s.text();
   }
   on_a_machine_with(false, false, false);
-  EXPECT_TRUE(make("auto", {Kind::handles, Kind::managed}, 4 * kUnit).ok()) << "there are no blocks";
+  EXPECT_TRUE(make("auto", all(), 4 * kUnit).ok()) << "there are no blocks";
 }
 
 TEST_F(DeviceChoice, SimulatedDevicesHaveTheViewOfTheBodyTheyAreLike) {

@@ -1,5 +1,6 @@
 // The contract of device::Devices on simulated devices, and tests that only they allow: injected
 // failures and delays.
+#include "device/backend.h"
 #include "device/sim/sim_device.h"
 #include "device_contract_suite.h"
 
@@ -310,13 +311,13 @@ TEST_P(DeviceSim, AdviceIsAppliedAgainWhenABlockIsRemade) {
   EXPECT_EQ(advised, 6u);
 }
 
-TEST_P(DeviceSim, MakingDevicesByKind) {
+TEST_P(DeviceSim, MakingDevicesByName) {
   std::unique_ptr<Devices> made;
   std::string why;
-  VMEM_OK(make_devices(Kind::none, kUnit, &made, &why));
+  VMEM_OK(make_devices(kNone, kUnit, &made, &why));
   EXPECT_EQ(made, nullptr);
   EXPECT_FALSE(why.empty());
-  VMEM_OK(make_devices(Kind::sim, kUnit, &made, &why));
+  VMEM_OK(make_devices("sim", kUnit, &made, &why));
   ASSERT_NE(made, nullptr);
   EXPECT_STREQ(made->name(), "sim");
 }
@@ -324,12 +325,12 @@ TEST_P(DeviceSim, MakingDevicesByKind) {
 TEST(DeviceMake, WithoutADriverThereIsNoDeviceTierAndItSaysWhy) {
   std::unique_ptr<Devices> made;
   std::string why;
-  VMEM_OK(make_devices(Kind::automatic, kUnit, &made, &why));
+  VMEM_OK(make_devices(kAutomatic, kUnit, &made, &why));
   if (made != nullptr) GTEST_SKIP() << "this machine has a GPU";
   EXPECT_GT(why.size(), 20u) << why;
-  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, kUnit, &made, &why));
+  VMEM_REFUSED(ENODEV, make_devices(kCuda, kUnit, &made, &why));
   EXPECT_EQ(made, nullptr);
-  VMEM_REFUSED(ENODEV, make_devices(Kind::cuda, kUnit, &made, &why));  // twice: the first try must leave nothing behind
+  VMEM_REFUSED(ENODEV, make_devices(kCuda, kUnit, &made, &why));  // twice: the first try must leave nothing behind
 }
 
 }  // namespace

@@ -26,7 +26,6 @@ class FakeDevices : public device::Devices {
     }
   }
   int count() const override { return static_cast<int>(info_.size()); }
-  device::CpuView cpu_view() const override { return device::CpuView::split; }
   const device::Info& info(int d) const override { return info_[static_cast<size_t>(d)]; }
   core::Status memory(int, device::Memory* out) override {
     ++asked_memory;

@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <vector>
 
+#include "device/managed/fault_gate.h"
 #include "pager_device_parts.h"
 
 namespace vmem::pager::test {
@@ -13,6 +14,9 @@ namespace vmem::pager::test {
 class ManagedDevices : public FakeDevices {
  public:
   device::CpuView cpu_view() const override { return view; }
+  device::CpuGate* cpu_gate() const override {
+    return view == device::CpuView::unified ? &device::fault_gate::cpu_gate() : nullptr;
+  }
   device::CpuView view = device::CpuView::unified;
   core::Status punch(std::span<const device::Range>) override {
     ++punches;

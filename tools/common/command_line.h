@@ -9,7 +9,9 @@
 #include <cstdio>
 #include <exception>
 #include <optional>
+#include <sstream>
 #include <string>
+#include <vector>
 
 #include "common/input.h"
 #include "core/options.h"
@@ -35,6 +37,14 @@ inline CLI::Validator size_from(uint64_t least, uint64_t most = uint64_t{1} << 5
 inline CLI::Validator size_of(vmem::core::Option setting) {
   const vmem::core::OptionInfo& info = vmem::core::option_table()[static_cast<size_t>(setting)];
   return size_from(info.min, info.max);
+}
+
+// For an option's check(): the values of a setting that has fixed ones.
+inline CLI::Validator one_of(vmem::core::Option setting) {
+  std::vector<std::string> names;
+  std::istringstream all(vmem::core::option_table()[static_cast<size_t>(setting)].choices.names());
+  for (std::string name; std::getline(all, name, '|');) names.push_back(name);
+  return CLI::IsMember(names);
 }
 
 // For an option's check(): CLI::Range would accept NaN.

@@ -16,7 +16,7 @@
 #include "api/memory_limit.h"
 #include "commands.h"
 #include "core/status.h"
-#include "device/device.h"
+#include "device/backend.h"
 #include "device/presence.h"
 #include "publish/place.h"
 #include "ssd_path.h"
@@ -228,10 +228,9 @@ void Doctor::ssd() {
 
 // Reports the backend that auto chooses here, and whether the others are available.
 void Doctor::device_tier() {
-  using vmem::device::Kind;
   std::unique_ptr<vmem::device::Devices> devices;
   std::string why, taken;
-  Status s = vmem::device::make_devices(Kind::automatic, vmem::device::kUnit, &devices, &why);
+  Status s = vmem::device::make_devices(vmem::device::kAutomatic, vmem::device::kUnit, &devices, &why);
   if (s.ok() && devices != nullptr) {
     taken = devices->name();
     std::string found = taken + ": ";
@@ -242,14 +241,14 @@ void Doctor::device_tier() {
     add("device tier", State::degraded, "off: " + (s.ok() ? why : std::string(s.text())),
         "host memory and SSD work without it; the finding says what is needed");
   }
-  for (const char* backend : {"handles", "managed"}) {
-    if (taken == backend) continue;
+  for (const vmem::device::Backend* backend : vmem::device::backends()) {
+    if (!backend->automatic || taken == backend->name) continue;
     devices.reset();  // only one may exist at a time
-    s = vmem::device::make_devices(vmem::device::kind_of(backend), vmem::device::kUnit, &devices, &why);
+    s = vmem::device::make_devices(backend->name, vmem::device::kUnit, &devices, &why);
     if (s.ok()) {
-      add(backend, State::ok, "available, but auto does not take it (docs/device-tier.md)");
+      add(backend->name, State::ok, "available, but auto does not take it (docs/device-tier.md)");
     } else {
-      add(backend, State::degraded, printable(s.text()), "nothing, while another device tier will do");
+      add(backend->name, State::degraded, printable(s.text()), "nothing, while another device tier will do");
     }
   }
 }

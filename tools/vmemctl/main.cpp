@@ -65,8 +65,7 @@ void describe(CLI::App& app, Options& o, std::function<int()>& chosen) {
   bench->add_option("--seconds", o.bench.seconds, "Of each measurement")->check(between(0.01, 60));
   bench->add_option("--spread", o.bench.spread, "Per cent that figures may be off; beyond it nothing is chosen")
       ->check(between(0, 1e6));
-  bench->add_option("--device", o.bench.device, "As setting device")
-      ->check(CLI::IsMember({"auto", "handles", "managed", "cuda", "sim", "sim-handles", "none"}));
+  bench->add_option("--device", o.bench.device, "As setting device")->check(one_of(vmem::core::Option::device));
   bench->callback([&] { chosen = [&] { return vmemctl::bench(o.common, o.bench); }; });
 
   CLI::App* doctor =

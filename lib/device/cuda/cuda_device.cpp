@@ -4,14 +4,14 @@
 #include <unistd.h>
 
 #include <cstdio>
-#include <cstdlib>
+#include <new>
 #include <utility>
 
 #include "core/at_exit.h"
 #include "core/big_lock.h"
 #include "core/log.h"
+#include "device/backend.h"
 #include "device/cuda/cuda_devices.h"
-#include "device/managed/fault_gate.h"
 
 namespace vmem::device {
 
@@ -67,13 +67,11 @@ Status CudaDevices::describe(int devices) {
       return driver_.device_attribute(&value, what, d) == CUDA_SUCCESS && value != 0;
     };
     g->managed = has(CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS);
-    if (!unified()) {
-      g->handles = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
-      g->exports = has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
-      g->rdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
-      g->dma_buf = has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
-      g->reads_host = has(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
-    }
+    g->handles = has(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
+    g->exports = has(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED);
+    g->rdma = has(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED);
+    g->dma_buf = has(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED);
+    g->reads_host = has(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM);
     gpus_.push_back(std::move(g));
   }
   return {};
@@ -82,64 +80,13 @@ Status CudaDevices::describe(int devices) {
 Status CudaDevices::start() {
   int devices = 0;
   if (Status s = cuda::load_driver(&driver_, &devices); !s.ok()) return s;
-  if (Status s = unified() ? Status() : cuda::load_handles(&driver_); !s.ok()) return s;
+  if (Status s = load_calls(); !s.ok()) return s;
   if (devices > static_cast<int>(kMaxDevices)) devices = static_cast<int>(kMaxDevices);
   if (Status s = describe(devices); !s.ok()) return s;
   int first = 0;
   while (first < devices && !fit(gpu(first))) ++first;
-  if (first == devices && !unified()) return error(ENODEV, "no device has virtual memory management");
-  if (first == devices)
-    return error(ENODEV, "no device has concurrent managed access (needed: Linux, Pascal or later, not in WSL)");
-  if (!unified()) return try_handle(first);
-  if (Status s = fault_gate::install(); !s.ok()) return s;
-  installed_ = true;
-  if (Status s = try_unit(first); !s.ok())
-    return error(ENODEV,
-                 "this driver does not let a destroyed part of a managed range be made again (tried with one "
-                 "block on device %d): %.*s",
-                 first, static_cast<int>(s.text().size()), s.text().data());
-  return {};
-}
-
-// Tries the whole life of one unit, which the device tier relies on.
-Status CudaDevices::try_unit(int device) {
-  void* base = nullptr;
-  if (Status s = reserve(unit_, device, &base); !s.ok()) return s;
-  const Range unit{reinterpret_cast<uintptr_t>(base), unit_};
-  const std::span<const Range> range(&unit, 1);
-  constexpr size_t kWords = core::kPage / sizeof(uint64_t);
-  auto* page = static_cast<uint64_t*>(std::aligned_alloc(core::kPage, core::kPage));
-  Status status = page == nullptr ? error(ENOMEM, "no memory for a page") : pin(page, core::kPage);
-  const bool pinned = status.ok();
-  for (uint64_t round = 1; round <= 2 && status.ok(); ++round) {
-    const Copy first{unit.address, page, core::kPage}, last{unit.address + unit_ - core::kPage, page, core::kPage};
-    Ticket done;
-    bool torn = false;
-    auto step = [&](Status s) {
-      if (status.ok()) status = std::move(s);
-      return status.ok();
-    };
-    if (!step(populate(range, device, &torn))) break;
-    // The last page was never written: it must be zeros, whatever the unit held in the round
-    // before.
-    if (step(copy_out(device, std::span(&last, 1), &done)) && step(wait(done)))
-      for (size_t i = 0; i < kWords; ++i)
-        if (page[i] != 0) step(error(EIO, "a block made again holds old bytes"));
-    for (size_t i = 0; i < kWords; ++i) page[i] = round * 1000003 + i;
-    for (const Copy& copy : {first, last})
-      if (step(copy_in(device, std::span(&copy, 1), &done))) step(wait(done));
-    if (step(open(range, Access::read))) {
-      const auto* seen = static_cast<const volatile uint64_t*>(pointer(last.block));
-      for (size_t i = 0; i < kWords; ++i)
-        if (seen[i] != round * 1000003 + i) step(error(EIO, "a block made again reads wrong on the CPU"));
-    }
-    Status punched = punch(range);
-    step(std::move(punched));
-    step(rearm(range));
-  }
-  if (!pinned || unpin(page).ok()) std::free(page);  // else it is still pinned, and keeps its address
-  Status released = release(base);
-  return status.ok() ? released : status;
+  if (first == devices) return error(ENODEV, "no device has %s", needed());
+  return try_device(first);
 }
 
 CudaDevices::~CudaDevices() {
@@ -162,8 +109,6 @@ CudaDevices::~CudaDevices() {
     }
     driver_.primary_release(g->device);
   }
-  if (installed_) fault_gate::uninstall();
-  if (uvm_file_ >= 0) close(uvm_file_);
   exists.store(false);
 }
 
@@ -171,35 +116,39 @@ Status CudaDevices::open_gpu(Gpu& g) {
   if (g.opened.load(std::memory_order_acquire)) return {};
   std::lock_guard lock(g.open_mutex);
   if (g.opened.load()) return {};
-  if (!fit(g))
-    return error(ENODEV, "device %d has no %s", g.device,
-                 unified() ? "concurrent managed access" : "virtual memory management");
+  if (!fit(g)) return error(ENODEV, "device %d has no %s", g.device, needed());
   if (CUresult r = driver_.primary_retain(&g.context, g.device); r != CUDA_SUCCESS)
     return error(r == CUDA_ERROR_OUT_OF_MEMORY ? ENOMEM : ENODEV, "device %d: no CUDA context (driver error %d)",
                  g.device, static_cast<int>(r));
   CUresult e = CUDA_ERROR_INVALID_CONTEXT;
-  Status zeros;
+  Status prepared;
   {
     Enter here(driver_, g.context);
     if (here.ok() && driver_.ctx_id(g.context, &g.context_id) == CUDA_SUCCESS) e = CUDA_SUCCESS;
     for (auto& direction : g.copy)
       for (CUstream& s : direction)
         if (e == CUDA_SUCCESS) e = driver_.stream_create(&s, CU_STREAM_NON_BLOCKING, 0);
-    if (e == CUDA_SUCCESS && !unified()) zeros = make_zeros(g);
-    if (e == CUDA_SUCCESS && zeros.ok() && !unified()) start_clearing(g);
-    if (e == CUDA_SUCCESS && zeros.ok() && !unified()) g.maps_ahead.store(mapping_waits_for_copies(g));
-    if (e != CUDA_SUCCESS || !zeros.ok())
+    if (e == CUDA_SUCCESS) prepared = prepare(g);
+    if (e != CUDA_SUCCESS || !prepared.ok())
       for (auto& direction : g.copy)
         for (CUstream& s : direction)
           if (s != nullptr) driver_.stream_destroy(std::exchange(s, nullptr));
   }
-  if (e != CUDA_SUCCESS || !zeros.ok()) {
+  if (e != CUDA_SUCCESS || !prepared.ok()) {
     driver_.primary_release(g.device);  // may destroy the context, which this thread has left
-    if (!zeros.ok()) return zeros;
+    if (!prepared.ok()) return prepared;
     return error(cuda::errno_of(e), "device %d: no streams: %s", g.device, cuda::error_words(e).c_str());
   }
   core::do_exit_work_before_this();  // at exit the context goes, with bytes that only the device has
   g.opened.store(true, std::memory_order_release);
+  return {};
+}
+
+Status CudaDevices::prepare(Gpu& g) {
+  Status zeros = make_zeros(g);
+  if (!zeros.ok()) return zeros;
+  start_clearing(g);
+  g.maps_ahead.store(mapping_waits_for_copies(g));
   return {};
 }
 
@@ -273,23 +222,79 @@ Status CudaDevices::any_gpu(Gpu** out) {
   return status;
 }
 
-static Status make(CpuView view, size_t unit, std::unique_ptr<Devices>* out) {
-  if (!core::is_power_of_two(unit) || unit < kUnit || unit > kLargestUnit)
-    return error(EINVAL, "units of %zu bytes: they are a power of two from 2 to %zu MiB", unit, kLargestUnit >> 20);
-  out->reset();
-  if (exists.exchange(true)) return error(EBUSY, "the CUDA devices of this process are in use already");
-  auto devices = std::make_unique<CudaDevices>(view, unit);
-  if (Status s = devices->start(); !s.ok()) return s;
-  *out = std::move(devices);
-  return {};
+// --- memory and streams ---------------------------------------------------------------------------------------------
+
+Status CudaDevices::backend_memory(int device, Memory* out) {
+  Gpu& g = gpu(device);
+  Enter here(driver_, g.context);
+  size_t free_bytes = 0, total_bytes = 0;
+  const CUresult e = driver_.mem_info(&free_bytes, &total_bytes);
+  out->kept = g.pieces.idle_bytes();
+  out->free = free_bytes + out->kept;
+  out->total = total_bytes;
+  return result(g, e, "asking for free memory");
 }
 
-Status make_cuda_devices(std::unique_ptr<Devices>* out) {
-  return make(CpuView::unified, kUnit, out);
+Status CudaDevices::take_stream(Gpu& g, CUstream* out) try {
+  {
+    std::lock_guard lock(g.mutex);
+    if (!g.idle_streams.empty()) {
+      *out = g.idle_streams.back();
+      g.idle_streams.pop_back();
+      return {};
+    }
+    make_room(g.idle_streams, ++g.streams);
+  }
+  return result(g, driver_.stream_create(out, CU_STREAM_NON_BLOCKING, 0), "creating a stream");
+} catch (const std::bad_alloc&) {
+  return error(ENOMEM, "no memory to know a stream by");
+}
+
+void CudaDevices::give_stream(Gpu& g, CUstream stream) {
+  std::lock_guard lock(g.mutex);
+  g.idle_streams.push_back(stream);
+}
+
+Status CudaDevices::finish(Gpu& g, CUstream stream, CUresult e, const char* what, Gpu* other) {
+  Status put = result(g, e, what);
+  for (unsigned tries = 0; put.ok() || health(g.device).ok(); ++tries) {
+    Status s = result(g, driver_.stream_synchronize(stream), what);
+    if (s.ok()) return put;
+    if (!health(g.device).ok() || (other != nullptr && !notice(*other).ok())) return s;
+    if (tries == 1000) {
+      VMEM_LOG_OFTEN(core::Level::error, "a wait for a stream of device %d is refused and taken again: %.*s", g.device,
+                     static_cast<int>(s.text().size()), s.text().data());
+    }
+    usleep(1000);
+  }
+  return put;
+}
+
+Status CudaDevices::backend_pin(void* frames, size_t size) {
+  Gpu* g = nullptr;
+  if (Status s = any_gpu(&g); !s.ok()) return s;
+  Enter here(driver_, g->context);
+  return result(*g, driver_.host_register(frames, size, CU_MEMHOSTREGISTER_PORTABLE), "pinning host memory");
+}
+
+Status CudaDevices::backend_unpin(void* frames) {
+  Gpu* g = nullptr;
+  if (Status s = any_gpu(&g); !s.ok()) return s;
+  Enter here(driver_, g->context);
+  return result(*g, driver_.host_unregister(frames), "unpinning host memory");
+}
+
+bool CudaDevices::claim_process() {
+  return !exists.exchange(true);
 }
 
 Status make_cuda_handles(size_t unit, std::unique_ptr<Devices>* out) {
-  return make(CpuView::split, unit, out);
+  if (!core::is_power_of_two(unit) || unit < kUnit || unit > kLargestUnit)
+    return error(EINVAL, "units of %zu bytes: they are a power of two from 2 to %zu MiB", unit, kLargestUnit >> 20);
+  return make_cuda<CudaDevices>(out, unit);
 }
+
+extern const Backend handles_backend;
+const Backend handles_backend = {"handles", true, nullptr, make_cuda_handles};
 
 }  // namespace vmem::device

@@ -1,22 +1,18 @@
-// Internals of the CUDA backends: cuda_device.cpp (start, end, health), cuda_memory.cpp (managed
-// ranges and their parts), cuda_handles.cpp (physical handles instead), cuda_clear.h (zeros for
-// these), cuda_stream.cpp (copies, streams, tickets).
-//
-// Rules of order, each found by measurement:
-// - A part of a managed range that munmap has destroyed can be made again by mmap on the process's
-//   own /dev/nvidia-uvm file.
-// - Such parts are prefetched one at a time, on an otherwise empty stream, and synchronised. No
-//   copy is queued behind a prefetch.
+// Internals of the CUDA backends: cuda_device.cpp (start, end, health), cuda_handles.cpp (memory as
+// physical handles), cuda_clear.h (zeros for these), cuda_stream.cpp (copies, streams, tickets).
+// ManagedDevices (device/managed/cuda_managed.h) has managed memory instead of handles.
 //
 // Locks are leaves: none is taken under another, except Gpu::mutex under a lock of Clearing.
-// - uvm_mutex_: the file
 // - Gpu::open_mutex: first use; held while the context is made
 // - Gpu::mutex: reason, idle streams and events
 #pragma once
 
 #include <atomic>
+#include <cerrno>
+#include <cstdint>
 #include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/big_lock.h"
@@ -96,12 +92,15 @@ struct CudaEvent : Event {
   std::atomic<bool> reached{false};
 };
 
-class CudaDevices final : public UnitDevices {
+class CudaDevices : public UnitDevices {
  public:
-  CudaDevices(CpuView view, size_t unit) : UnitDevices(view, unit) {}
+  explicit CudaDevices(size_t unit, CpuGate* gate = nullptr) : UnitDevices(gate, unit) {}
   ~CudaDevices() override;
+  // False: the process has CUDA devices already. Otherwise it may make one CudaDevices, whose end
+  // takes the claim back.
+  static bool claim_process();
   core::Status start();
-  const char* name() const override { return unified() ? "managed" : "handles"; }
+  const char* name() const override { return "handles"; }
   core::Status trim(int device, uint64_t keep) override;
   core::Status health(int device) override;
   core::Status probe(int device) override;
@@ -116,17 +115,47 @@ class CudaDevices final : public UnitDevices {
   core::Status make_paging_words(int device, uint32_t blocks, uint32_t frames,
                                  std::unique_ptr<PagingWords>* out) override;
 
- private:
-  friend class CudaPagingWords;
-  core::Status backend_memory(int device, Memory* out) override;
+ protected:
+  // Managed memory replaces these.
+  virtual bool fit(const Gpu& g) const { return g.handles; }
+  virtual const char* needed() const { return "virtual memory management"; }
+  virtual core::Status load_calls() { return cuda::load_handles(&driver_); }
+  // Tries the whole life of one unit on the first device that fits, which the device tier relies on.
+  virtual core::Status try_device(int device);
+  // Called with the new context current, while the device is opened.
+  virtual core::Status prepare(Gpu& g);
+  // Most bytes of one call that copies.
+  virtual size_t copy_piece() const { return SIZE_MAX; }
+  // Returns where copies reach the byte; *run: how many bytes from there on are adjacent.
+  virtual uintptr_t window_of(uintptr_t block, size_t* run);
+
+  Gpu& gpu(int device) { return *gpus_[static_cast<size_t>(device)]; }
+  core::Status any_gpu(Gpu** out);
+  // Turns the result of a CUDA call into a status. A sticky error of this device's own loses it.
+  core::Status result(Gpu& g, CUresult e, const char* what);
+  // Waits until all work on the stream has ended. Retries a wait that is refused while the device
+  // works, because the caller then reuses the memory that is copied to and from. `e` is the result
+  // of putting the work there and is returned first. Also fails once `other`, whose memory is
+  // copied, is lost.
+  core::Status finish(Gpu& g, CUstream stream, CUresult e, const char* what, Gpu* other = nullptr);
+  core::Status lost_status(Gpu& g);
+  core::Status take_stream(Gpu& g, CUstream* out);
+  void give_stream(Gpu& g, CUstream stream);
+
   core::Status backend_reserve(Reservation& r) override;
   void backend_release(Reservation& r) override;
-  core::Status backend_present(const Reservation& r) override;
-  core::Status backend_map(const Span& span) override;
-  core::Status backend_populate(const Span& span, int device) override;
+  core::Status backend_map(const Span&) override { return no_managed(); }
+  core::Status backend_populate(const Span&, int) override { return no_managed(); }
+  core::Status backend_migrate(const Span&, int) override { return no_managed(); }
+  core::Status backend_advise(Range, Advice, int, bool) override { return no_managed(); }
+
+  cuda::Driver driver_ = {};
+
+ private:
+  friend class CudaPagingWords;
+  static core::Status no_managed() { return error(EOPNOTSUPP, "memory of this backend is not managed"); }
+  core::Status backend_memory(int device, Memory* out) override;
   core::Status backend_copy(int device, Direction direction, std::span<const Copy> copies, Ticket* done) override;
-  core::Status backend_migrate(const Span& span, int to) override;
-  core::Status backend_advise(Range range, Advice advice, int location, bool set) override;
   core::Status backend_back(const Span& span, int device) override;
   void backend_unback(const Span& span) override;
   core::Status backend_take(int device, size_t size, uint32_t* piece) override;
@@ -140,33 +169,14 @@ class CudaDevices final : public UnitDevices {
   core::Status backend_pin(void* frames, size_t size) override;
   core::Status backend_unpin(void* frames) override;
 
-  Gpu& gpu(int device) { return *gpus_[static_cast<size_t>(device)]; }
   core::Status describe(int devices);
   // Makes the context and the streams, at the first use.
   core::Status open_gpu(Gpu& g);
-  core::Status any_gpu(Gpu** out);
   void lose(Gpu& g, const char* reason);
-  // Turns the result of a CUDA call into a status. A sticky error of this device's own loses it.
-  core::Status result(Gpu& g, CUresult e, const char* what);
-  // Waits until all work on the stream has ended. Retries a wait that is refused while the device
-  // works, because the caller then reuses the memory that is copied to and from. `e` is the result
-  // of putting the work there and is returned first. Also fails once `other`, whose memory is
-  // copied, is lost.
-  core::Status finish(Gpu& g, CUstream stream, CUresult e, const char* what, Gpu* other = nullptr);
-  core::Status lost_status(Gpu& g);
-  core::Status take_stream(Gpu& g, CUstream* out);
-  void give_stream(Gpu& g, CUstream stream);
   core::Status take_event(Gpu& g, std::shared_ptr<CudaEvent>* out, Waits waits = Waits::asleep);
-  // Prefetches on an empty stream, and synchronises.
-  core::Status prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what);
   core::Status not_capturing(Gpu& g, CUstream stream);
-  core::Status try_unit(int device);
-  bool fit(const Gpu& g) const { return unified() ? g.managed : g.handles; }
   // cuda_handles.cpp
-  core::Status try_handle(int device);
   core::Status notice(Gpu& g);
-  core::Status reserve_addresses(Reservation& r);
-  void release_addresses(Reservation& r);
   core::Status make_window(Gpu& g, size_t size);
   core::Status make_piece(Gpu& g, size_t size, uint32_t number, Piece* out);
   bool destroy_piece(size_t size, const Piece& piece);
@@ -191,16 +201,20 @@ class CudaDevices final : public UnitDevices {
   // cuda_paging.cpp
   core::Status make_paging_memory(Gpu& g, PagingMemory& m);
   void free_paging(Gpu& g);
-  // Returns where copies reach the byte; *run: how many bytes from there on are adjacent.
-  uintptr_t window_of(uintptr_t block, size_t* run);
-  int find_uvm_file(uintptr_t address, size_t size);
 
-  cuda::Driver driver_ = {};
   std::vector<std::unique_ptr<Gpu>> gpus_;
   std::atomic<unsigned> unmapping_{0};  // threads that unmap
-  std::mutex uvm_mutex_;
-  int uvm_file_ = -1;  // protected by uvm_mutex_; our own duplicate, whose number cannot come to mean another file
-  bool installed_ = false;
 };
+
+// Makes devices of class D, unless the process has CUDA devices already.
+template <typename D, typename... Arguments>
+core::Status make_cuda(std::unique_ptr<Devices>* out, Arguments... arguments) {
+  out->reset();
+  if (!CudaDevices::claim_process()) return error(EBUSY, "the CUDA devices of this process are in use already");
+  auto devices = std::make_unique<D>(arguments...);
+  if (core::Status s = devices->start(); !s.ok()) return s;
+  *out = std::move(devices);
+  return {};
+}
 
 }  // namespace vmem::device

@@ -71,7 +71,7 @@ Status CudaDevices::probe(int device) {
   return notice(gpu(device));
 }
 
-Status CudaDevices::reserve_addresses(Reservation& r) {
+Status CudaDevices::backend_reserve(Reservation& r) {
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);
   CUdeviceptr at = 0;
@@ -85,7 +85,7 @@ Status CudaDevices::reserve_addresses(Reservation& r) {
   return {};
 }
 
-void CudaDevices::release_addresses(Reservation& r) {
+void CudaDevices::backend_release(Reservation& r) {
   Gpu& g = gpu(r.device);
   if (health(r.device).ok()) {
     // The driver may use the addresses, and what is mapped there, for its next reservation. Leave
@@ -183,7 +183,7 @@ bool CudaDevices::destroy_piece(size_t size, const Piece& piece) {
 
 Status CudaDevices::trim(int device, uint64_t keep) {
   core::must_be_outside("Devices::trim");
-  if (Status s = usable(device); !s.ok() || unified()) return s;
+  if (Status s = usable(device); !s.ok()) return s;
   Gpu& g = gpu(device);
   Enter here(driver_, g.context);
   g.pieces.trim(keep, [this](size_t size, const Piece& piece) { return destroy_piece(size, piece); });
@@ -505,15 +505,13 @@ Status CudaDevices::backend_send_piece(const Span& span, int device, uint32_t pi
 
 uintptr_t CudaDevices::window_of(uintptr_t block, size_t* run) {
   const ReservationPtr r = find(block);
-  *run = unified() ? r->base + r->size - block : r->unit - (block - r->base) % r->unit;
-  if (unified()) return block;
+  *run = r->unit - (block - r->base) % r->unit;
   const Unit& unit = r->units[r->index(block)];
   PiecePool& pool = gpu(unit.device.load()).pieces.of(r->unit);
   return pool.window(unit.piece.load()) + (block - r->base) % r->unit;
 }
 
-// Tries the whole life of one unit, which the device tier relies on.
-Status CudaDevices::try_handle(int device) {
+Status CudaDevices::try_device(int device) {
   void* base = nullptr;
   if (Status s = reserve(unit_, device, &base); !s.ok()) return s;
   const Range unit{reinterpret_cast<uintptr_t>(base), unit_};

@@ -245,7 +245,6 @@ Status CudaDevices::make_paging_memory(Gpu& g, PagingMemory& m) {
 Status CudaDevices::make_paging_words(int device, uint32_t blocks, uint32_t frames,
                                       std::unique_ptr<PagingWords>* out) try {
   if (Status s = usable(device); !s.ok()) return s;
-  if (unified()) return Devices::make_paging_words(device, blocks, frames, out);
   Gpu& g = gpu(device);
   int can = 0;
   if (driver_.device_attribute(&can, CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS, device) != CUDA_SUCCESS ||

@@ -18,11 +18,6 @@ namespace vmem::device {
 using cuda::Enter;
 using cuda::Timeline;
 
-// Unified: longest single copy. The driver's own work on a block that is made or destroyed takes
-// turns with copies at their ends, and takes much longer beside long copies. Queued copies lose
-// little of their rate by this size.
-static constexpr size_t kCopyPiece = kUnit;
-
 // How long a thread polls for a copy from a device, one thread per device. Waking from a sleep can
 // take longer than the copy, the longer the sleep the more.
 static constexpr std::chrono::milliseconds kWatch{1};
@@ -89,7 +84,7 @@ Status CudaDevices::backend_copy(int device, Direction direction, std::span<cons
         continue;
       }
       only_zeros = false;
-      if (unified()) size = std::min(size, kCopyPiece);
+      size = std::min(size, copy_piece());
       void* const frame = static_cast<std::byte*>(copy.frame) + offset;
       e = in ? driver_.copy_in(at, frame, size, stream) : driver_.copy_out(frame, at, size, stream);
     }

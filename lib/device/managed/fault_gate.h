@@ -17,18 +17,14 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 
 #include "core/status.h"
 #include "core/types.h"
+#include "device/cpu_gate.h"
 
 namespace vmem::device::fault_gate {
 
-enum class Gate : uint8_t {
-  open,     // nothing moves here
-  writers,  // stores park, loads go on
-  shut,     // every access parks
-};
+using device::Gate;
 
 inline constexpr size_t kGateUnit = core::kHugePage;
 inline constexpr size_t kMaxRanges = 16384;
@@ -55,15 +51,13 @@ void remove(void* base);
 bool set(uintptr_t address, size_t size, Gate gate);
 Gate gate(uintptr_t address);
 
-// Decides about a CPU access that the page's protection forbids and no gate explains: a store to a
-// block that is open for reading, or a fault of the program. True: retry (the hook has opened the
-// block, or knows that the access is right). False: the handler installed before ours gets it. Runs
-// on the park thread while the faulting thread waits. It may lock, wait and call the device, but
-// must not access a region.
-using Hook = std::function<bool(uintptr_t address, bool store)>;
+using Hook = CpuGate::Hook;
 // An empty hook ends the park thread, and accesses that wait for it retry. Not to be called from
 // the hook.
 core::Status set_hook(Hook hook);
+
+// The interface through which device.h and the backends use these functions.
+CpuGate& cpu_gate();
 
 struct Stats {
   uint64_t parked;     // accesses that waited

@@ -274,8 +274,7 @@ class SimDevices final : public UnitDevices {
 };
 
 core::Status make_sim_devices(const SimOptions& options, std::unique_ptr<SimDevices>* out);
-// Makes devices as setting device=sim or sim-handles does. -ENODEV in a library without this
-// backend (no_sim.cpp).
+// Makes devices as setting device=sim or sim-handles does.
 core::Status make_sim_devices(bool handles, size_t unit, std::unique_ptr<Devices>* out);
 // Returns the last SimDevices made if it lives, or null; for tests that reach it through the C API.
 SimDevices* current_sim();

@@ -13,6 +13,7 @@
 #include "core/big_lock.h"
 #include "core/map_over.h"
 #include "core/step.h"
+#include "device/backend.h"
 #include "device/managed/fault_gate.h"
 #include "device/sim/sim_device.h"
 #include "device/sim/sim_stream.h"
@@ -32,7 +33,7 @@ size_t window_bytes(size_t devices, const SimOptions& options) {
 }  // namespace
 
 SimDevices::SimDevices(const SimOptions& options)
-    : UnitDevices(options.handles ? CpuView::split : CpuView::unified, options.unit), options_(options) {
+    : UnitDevices(options.handles ? nullptr : &fault_gate::cpu_gate(), options.unit), options_(options) {
   for (int d = 0; d < options.devices; ++d) {
     Info info{d, strprintf("simulated device %d", d), "", -1, options.memory_bytes, {}};
     for (int other = 0; other < options.devices; ++other) info.links.push_back(other == d ? Link::self : options.link);
@@ -50,7 +51,7 @@ Status SimDevices::start() {
   if (memfd_ < 0) return core::system_error(errno, "no memory file for simulated devices");
   Status s;
   if (unified()) {
-    s = fault_gate::install();
+    s = cpu_gate()->install();
   } else {
     const size_t all = window_bytes(infos_.size(), options_);
     void* window = MAP_FAILED;
@@ -84,7 +85,7 @@ SimDevices::~SimDevices() {
   }
   if (memfd_ < 0) return;
   if (unified()) {
-    fault_gate::uninstall();
+    cpu_gate()->uninstall();
   } else {
     munmap(window_, window_bytes(infos_.size(), options_));
   }
@@ -494,5 +495,12 @@ Status make_sim_devices(bool handles, size_t unit, std::unique_ptr<Devices>* out
   *out = std::move(sim);
   return {};
 }
+
+extern const Backend sim_backend, sim_handles_backend;
+const Backend sim_backend = {"sim", false, nullptr,
+                             [](size_t, std::unique_ptr<Devices>* out) { return make_sim_devices(false, kUnit, out); }};
+const Backend sim_handles_backend = {"sim-handles", false, nullptr, [](size_t unit, std::unique_ptr<Devices>* out) {
+                                       return make_sim_devices(true, unit, out);
+                                     }};
 
 }  // namespace vmem::device

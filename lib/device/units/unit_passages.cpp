@@ -11,7 +11,7 @@
 
 namespace vmem::device {
 
-void Devices::migrate_all(Migration& all, int to, int by) {
+void DeviceMemory::migrate_all(Migration& all, int to, int by) {
   while (const std::optional<Range> range = all.next()) {
     Status status;
     migrate({&*range, 1}, to, by, {&status, 1}).ignore();  // `status` has the result
@@ -90,7 +90,7 @@ bool UnitDevices::has_ended(const Passage& p) {
 // mapping take less time than the copy.
 void UnitDevices::migrate_all(Migration& all, int to, int by) {
   core::must_be_outside("Devices::migrate");
-  if (unified()) return Devices::migrate_all(all, to, by);
+  if (unified()) return DeviceMemory::migrate_all(all, to, by);
   constexpr const char* kWhat = "moving a block to another device";
   constexpr size_t kUnderWay = 32;  // half of them are ends of ranges if ranges are single units
   std::array<Passage, kUnderWay> passages;

@@ -14,8 +14,6 @@
 #include "core/log.h"
 #include "core/map_over.h"
 #include "core/step.h"
-#include "device/managed/fault_gate.h"
-#include "device/managed/pagemap.h"
 
 namespace vmem::device {
 
@@ -103,7 +101,7 @@ Status UnitDevices::make_range(size_t size, size_t unit, int device, void** base
   r->device = device;
   if (Status s = backend_reserve(*r); !s.ok()) return s;
   void* const at = reinterpret_cast<void*>(r->base);
-  if (Status s = unified() ? fault_gate::add(at, size) : Status(); !s.ok()) {
+  if (Status s = unified() ? gate_->add(at, size) : Status(); !s.ok()) {
     backend_release(*r);
     return s;
   }
@@ -125,7 +123,7 @@ Status UnitDevices::release(void* base) {
     registry_.erase(it);
   }
   core::step("device.release");
-  if (unified()) fault_gate::remove(base);
+  if (unified()) gate_->remove(base);
   Patience patience;
   for (size_t i = 0; !unified() && r->made.load() != 0; ++i) {
     const Span unit{r.get(), i, 1};
@@ -207,7 +205,7 @@ void UnitDevices::mark(const Span& span, UnitState state) {
 
 Status UnitDevices::make(const Span& span, int device) {
   const uintptr_t address = span.address();
-  fault_gate::set(address, span.size(), fault_gate::Gate::shut);
+  gate_->set(address, span.size(), Gate::shut);
   core::step("device.map");
   if (Status s = backend_map(span); !s.ok()) return s;
   core::step("device.mapped");
@@ -216,7 +214,7 @@ Status UnitDevices::make(const Span& span, int device) {
   madvise(reinterpret_cast<void*>(address), span.size(), MADV_DONTFORK);
   madvise(reinterpret_cast<void*>(address), span.size(), MADV_DONTDUMP);
   uint64_t touched = 0;
-  if (Status s = mapped_pages(address, span.size(), true, &touched); !s.ok()) return s;
+  if (Status s = gate_->mapped_pages(address, span.size(), true, &touched); !s.ok()) return s;
   if (touched != 0)
     return error(kIntruder,
                  "a thread touched the block at %#zx in the instant between mapping and shutting it, and may have seen "
@@ -234,7 +232,7 @@ Status UnitDevices::make(const Span& span, int device) {
 }
 
 void UnitDevices::unmake(const Span& span) {
-  fault_gate::set(span.address(), span.size(), fault_gate::Gate::shut);
+  gate_->set(span.address(), span.size(), Gate::shut);
   core::step("device.punch");
   place_hole(span.address(), span.size());
   backend_unmapped(span);
@@ -260,7 +258,7 @@ Status UnitDevices::populate(std::span<const Range> ranges, int device, bool* to
     for (size_t i = 0; !status.ok() && i + 1 < done; ++i) unback(spans.list[i]);
     return status;
   }
-  if (Status s = fault_gate::check(); !s.ok()) return s;
+  if (Status s = gate_->check(); !s.ok()) return s;
   for (size_t i = 0; i < spans.list.size() && status.ok(); ++i) status = make(spans.list[i], device);
   if (status.ok()) return {};
   for (const Span& span : spans.list) unmake(span);
@@ -440,7 +438,7 @@ Status UnitDevices::open(std::span<const Range> ranges, Access access) {
     core::step("device.open");
     if (Status s = protect(span.address(), span.size(), store ? PROT_READ | PROT_WRITE : PROT_READ); !s.ok()) return s;
     mark(span, store ? UnitState::open : UnitState::read);
-    fault_gate::set(span.address(), span.size(), fault_gate::Gate::open);
+    gate_->set(span.address(), span.size(), Gate::open);
   }
   return {};
 }
@@ -451,7 +449,7 @@ Status UnitDevices::write_protect(std::span<const Range> ranges, Access still_al
   Spans spans;
   if (Status s = resolve("holding a block", ranges, kMade, &spans); !s.ok() || !unified()) return s;
   if (Status s = present(spans); !s.ok()) return s;
-  if (Status s = fault_gate::check(); !s.ok()) return s;
+  if (Status s = gate_->check(); !s.ok()) return s;
   const bool loads = still_allowed == Access::read;
   for (const Span& whole : spans.list) {
     if (Status s = backend_before_write_protect(whole); !s.ok()) return s;
@@ -464,15 +462,15 @@ Status UnitDevices::write_protect(std::span<const Range> ranges, Access still_al
       size_t n = 1;
       while (i + n < whole.count && !(loads && whole.unit(i + n).state.load() == UnitState::shut)) ++n;
       const Span span{whole.reservation, whole.first + i, n};
-      fault_gate::set(span.address(), span.size(), loads ? fault_gate::Gate::writers : fault_gate::Gate::shut);
+      gate_->set(span.address(), span.size(), loads ? Gate::writers : Gate::shut);
       core::step("device.hold");
       if (Status s = protect(span.address(), span.size(), loads ? PROT_READ : PROT_NONE); !s.ok()) {
         for (size_t k = 0; k < n; ++k) {
           const UnitState state = span.unit(k).state.load();
-          fault_gate::set(span.address() + k * span.unit_size(), span.unit_size(),
-                          state == UnitState::shut   ? fault_gate::Gate::shut
-                          : state == UnitState::held ? fault_gate::Gate::writers
-                                                     : fault_gate::Gate::open);
+          gate_->set(span.address() + k * span.unit_size(), span.unit_size(),
+                     state == UnitState::shut   ? Gate::shut
+                     : state == UnitState::held ? Gate::writers
+                                                : Gate::open);
         }
         return s;
       }
@@ -497,7 +495,7 @@ Status UnitDevices::punch(std::span<const Range> ranges) {
     if (!unified()) unback(span);
   }
   if (!unified()) return {};
-  if (Status s = fault_gate::check(); !s.ok()) return s;
+  if (Status s = gate_->check(); !s.ok()) return s;
   for (const Span& span : spans.list) unmake(span);
   return {};
 }
@@ -508,7 +506,7 @@ Status UnitDevices::rearm(std::span<const Range> ranges) {
   if (Status s = resolve("settling a hole", ranges, kHoles, &spans); !s.ok() || !unified()) return s;
   for (const Span& span : spans.list) {
     mark(span, UnitState::hole);
-    fault_gate::set(span.address(), span.size(), fault_gate::Gate::open);
+    gate_->set(span.address(), span.size(), Gate::open);
   }
   return {};
 }
@@ -619,7 +617,7 @@ Status UnitDevices::host_resident_bytes(Range range, uint64_t* bytes) {
   for (size_t i = 0; i < span.count; ++i) {
     if (!is_made(span.unit(i).state.load())) continue;
     uint64_t pages = 0;
-    if (Status s = mapped_pages(span.address() + i * span.unit_size(), span.unit_size(), false, &pages); !s.ok())
+    if (Status s = gate_->mapped_pages(span.address() + i * span.unit_size(), span.unit_size(), false, &pages); !s.ok())
       return s;
     *bytes += pages * core::kPage;
   }

@@ -1,5 +1,5 @@
 // The common part of all backends of Devices: reservations, the state of each unit, every refusal,
-// the CPU's side of a move (map, mprotect, pagemap, parking) and remembered advice. A backend adds
+// the CPU's side of a move (map, mprotect, CpuGate) and remembered advice. A backend adds
 // the calls that need a device.
 //
 // Locks: registry_mutex_ (shared: lookups), advice_mutex_, pin_mutex_. They are leaves; none is
@@ -70,7 +70,7 @@ using ReservationPtr = std::shared_ptr<Reservation>;
 
 class UnitDevices : public Devices {
  public:
-  CpuView cpu_view() const final { return view_; }
+  CpuGate* cpu_gate() const final { return gate_; }
   size_t unit() const final { return unit_; }
   size_t largest_unit() const final { return unified() ? kUnit : kLargestUnit; }
   int count() const final { return static_cast<int>(infos_.size()); }
@@ -99,9 +99,8 @@ class UnitDevices : public Devices {
   core::Status unpin(void* frames) final;
 
  protected:
-  explicit UnitDevices(CpuView view = CpuView::unified, size_t unit = kUnit) : view_(view), unit_(unit) {
-    advice_table_.push_back({});
-  }
+  // gate: of unified memory; null: split.
+  UnitDevices(CpuGate* gate, size_t unit) : unit_(unit), gate_(gate) { advice_table_.push_back({}); }
   // Adjacent units of one reservation.
   struct Span {
     Reservation* reservation = nullptr;
@@ -198,7 +197,7 @@ class UnitDevices : public Devices {
   // lets access it and that have a link.
   uint64_t seers(const Unit& unit) const;
 
-  bool unified() const { return view_ == CpuView::unified; }
+  bool unified() const { return gate_ != nullptr; }
   // Maps units again after they were unmapped. Retries a refusal for as long as necessary, because
   // the holder of a lease on them does not know. False: a device is lost.
   bool show_again(const Span& span);
@@ -206,11 +205,11 @@ class UnitDevices : public Devices {
   // cannot be mapped as shut.
   void unhide(const Span& span);
 
-  const CpuView view_;
   const size_t unit_;        // bytes; of ranges that are reserved without a unit
   std::vector<Info> infos_;  // filled by the backend's constructor
 
  private:
+  CpuGate* const gate_;
   struct AdviceSet {
     static constexpr int kNowhere = -3;
     int preferred = kNowhere;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/big_lock.h"
+#include "device/cpu_gate.h"
 #include "device/device.h"
 #include "pager/block/block_map.h"
 #include "pager/block/config.h"
@@ -45,6 +46,7 @@ class DeviceSet {
 
   // Whether the devices have page tables of their own. If so, the trap covers a region for its
   // whole life. Requires a device tier.
+  device::CpuGate* cpu_gate() const { return devices_->cpu_gate(); }
   bool own_page_tables() const { return devices_->cpu_view() == device::CpuView::split; }
 
   // Wakes workers: there is something to do.

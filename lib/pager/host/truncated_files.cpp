@@ -3,7 +3,7 @@
 #include "core/log.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
-#include "device/managed/fault_gate.h"
+#include "device/cpu_gate.h"
 #include "pager/host/host_tier.h"
 
 namespace vmem::pager {
@@ -13,11 +13,11 @@ namespace {
 // State reading; the file's own pages are mapped. Replaces them by the trap. For a moment neither
 // is in place, and accesses park at the gate, which regions with a device tier have. On error
 // accesses see the file as before (*shown), or get SIGBUS.
-Status hide_file(trap::Trap& trap, const Region& r, BlockIndex b, bool* shown) {
-  if (Status s = device::fault_gate::check(); !s.ok()) return s;
+Status hide_file(trap::Trap& trap, device::CpuGate& gate, const Region& r, BlockIndex b, bool* shown) {
+  if (Status s = gate.check(); !s.ok()) return s;
   const uintptr_t at = reinterpret_cast<uintptr_t>(r.address(b));
-  device::fault_gate::set(at, r.block_size, device::fault_gate::Gate::shut);
-  const core::ScopeGuard open([&] { device::fault_gate::set(at, r.block_size, device::fault_gate::Gate::open); });
+  gate.set(at, r.block_size, device::Gate::shut);
+  const core::ScopeGuard open([&] { gate.set(at, r.block_size, device::Gate::open); });
   Status s = trap.unmap_file(r.address(b), r.block_size);
   if (!s.ok()) *shown = map_file(trap, r, b).ok();
   return s;
@@ -41,11 +41,12 @@ Status TruncatedFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   const FrameId id = ctx_.map.new_entry(r, b, nullptr);
   r.table.begin_read(b);
   Transition* m = ctx_.map.new_transition(r, b);
-  const bool hides = r.gpu && !ctx_.device_set.own_page_tables();
+  device::CpuGate* const gate = r.gpu ? ctx_.device_set.cpu_gate() : nullptr;
+  const bool hides = gate != nullptr;
   bool shown = (block.flags & core::kUnanswered) == 0;
   lock.unlock();
   core::step("file.hiding");
-  Status s = hides ? hide_file(ctx_.trap, r, b, &shown) : drop_shown(ctx_.trap, r, b);
+  Status s = hides ? hide_file(ctx_.trap, *gate, r, b, &shown) : drop_shown(ctx_.trap, r, b);
   lock.lock();
   ctx_.map.give_entry(id);
   r.table.set_aux(b, shadow);

@@ -8,7 +8,7 @@
 #include "core/clock.h"
 #include "core/step.h"
 #include "core/thread.h"
-#include "device/managed/fault_gate.h"
+#include "device/cpu_gate.h"
 #include "pager/block/batch.h"
 #include "pager/calls/calls.h"
 
@@ -41,10 +41,8 @@ DeviceWorkers::DeviceWorkers(PagerContext& ctx, Calls& calls)
 
 Status DeviceWorkers::start() {
   if (ctx_.devices == nullptr) return {};
-  if (!ctx_.device_set.own_page_tables()) {
-    if (Status s = device::fault_gate::set_hook([this](uintptr_t at, bool store) { return on_touch(at, store); });
-        !s.ok())
-      return s;
+  if (device::CpuGate* const gate = ctx_.devices->cpu_gate(); gate != nullptr) {
+    if (Status s = gate->set_hook([this](uintptr_t at, bool store) { return on_touch(at, store); }); !s.ok()) return s;
   }
   threads_.reserve(kWorkers);
   for (unsigned i = 0; i < kWorkers; ++i) {
@@ -67,7 +65,7 @@ void DeviceWorkers::stop() {
   }
   core::step("devices.stopping");
   for (std::thread& t : threads_) t.join();
-  if (!ctx_.device_set.own_page_tables()) device::fault_gate::set_hook({}).ignore();
+  if (device::CpuGate* const gate = ctx_.devices->cpu_gate(); gate != nullptr) gate->set_hook({}).ignore();
 }
 
 // Runs on the park thread. Handles a CPU access that the block's protection forbids and no
@@ -103,8 +101,7 @@ bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
     }
     // The block is moving. A retried access waits at a shut gate or at the trap. If the gate is not
     // shut yet, or is open again, only this loop can wait.
-    if (!core::on_a_device(block.state) || device::fault_gate::gate(address) != device::fault_gate::Gate::open)
-      return true;
+    if (!core::on_a_device(block.state) || ctx_.devices->cpu_gate()->gate(address) != device::Gate::open) return true;
     lock.sleep_for(ctx_.map.changed(), std::chrono::microseconds(200));
   }
 }

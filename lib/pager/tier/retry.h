@@ -12,7 +12,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "core/thread.h"
-#include "device/device.h"
+#include "device/stream_ops.h"
 
 namespace vmem::pager {
 
@@ -23,7 +23,7 @@ inline std::atomic<unsigned> drains{0};
 // Unlocked. Repeats the step until it succeeds or the device is lost. Then takes it once more: a
 // lost device refuses no step that frees what it had.
 template <typename Step>
-core::Status retry_until_done(device::Devices& devices, int d, const char* what, Step step) {
+core::Status retry_until_done(device::StreamOps& devices, int d, const char* what, Step step) {
   constexpr unsigned kSayAfter = 1000;  // ms
   for (unsigned tries = 1;; ++tries) {
     core::Status s = step();
@@ -39,7 +39,7 @@ core::Status retry_until_done(device::Devices& devices, int d, const char* what,
 
 // Unlocked. Waits until a copy has ended, or its device is lost. If the ticket does not tell, waits
 // for all work of the device.
-inline core::Status wait_for_copy(device::Devices& devices, int d, const device::Ticket& ticket) {
+inline core::Status wait_for_copy(device::StreamOps& devices, int d, const device::Ticket& ticket) {
   constexpr unsigned kDrainAfter = 100;  // ms
   unsigned tries = 0;
   return retry_until_done(devices, d, "waiting for a copy", [&] {
@@ -52,7 +52,7 @@ inline core::Status wait_for_copy(device::Devices& devices, int d, const device:
 // Unlocked. Waits for a copy in a call of the application, unless that delays a signal: returns
 // false if one has come; the copy continues. The copy may take as long as an application's stream
 // is held that shares a queue with it.
-inline bool wait_in_call(device::Devices& devices, const device::Ticket& ticket) {
+inline bool wait_in_call(device::StreamOps& devices, const device::Ticket& ticket) {
   constexpr std::chrono::microseconds kWatch{1000};  // poll so long: a sleep would delay a short copy
   if (ticket == nullptr || !core::signals_deferred() || core::broken("signals_in_copies") || core::broken("copy_wait"))
     return true;

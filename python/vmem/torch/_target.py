@@ -50,8 +50,9 @@ def block_beside(budget: int, block: int) -> int:
 def tier() -> str:
     """Returns the device tier of libvmem: "cuda", "sim" or "none". Starts libvmem."""
     wanted = _status.get("device")
-    if wanted in ("sim", "sim-handles", "none"):
-        return wanted.partition("-")[0]
+    kind = wanted.partition("-")[0]  # each simulated device is sim, or sim-SOMETHING
+    if kind in ("sim", "none"):
+        return kind
     try:
         _status.device_stats(0)
     except Error as e:

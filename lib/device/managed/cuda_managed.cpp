@@ -1,4 +1,5 @@
-// Managed ranges and the parts of them that are made.
+#include "device/managed/cuda_managed.h"
+
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -6,31 +7,20 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <new>
 #include <string_view>
 
+#include "core/big_lock.h"
 #include "core/log.h"
 #include "core/step.h"
-#include "device/cuda/cuda_devices.h"
+#include "device/backend.h"
+#include "device/managed/fault_gate.h"
 
 namespace vmem::device {
 
 using cuda::Enter;
 using cuda::Timeline;
 
-Status CudaDevices::backend_memory(int device, Memory* out) {
-  Gpu& g = gpu(device);
-  Enter here(driver_, g.context);
-  size_t free_bytes = 0, total_bytes = 0;
-  const CUresult e = driver_.mem_info(&free_bytes, &total_bytes);
-  out->kept = g.pieces.idle_bytes();
-  out->free = free_bytes + out->kept;
-  out->total = total_bytes;
-  return result(g, e, "asking for free memory");
-}
-
-Status CudaDevices::backend_reserve(Reservation& r) {
-  if (!unified()) return reserve_addresses(r);
+Status ManagedDevices::backend_reserve(Reservation& r) {
   Gpu& g = gpu(r.device);
   Enter here(driver_, g.context);
   Timeline span("reserve");
@@ -53,8 +43,7 @@ Status CudaDevices::backend_reserve(Reservation& r) {
   return {};
 }
 
-void CudaDevices::backend_release(Reservation& r) {
-  if (!unified()) return release_addresses(r);
+void ManagedDevices::backend_release(Reservation& r) {
   Gpu& g = gpu(r.device);
   Timeline span("release");
   if (health(r.device).ok()) {
@@ -69,7 +58,7 @@ void CudaDevices::backend_release(Reservation& r) {
   if (!g.reset.load()) place_hole(reinterpret_cast<uintptr_t>(r.backend), r.backend_size);
 }
 
-Status CudaDevices::backend_present(const Reservation& r) {
+Status ManagedDevices::backend_present(const Reservation& r) {
   if (health(r.device).ok() || !gpu(r.device).reset.load()) return {};
   const Status lost = lost_status(gpu(r.device));
   return error(EIO, "the managed range at %#zx ended with its context; its addresses are no longer libvmem's: %.*s",
@@ -78,7 +67,7 @@ Status CudaDevices::backend_present(const Reservation& r) {
 
 // The process has several files on /dev/nvidia-uvm open; one takes mappings. Finds it, and maps the
 // range with it. Returns 0 or -errno.
-int CudaDevices::find_uvm_file(uintptr_t address, size_t size) {
+int ManagedDevices::find_uvm_file(uintptr_t address, size_t size) {
   DIR* dir = opendir("/proc/self/fd");
   if (dir == nullptr) return -errno;
   int err = ENOENT;
@@ -112,7 +101,7 @@ int CudaDevices::find_uvm_file(uintptr_t address, size_t size) {
   return -err;
 }
 
-Status CudaDevices::backend_map(const Span& span) {
+Status ManagedDevices::backend_map(const Span& span) {
   const uintptr_t address = span.address();
   std::unique_lock lock(uvm_mutex_);
   if (uvm_file_ < 0) {
@@ -134,42 +123,7 @@ Status CudaDevices::backend_map(const Span& span) {
                             errno == ENOMEM ? " (raise vm.max_map_count?)" : "");
 }
 
-Status CudaDevices::take_stream(Gpu& g, CUstream* out) try {
-  {
-    std::lock_guard lock(g.mutex);
-    if (!g.idle_streams.empty()) {
-      *out = g.idle_streams.back();
-      g.idle_streams.pop_back();
-      return {};
-    }
-    make_room(g.idle_streams, ++g.streams);
-  }
-  return result(g, driver_.stream_create(out, CU_STREAM_NON_BLOCKING, 0), "creating a stream");
-} catch (const std::bad_alloc&) {
-  return error(ENOMEM, "no memory to record a stream");
-}
-
-void CudaDevices::give_stream(Gpu& g, CUstream stream) {
-  std::lock_guard lock(g.mutex);
-  g.idle_streams.push_back(stream);
-}
-
-Status CudaDevices::finish(Gpu& g, CUstream stream, CUresult e, const char* what, Gpu* other) {
-  Status put = result(g, e, what);
-  for (unsigned tries = 0; put.ok() || health(g.device).ok(); ++tries) {
-    Status s = result(g, driver_.stream_synchronize(stream), what);
-    if (s.ok()) return put;
-    if (!health(g.device).ok() || (other != nullptr && !notice(*other).ok())) return s;
-    if (tries == 1000) {
-      VMEM_LOG_OFTEN(core::Level::error, "a wait for a stream of device %d is refused and tried again: %.*s", g.device,
-                     static_cast<int>(s.text().size()), s.text().data());
-    }
-    usleep(1000);
-  }
-  return put;
-}
-
-Status CudaDevices::prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what) {
+Status ManagedDevices::prefetch_now(Gpu& g, uintptr_t address, size_t size, const char* what) {
   Enter here(driver_, g.context);
   CUstream stream = nullptr;
   if (Status s = take_stream(g, &stream); !s.ok()) return s;
@@ -180,12 +134,12 @@ Status CudaDevices::prefetch_now(Gpu& g, uintptr_t address, size_t size, const c
   return status;
 }
 
-Status CudaDevices::backend_populate(const Span& span, int device) {
+Status ManagedDevices::backend_populate(const Span& span, int device) {
   Timeline timeline("prepare");
   return prefetch_now(gpu(device), span.address(), span.size(), "making a block");
 }
 
-Status CudaDevices::backend_migrate(const Span& span, int to) {
+Status ManagedDevices::backend_migrate(const Span& span, int to) {
   Timeline timeline("migrate");
   for (size_t i = 0; i < span.count; ++i) {
     const int from = span.unit(i).device.load();
@@ -198,7 +152,7 @@ Status CudaDevices::backend_migrate(const Span& span, int to) {
   return prefetch_now(gpu(to), span.address(), span.size(), "moving a block to another device");
 }
 
-Status CudaDevices::backend_advise(Range range, Advice advice, int location, bool set) {
+Status ManagedDevices::backend_advise(Range range, Advice advice, int location, bool set) {
   Gpu* g = nullptr;
   if (Status s = any_gpu(&g); !s.ok()) return s;
   CUmem_advise kind = CU_MEM_ADVISE_SET_READ_MOSTLY;
@@ -222,18 +176,83 @@ Status CudaDevices::backend_advise(Range range, Advice advice, int location, boo
   return result(*g, driver_.mem_advise(range.address, range.size, kind, where), "giving advice");
 }
 
-Status CudaDevices::backend_pin(void* frames, size_t size) {
-  Gpu* g = nullptr;
-  if (Status s = any_gpu(&g); !s.ok()) return s;
-  Enter here(driver_, g->context);
-  return result(*g, driver_.host_register(frames, size, CU_MEMHOSTREGISTER_PORTABLE), "pinning host memory");
+ManagedDevices::ManagedDevices() : CudaDevices(kUnit, &fault_gate::cpu_gate()) {}
+
+ManagedDevices::~ManagedDevices() {
+  if (installed_) cpu_gate()->uninstall();
+  if (uvm_file_ >= 0) close(uvm_file_);
 }
 
-Status CudaDevices::backend_unpin(void* frames) {
-  Gpu* g = nullptr;
-  if (Status s = any_gpu(&g); !s.ok()) return s;
-  Enter here(driver_, g->context);
-  return result(*g, driver_.host_unregister(frames), "unpinning host memory");
+Status ManagedDevices::trim(int device, uint64_t) {
+  core::must_be_outside("Devices::trim");
+  return usable(device);
 }
+
+Status ManagedDevices::make_paging_words(int device, uint32_t blocks, uint32_t frames,
+                                         std::unique_ptr<PagingWords>* out) {
+  if (Status s = usable(device); !s.ok()) return s;
+  return Devices::make_paging_words(device, blocks, frames, out);
+}
+
+uintptr_t ManagedDevices::window_of(uintptr_t block, size_t* run) {
+  const ReservationPtr r = find(block);
+  *run = r->base + r->size - block;
+  return block;
+}
+
+Status ManagedDevices::try_device(int device) {
+  if (Status s = cpu_gate()->install(); !s.ok()) return s;
+  installed_ = true;
+  if (Status s = try_unit(device); !s.ok())
+    return error(ENODEV,
+                 "this driver does not let a destroyed part of a managed range be made again (tried with one "
+                 "block on device %d): %.*s",
+                 device, static_cast<int>(s.text().size()), s.text().data());
+  return {};
+}
+
+Status ManagedDevices::try_unit(int device) {
+  void* base = nullptr;
+  if (Status s = reserve(unit_, device, &base); !s.ok()) return s;
+  const Range unit{reinterpret_cast<uintptr_t>(base), unit_};
+  const std::span<const Range> range(&unit, 1);
+  constexpr size_t kWords = core::kPage / sizeof(uint64_t);
+  auto* page = static_cast<uint64_t*>(std::aligned_alloc(core::kPage, core::kPage));
+  Status status = page == nullptr ? error(ENOMEM, "no memory for a page") : pin(page, core::kPage);
+  const bool pinned = status.ok();
+  for (uint64_t round = 1; round <= 2 && status.ok(); ++round) {
+    const Copy first{unit.address, page, core::kPage}, last{unit.address + unit_ - core::kPage, page, core::kPage};
+    Ticket done;
+    bool torn = false;
+    auto step = [&](Status s) {
+      if (status.ok()) status = std::move(s);
+      return status.ok();
+    };
+    if (!step(populate(range, device, &torn))) break;
+    // The last page was never written: it must be zeros, whatever the unit held in the round
+    // before.
+    if (step(copy_out(device, std::span(&last, 1), &done)) && step(wait(done)))
+      for (size_t i = 0; i < kWords; ++i)
+        if (page[i] != 0) step(error(EIO, "a block made again holds old bytes"));
+    for (size_t i = 0; i < kWords; ++i) page[i] = round * 1000003 + i;
+    for (const Copy& copy : {first, last})
+      if (step(copy_in(device, std::span(&copy, 1), &done))) step(wait(done));
+    if (step(open(range, Access::read))) {
+      const auto* seen = static_cast<const volatile uint64_t*>(pointer(last.block));
+      for (size_t i = 0; i < kWords; ++i)
+        if (seen[i] != round * 1000003 + i) step(error(EIO, "a block made again reads wrong on the CPU"));
+    }
+    Status punched = punch(range);
+    step(std::move(punched));
+    step(rearm(range));
+  }
+  if (!pinned || unpin(page).ok()) std::free(page);  // else it is still pinned, and keeps its address
+  Status released = release(base);
+  return status.ok() ? released : status;
+}
+
+extern const Backend managed_backend;
+const Backend managed_backend = {"managed", true, nullptr,
+                                 [](size_t, std::unique_ptr<Devices>* out) { return make_cuda<ManagedDevices>(out); }};
 
 }  // namespace vmem::device
