@@ -115,6 +115,10 @@ INSTANTIATE_TEST_SUITE_P(Cuda, DeviceContract,
                          ::testing::Values(Backend{"gpu", cuda}, Backend{"handles", handles<kUnit>},
                                            Backend{"large_handles", handles<4 * kUnit>}),
                          name_of);
+INSTANTIATE_TEST_SUITE_P(Cuda, DeviceBasics,
+                         ::testing::Values(Backend{"gpu", cuda}, Backend{"handles", handles<kUnit>},
+                                           Backend{"large_handles", handles<4 * kUnit>}),
+                         name_of);
 INSTANTIATE_TEST_SUITE_P(Cuda, DeviceLoss, ::testing::Values(Backend{"gpu", cuda}, Backend{"handles", handles<kUnit>}),
                          name_of);
 

@@ -243,6 +243,8 @@ class DeviceContract : public ::testing::TestWithParam<Backend> {
   std::vector<void*> ranges_;
 };
 
+// Memory and copies of one device, which a new backend has first.
+class DeviceBasics : public DeviceContract {};
 class DeviceLoss : public DeviceContract {};
 
 }  // namespace vmem::device::testing

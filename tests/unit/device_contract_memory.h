@@ -8,7 +8,7 @@
 
 namespace vmem::device::testing {
 
-TEST_P(DeviceContract, ReserveGivesAlignedAddressSpaceWithoutMemory) {
+TEST_P(DeviceBasics, ReserveGivesAlignedAddressSpaceWithoutMemory) {
   uint64_t* base = reserve(64);
   ASSERT_NE(base, nullptr);
   EXPECT_EQ(at(base) % unit_, 0u);
@@ -18,7 +18,7 @@ TEST_P(DeviceContract, ReserveGivesAlignedAddressSpaceWithoutMemory) {
   EXPECT_EQ(bytes, 0u);
 }
 
-TEST_P(DeviceContract, APreparedBlockIsZerosForKernelsAndCpu) {
+TEST_P(DeviceBasics, APreparedBlockIsZerosForKernelsAndCpu) {
   uint64_t* base = reserve(4);
   make(base, 0, 4);
   EXPECT_EQ(kernel_sum(base, 4 * words_), 0u);
@@ -27,7 +27,7 @@ TEST_P(DeviceContract, APreparedBlockIsZerosForKernelsAndCpu) {
   for (size_t w = 0; w < 4 * words_; w += 512) ASSERT_EQ(base[w], 0u) << w;
 }
 
-TEST_P(DeviceContract, BytesCopiedInAreSeenByKernelAndCpu) {
+TEST_P(DeviceBasics, BytesCopiedInAreSeenByKernelAndCpu) {
   uint64_t* base = reserve(3);
   bring(base, 1, 1000);
   EXPECT_EQ(kernel_sum(base + words_, words_), sum_of(1000));
@@ -46,7 +46,7 @@ TEST_P(DeviceContract, CpuStoresAfterOpenAreSeenByKernels) {
   EXPECT_EQ(base[7], 112u);
 }
 
-TEST_P(DeviceContract, CopyOutBringsWhatKernelsStored) {
+TEST_P(DeviceBasics, CopyOutBringsWhatKernelsStored) {
   uint64_t* base = reserve(2);
   bring(base, 0, 77);
   VMEM_OK(d_->open(range(base, 0, 1), Access::read_write));
@@ -128,7 +128,7 @@ TEST_P(DeviceContract, UnitsThatAreMappedAheadHoldWhatIsCopiedToThemNext) {
   EXPECT_EQ(kernel_sum(base + 2 * words_, words_), 0u) << "mapped and not filled";
 }
 
-TEST_P(DeviceContract, PunchGivesTheMemoryBackAtOnce) {
+TEST_P(DeviceBasics, PunchGivesTheMemoryBackAtOnce) {
   uint64_t* base = reserve(64);
   Memory before{}, full{}, after{};
   VMEM_OK(populate(range(base, 0, 64)));  // the first use of a device costs more than the units
@@ -146,7 +146,7 @@ TEST_P(DeviceContract, PunchGivesTheMemoryBackAtOnce) {
   VMEM_OK(d_->rearm(range(base, 0, 64)));
 }
 
-TEST_P(DeviceContract, ARemadeBlockNeverShowsOldBytes) {
+TEST_P(DeviceBasics, ARemadeBlockNeverShowsOldBytes) {
   uint64_t* base = reserve(2);
   for (int round = 0; round < 5; ++round) {
     bring(base, 0, 1 + static_cast<uint64_t>(round));

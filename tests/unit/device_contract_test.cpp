@@ -3,6 +3,7 @@
 #include "device/backend.h"
 #include "device/sim/sim_device.h"
 #include "device_contract_suite.h"
+#include "ram/ram_bench.h"
 
 namespace vmem::device::testing {
 namespace {
@@ -90,6 +91,11 @@ std::vector<Backend> backends() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceContract, ::testing::ValuesIn(backends()),
+                         [](const auto& i) { return std::string(i.param.name); });
+
+INSTANTIATE_TEST_SUITE_P(Sim, DeviceBasics, ::testing::ValuesIn(backends()),
+                         [](const auto& i) { return std::string(i.param.name); });
+INSTANTIATE_TEST_SUITE_P(Ram, DeviceBasics, ::testing::Values(Backend{"ram", make_ram_bench}),
                          [](const auto& i) { return std::string(i.param.name); });
 
 INSTANTIATE_TEST_SUITE_P(Sim, DeviceLoss,
