@@ -12,7 +12,7 @@ import re
 import stat
 import sys
 import unicodedata
-from typing import Any, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 SONAME = "libvmem-tier.so.1"
 
@@ -300,10 +300,24 @@ def path_bytes(path: Union[str, bytes, "os.PathLike[Any]"]) -> bytes:
     return name
 
 
+def open_at_once(path: str) -> io.FileIO:
+    """Opens a file for reading without waiting for a pipe or device. If a signal handler raises, the
+    descriptor is closed: no handler can run inside update() and FileIO() (see answer()), so one of
+    `held` and the file always owns it."""
+    held: Dict[str, int] = {}
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    try:
+        held.update(zip([path], map(os.open, [path], [flags])))
+        return io.FileIO(path, opener=held.pop)  # type: ignore[arg-type]  # called with the path and flags
+    finally:
+        for fd in held.values():
+            os.close(fd)
+
+
 def open_regular(path: str) -> Tuple[io.FileIO, int]:
     """Opens a file for reading and returns its size. Anything other than a file (a pipe, a device)
     is refused rather than waited for."""
-    file = io.FileIO(path, opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOCTTY))
+    file = open_at_once(path)
     found = os.fstat(file.fileno())
     if stat.S_ISREG(found.st_mode):
         return file, found.st_size

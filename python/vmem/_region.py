@@ -6,7 +6,6 @@ from __future__ import annotations
 import builtins
 import ctypes
 import errno
-import io
 import os
 import stat
 from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
@@ -27,6 +26,7 @@ from ._lib import (
     check,
     human_bytes,
     lib,
+    open_at_once,
     parse_offset,
     parse_size,
     path_bytes,
@@ -291,8 +291,7 @@ def map(  # noqa: A001  (the name of the call in C)
         raise ValueError(f"{short(path)} is no file descriptor")
     where = b"/proc/self/fd/%d" % fd if isinstance(path, int) else path_bytes(path)
     if size is None:
-        flags = os.O_NONBLOCK | os.O_NOCTTY
-        with io.FileIO(os.fsdecode(where), opener=lambda name, mode: os.open(name, mode | flags)) as file:
+        with open_at_once(os.fsdecode(where)) as file:
             kind = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(kind) and not stat.S_ISBLK(kind):
                 raise Error(errno.EINVAL, f"{os.fsdecode(where)} is no regular file or block device")

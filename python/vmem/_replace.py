@@ -8,7 +8,7 @@ import errno
 import os
 import secrets
 import stat
-from typing import IO, Any, Callable, Iterator, Optional
+from typing import IO, Any, Callable, Iterator, List, Optional
 
 from ._lib import Error
 
@@ -22,17 +22,18 @@ def _as_before(fd: int, before: os.stat_result) -> None:
 
 
 def _sync_folder(folder: str) -> None:
+    held: List[int] = []
     try:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # a folder may allow new files but no reading
-        return
-    try:
-        os.fsync(fd)
+        # No signal handler can run inside extend(), and lose the descriptor: see answer().
+        held.extend(map(os.open, [folder], [os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC]))
+        os.fsync(held[0])
     except OSError as e:
-        if e.errno not in (errno.EINVAL, errno.ENOTSUP):  # the file system cannot fsync folders
+        allowed = (errno.EINVAL, errno.ENOTSUP) if held else (errno.EACCES, errno.EPERM)
+        if e.errno not in allowed:  # the file system cannot fsync folders; the folder allows no reading
             raise
     finally:
-        os.close(fd)
+        for fd in held:
+            os.close(fd)
 
 
 @contextlib.contextmanager

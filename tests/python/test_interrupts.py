@@ -3,11 +3,13 @@
 libvmem's state.
 """
 
+import contextlib
 import ctypes
 import errno
 import gc
 import itertools
 import os
+import struct
 import sys
 import warnings
 
@@ -15,7 +17,7 @@ import pytest
 
 import vmem
 from conftest import MIB, finish, interrupted, python, start
-from vmem import _lib, _memory
+from vmem import _lib, _memory, _replace, _safetensors
 
 BOTH = vmem.READ | vmem.WRITE
 
@@ -141,6 +143,47 @@ def test_a_region_that_is_made_when_the_interrupt_comes_is_freed(host, make_file
             if came is None:
                 break
         assert at > 2
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def replace(path):
+    with _replace.replaced(path) as file:
+        file.write(bytes(8192))
+
+
+FILES = ["a file", "a folder", "a tensor file", "an index", "a file to fill", "a file to replace"]
+
+
+@pytest.mark.parametrize("what", FILES)
+def test_a_file_that_is_opened_when_the_interrupt_comes_is_closed(host, make_file, what):
+    path = make_file(struct.pack("<Q", 2) + b"{}" + bytes(8192))
+    actions = {
+        "a file": lambda: vmem.map(path),
+        "a folder": lambda: vmem.map(os.path.dirname(path)),
+        "a tensor file": lambda: _safetensors.read_header(path),
+        "an index": lambda: _safetensors.read_index(path),
+        "a file to fill": lambda: vmem.alloc(8192, host_only=True).write_to(path),
+        "a file to replace": lambda: replace(path),
+    }
+
+    def work():
+        with contextlib.suppress(OSError, vmem.Error):  # some refuse the file
+            actions[what]()
+
+    work()
+    for at in itertools.count(1):
+        before = descriptors()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)  # no caller got the file
+            came = interrupted(work, at)
+            gc.collect()
+        assert descriptors() == before and os.listdir(os.path.dirname(path)) == [os.path.basename(path)], at
+        if came is None:
+            break
+    assert at > 2
 
 
 def test_a_lease_that_is_taken_when_the_interrupt_comes_is_ended(host):
