@@ -66,6 +66,10 @@ sed -i '1s/.*/%MatrixMarket matrix coordinate pattern symmetric/' "$work/any.mtx
 expect 2 'any.mtx, line 1: a Matrix Market file begins with %%MatrixMarket' -- vmem-bfs "$work/any.mtx"
 expect 2 'no vertex 8: the last is 7' -- vmem-bfs "$work/graph.txt" --source 8
 expect 2 'lines, line 1: two numbers' -- vmem-bfs "$work/lines"
+printf '1 2 a\0b\n' >"$work/nul"
+expect 2 'nul, line 1: "a\?b" is no weight$' -- vmem-bfs "$work/nul"
+printf '%%%%MatrixMarket matrix coordinate a\0b general\n' >"$work/nul"
+expect 2 'nul, line 1: field a\?b is none of pattern, real, integer and complex$' -- vmem-bfs "$work/nul"
 echo '0 4294967290' >"$work/far"
 expect 2 'has a vertex 4294967290: memory is there for' -- vmem-bfs "$work/far"
 # Inputs that can be read only once, and inputs that claim more bytes than they have.
@@ -92,6 +96,8 @@ expect 0 "budget 8.4 MB, $more MB read" "$more % hits" 'verified: 0 mismatches' 
 expect 0 '20001 values' '1 keys of .*ask are not in .*pairs' '40002 gets, 50.0 % hits' 'verified: 0 mismatches in 20001 values' -- vmem-cache "$work/pairs" --ask "$work/ask"
 expect 0 "$more MB read" 'verified: 0 mismatches' -- vmem-cache "$work/pairs" --capacity 24MiB --budget 8MiB --gets 60000
 expect 2 'lines, line 1: .* is not "key, tab, value"' -- vmem-cache "$work/lines"
+printf 'ab\0cd\nx\ty\n' >"$work/nul"
+expect 2 'nul, line 1: "ab\?cd" is not "key, tab, value"$' -- vmem-cache "$work/nul"
 { printf 'key\t'; head -c 2500000 /dev/zero | tr '\0' v; } >"$work/wide"
 expect 2 'a value of [0-9]+ bytes is larger than --capacity' -- vmem-cache "$work/wide" --capacity 3MiB
 
@@ -122,11 +128,15 @@ header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (4292870656, 214853
 with open(sys.argv[1] + "/wraps.npy", "wb") as f:
     f.write(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
     f.truncate(1 << 20)
+header = b"{'a\0b': 1}"
+with open(sys.argv[1] + "/nul.npy", "wb") as f:
+    f.write(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header)
 P
   expect 0 '700 x 900' 'verified: 0 mismatches in 192 samples' -- vmem-gemm "$work/a.npy" "$work/b.npy" --device cpu --tile 256 -o "$work/c.npy"
   expect 2 'File exists' -- vmem-gemm "$work/a.npy" "$work/b.npy" --device cpu --tile 256 -o "$work/c.npy"
   expect 2 '1100 columns, .* 700 rows: no product' -- vmem-gemm "$work/a.npy" "$work/a.npy" --device cpu
   expect 2 'float32' -- vmem-gemm "$work/double.npy" "$work/a.npy" --device cpu
+  expect 2 'nul.npy has a header with an unknown key, a\?b$' -- vmem-gemm "$work/nul.npy" "$work/a.npy" --device cpu
   expect 2 'wraps.npy is cut off' -- vmem-gemm "$work/wraps.npy" "$work/a.npy" --device cpu
   for name in nan inf infzero over tiny zero mixed; do
     expect 0 'verified: 0 mismatches' '0 numbers are not as in the files' -- vmem-gemm "$work/$name.a.npy" "$work/$name.b.npy" --device cpu --tile 64 -o "$work/$name.c.npy"

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
@@ -17,7 +18,14 @@ namespace input {
 // An argument or an input is wrong: the program ends with status 2 (common/command_line.h).
 class Refused : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  explicit Refused(const std::string& why) : std::runtime_error(without_nul(why)) {}
+
+ private:
+  // The reason may quote an input, and what() would end at a NUL in it.
+  static std::string without_nul(std::string text) {
+    std::replace(text.begin(), text.end(), '\0', '?');
+    return text;
+  }
 };
 
 // Names the wrong line of a text, and the reason.
