@@ -150,6 +150,28 @@ TEST_F(Ctl, AProcessThatDoesNotAnswerIsShownAsItLastWas) {
   EXPECT_NE(tuned.err.find("does not answer"), std::string::npos) << tuned.err;
 }
 
+// A look waits one second for the silent process. The rates of the others are still measured over
+// the time that was asked for.
+TEST_F(Ctl, AProcessThatDoesNotAnswerDoesNotAddToTheTimeBetweenTwoLooks) {
+  if (IsSkipped()) return;
+  vmem::region r(8 * kMiB, VMEM_HOST_ONLY);
+  Running app({"/proc/self/exe", "--gtest_filter=CtlChild.DISABLED_UsesLibvmem", "--gtest_also_run_disabled_tests"});
+  ASSERT_TRUE(app.says("ready"));
+  app.stop(SIGSTOP);
+  for (const std::vector<std::string>& command :
+       {std::vector<std::string>{"status", "--json", "--seconds", "2"}, {"top", "--json", "--interval", "2"}}) {
+    double seconds = 1e9;
+    for (int i = 0; i < 3 && seconds >= 2.9; ++i) {  // excludes other load on the machine
+      const json all = ctl(command).json()["processes"];
+      for (const json& p : all) {
+        if (p["pid"] == getpid() && !p["rates"].is_null())
+          seconds = std::min(seconds, p["rates"]["seconds"].get<double>());
+      }
+    }
+    EXPECT_LT(seconds, 2.9) << command[0];
+  }
+}
+
 TEST_F(Ctl, WhatAKilledProcessLeftIsNotShownAndIsRemoved) {
   if (IsSkipped()) return;
   std::string pid;

@@ -306,6 +306,10 @@ std::vector<Process> find_processes(const Common& common, bool /*refresh*/, pid_
   return std::move(found.processes);
 }
 
+void wait_since(Clock::time_point start, double seconds) {
+  std::this_thread::sleep_until(start + std::chrono::duration<double>(seconds));
+}
+
 Process find_process(const Common& common, pid_t pid) {
   std::vector<std::string> problems;
   std::vector<Process> found = find_processes(common, true, pid, &problems);

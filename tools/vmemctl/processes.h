@@ -26,6 +26,10 @@ std::vector<Process> find_processes(const Common& common, bool refresh, pid_t pi
 // commonest reasons and one for the rest, then one line for all other users.
 std::vector<std::string> words_of(const std::vector<Refused>& forged);
 
+// Waits until `seconds` after the start of a look. Processes are asked at its start, so the time it
+// waits for silent ones is part of the time between two looks.
+void wait_since(Clock::time_point start, double seconds);
+
 // Returns the process that has this number according to the kernel; fails with kAbsent or
 // kForbidden and a reason.
 Process find_process(const Common& common, pid_t pid);

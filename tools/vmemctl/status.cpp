@@ -30,8 +30,9 @@ void write_forged(Json& json, const std::vector<Refused>& forged) {
 int status(const Common& common, const StatusOptions& options) {
   std::vector<Process> before;
   if (options.seconds > 0) {
+    const Clock::time_point start = Clock::now();
     before = see(common, options.pid).processes;
-    if (!before.empty()) usleep(static_cast<useconds_t>(options.seconds * 1e6));
+    if (!before.empty()) wait_since(start, options.seconds);
   }
   const Found found = see(common, options.pid);
   const std::vector<Process>& now = found.processes;

@@ -284,9 +284,10 @@ int top(const Common& common, const TopOptions& options) {
     refused = refused_words(found);
     return std::move(found.processes);
   };
+  const Clock::time_point start = Clock::now();
   std::vector<Process> before = look();
   if (options.once || common.json) {
-    usleep(static_cast<useconds_t>(std::min(options.interval, 60.0) * 1e6));
+    wait_since(start, std::min(options.interval, 60.0));
     const std::vector<Process> now = look();
     if (!common.json) {
       const Pane pane(options);
