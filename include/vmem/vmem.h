@@ -60,7 +60,7 @@ extern "C" {
 
 /* Flags of vmem_create, vmem_alloc and vmem_map */
 #define VMEM_HOST_ONLY 0x1u   /* no device tier, any block size */
-#define VMEM_MAP_READ 0x10u   /* the library never writes the file; a stray store stays in memory */
+#define VMEM_MAP_READ 0x10u   /* the library never writes the file and keeps no stores: see vmem_map */
 #define VMEM_MAP_SHARED 0x20u /* changes reach the file */
 #define VMEM_MAP_PRIVATE 0x40u /* changes stay in this region */
 #define VMEM_NO_LOCK 0x100u    /* with VMEM_MAP_..: SHARED takes no lock; see vmem_map */
@@ -326,6 +326,10 @@ int vmem_alloc(void **ptr, size_t size, unsigned flags);
  * | VMEM_NO_LOCK. The file may be closed, renamed or unlinked afterwards. A region has one
  * descriptor; SHARED regions of one file share one. POSIX locks (fcntl) of this process on the file
  * stay when a region goes, unless a thread takes one at that moment.
+ *
+ * READ: do not store into the region. No store is refused, but it reaches no file and is gone,
+ * without a message, when its block leaves memory: after vmem_evict or DONT_NEED, or as soon as
+ * another block needs the memory. The file's bytes are seen then. PRIVATE keeps stores.
  *
  * SHARED locks the file exclusively (flock) for the region's life. This process may have other,
  * disjoint ranges of the file in other SHARED regions. With VMEM_NO_LOCK the region takes no lock

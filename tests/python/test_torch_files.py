@@ -52,6 +52,19 @@ def test_what_was_saved_is_loaded_without_a_copy(host, folder):
     assert vmem.stats().regions == 0
 
 
+def test_a_change_in_place_is_lost_and_one_of_a_clone_is_kept(host, folder):
+    path = os.path.join(folder, "model.safetensors")
+    vt.save({"x": torch.ones(MIB)}, path)
+    x = vt.load(path)["x"]
+    clone = x.clone()
+    x.zero_()
+    clone.zero_()
+    assert x.sum() == 0
+    vmem.evict(x)
+    assert x.sum() == MIB and clone.sum() == 0 and vt.load(path)["x"].sum() == MIB
+    assert "clone()" in vt.load.__doc__  # which has to say so
+
+
 def test_a_file_from_elsewhere_is_loaded_whatever_its_alignment(host, folder):
     path = os.path.join(folder, "odd.safetensors")
     values = torch.arange(1000, dtype=torch.float32)

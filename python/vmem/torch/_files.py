@@ -34,9 +34,13 @@ def load(path: Any, *, host_only: bool = False) -> Dict[str, torch.Tensor]:
     safetensors file. From an index it maps every tensor of each file.
 
     Returns CPU tensors by name over regions of the files. Bytes are read at their first access, and
-    at most host_budget of them are in memory. The files must not change while they are mapped, and
-    the program must not store into the tensors. A region is freed with the last tensor over it.
-    host_only: the tensors are only for the CPU, in blocks of block_size.
+    at most host_budget of them are in memory. The files must not change while they are mapped. A
+    region is freed with the last tensor over it. host_only: the tensors are only for the CPU, in
+    blocks of block_size.
+
+    The program must not change the tensors in place. No change is refused, but it may be lost at
+    any time, without a message: when its block leaves memory, the file's bytes are seen again.
+    Change a clone() of the tensor.
 
     vmem.FormatError: a file is truncated, has an unknown dtype, overlapping tensors, or disagrees
     with the index. The message names file, tensor and numbers. No file stays mapped then.

@@ -65,7 +65,7 @@ def tensor(
     device None or "cpu": an ordinary tensor; an access waits until the bytes are there. A CUDA
     device: kernels may use it only under a lease (vmem.acquire, leased()); otherwise they hit an
     illegal address. The program must not store into a region that was mapped for reading, on either
-    side.
+    side: the stores are lost, without a message, when their blocks leave memory.
     """
     if isinstance(what, Region):
         what = what.array("uint8" if dtype is None else dtype, shape)
