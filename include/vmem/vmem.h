@@ -195,7 +195,8 @@ int vmem_init(void);
 /*
  * Frees every region, with live leases or without, and stops the threads, except the one that
  * delivers the log. Writes changed blocks of shared files first. Threads that access a region
- * afterwards get SIGBUS or SIGSEGV. Calls that begin meanwhile wait until it is done, so it ends
+ * afterwards get SIGBUS or SIGSEGV, until a new region, malloc() or mmap() uses the address again:
+ * then they read and change its bytes. Calls that begin meanwhile wait until it is done, so it ends
  * however many threads make calls. Let streams that use regions end first: it waits for those of
  * SHARED regions, without limit, and frees other regions under their kernels.
  *
