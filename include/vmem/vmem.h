@@ -656,7 +656,9 @@ int vmem_flush_on(const int *signals, size_t count);
 int vmem_query(const void *ptr, size_t size, struct vmem_residency *out);
 /*
  * Reads counters since the runtime started: see vmem_set and vmem_shutdown. The caller sets
- * out->size; fields beyond it are not written.
+ * out->size, so that a program and a library of different versions fit: vmem_stats, vmem_query and
+ * vmem_device_stats write the fields that both have, and nothing beyond out->size. -EINVAL:
+ * out->size is less than what these calls need at least (16 bytes; vmem_query: 40), or above 4096.
  */
 int vmem_stats(struct vmem_stats *out);
 /* Reads the counters of a device. -ENODEV: no such device. */

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+import ctypes
 import dataclasses
 import errno
 import os
@@ -41,6 +42,26 @@ def test_statistics_count(host):
         after = vmem.stats()
         assert after.regions == before.regions + 1 and after.host_bytes >= 4 << 20
     assert vmem.stats().regions == before.regions
+
+
+def test_a_struct_of_another_version_gets_what_it_has_room_for(host):
+    # As vmem.h says: from the first version's size on, nothing is written beyond the size.
+    with vmem.alloc(4096) as region:
+        calls = {
+            _lib.StatsStruct: (16, lambda out: _lib.lib.vmem_stats(out)),
+            _lib.ResidencyStruct: (40, lambda out: _lib.lib.vmem_query(region.ptr, 1, out)),
+        }
+        for struct, (least, call) in calls.items():
+            for size in range(0, ctypes.sizeof(struct) + 1, 8):
+                out = struct(*[0x5555] * len(struct._fields_))
+                out.size = size
+                assert call(ctypes.byref(out)) == (0 if size >= least else -errno.EINVAL), size
+                beyond = [getattr(out, name) for name, _ in struct._fields_[size // 8 if size >= least else 1 :]]
+                assert beyond == [0x5555] * len(beyond), size
+            assert out.size == size and size == ctypes.sizeof(struct)
+            for size, answer in ((4096, 0), (4097, -errno.EINVAL)):
+                room = (ctypes.c_uint64 * 1024)(*[size])
+                assert call(ctypes.cast(room, ctypes.POINTER(struct))) == answer and not any(room[512:])
 
 
 def test_sizes_are_read_as_libvmem_reads_them():
