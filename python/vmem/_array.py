@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import builtins
 import errno
+import operator
 import sys
 from typing import Any, Dict, Optional, Tuple
 
@@ -71,6 +72,7 @@ class Array(Range):
     def on(self, device: int) -> "Array":
         """Returns the same array as consumers on a device see it (HOST: on the CPU). Moves nothing:
         acquire() does that."""
+        device = operator.index(device)
         if not -(1 << 31) <= device < 1 << 31:
             raise ValueError(f"{short(device)} is no device")
         if self._handle.host_only and device != HOST:

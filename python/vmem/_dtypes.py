@@ -50,7 +50,7 @@ def dtype_of(what: Any) -> DType:
     name = str(what)
     if name.startswith("torch."):
         name = name[len("torch.") :]
-    if name not in BY_NAME and not isinstance(what, str):
+    if name not in BY_NAME and what is not None and not isinstance(what, str):  # None would be float64
         try:
             import numpy
 

@@ -27,7 +27,7 @@ class KernelRange(Owner):
         self._stream = stream_handle(stream)
         view = KernelViewStruct()
         self._owned = _memory.own(self, made, lib.vmem_kernel_end, self._stream)
-        check(lib.vmem_kernel_begin(ctypes.byref(made), ptr, nbytes, int(access), device, budget, ctypes.byref(view)))
+        check(lib.vmem_kernel_begin(ctypes.byref(made), ptr, nbytes, access, device, budget, ctypes.byref(view)))
         self._view = bytes(view)
 
     @property

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import collections.abc
+import contextlib
 import ctypes
 import errno
 import io
@@ -160,14 +162,16 @@ def _open() -> ctypes.CDLL:
     )
 
 
-def _checked(function: Any, limits: List[Tuple[int, int]]) -> Any:
-    """Wraps the call so that it refuses a number that ctypes would truncate."""
+def _checked(function: Any, limits: List[Tuple[int, int]], numbers: List[bool]) -> Any:
+    """Wraps the call so that it accepts whole numbers of any type (NumPy's, too) for its numbers,
+    and refuses those that ctypes would truncate."""
 
     def call(*given: Any) -> Any:
-        for value, (low, high) in zip(given, limits):
+        values = [operator.index(value) if number else value for value, number in zip(given, numbers)]
+        for value, (low, high) in zip(values, limits):
             if isinstance(value, int) and not low <= value <= high:
                 raise ValueError(f"{short(value)} is not from {low} to {high}")
-        return function(*given)
+        return function(*values)
 
     made: Any = call
     made.function, made.limits = function, limits
@@ -212,7 +216,8 @@ def _declare(library: ctypes.CDLL) -> None:
     for name, arguments in calls.items():
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, ctypes.c_int
-        setattr(library, name, _checked(function, [limits.get(kind, (0, (1 << 64) - 1)) for kind in arguments]))
+        within = [limits.get(kind, (0, (1 << 64) - 1)) for kind in arguments]
+        setattr(library, name, _checked(function, within, [kind in (whole, flags, size) for kind in arguments]))
     library.vmem_shutdown.argtypes, library.vmem_shutdown.restype = [], None
     library.vmem_log.argtypes, library.vmem_log.restype = [LOG_CALLBACK, ctypes.c_void_p], None
     library.vmem_last_error.argtypes, library.vmem_last_error.restype = [], text
@@ -274,8 +279,8 @@ def stream_handle(stream: Any) -> int:
     or an object with __cuda_stream__."""
     if stream is None:
         return 0
-    if isinstance(stream, int):
-        return stream
+    if hasattr(stream, "__index__"):
+        return operator.index(stream)
     for name in ("cuda_stream", "ptr"):  # torch, CuPy
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
@@ -342,6 +347,24 @@ class Owner:
         raise TypeError(f"a vmem.{type(self).__name__} cannot be copied or pickled: one object ends it")
 
 
+def descriptor_of(file: Any) -> Optional[int]:
+    """Returns a file descriptor, which is any whole number except a bool, or None for anything else:
+    a path, a file object."""
+    if isinstance(file, (bool, str, bytes, os.PathLike)) or not hasattr(file, "__index__"):
+        return None
+    return operator.index(file)
+
+
+def parse_shape(shape: Any) -> Tuple[int, ...]:
+    """The sizes of an array, from a whole number or a sequence of them."""
+    if hasattr(shape, "__index__") and not getattr(shape, "shape", ()):  # not a NumPy array of sizes
+        return (operator.index(shape),)
+    if not isinstance(shape, (str, bytes, bytearray, collections.abc.Mapping, collections.abc.Set)):
+        with contextlib.suppress(TypeError):
+            return tuple(operator.index(n) for n in shape)
+    raise TypeError(f"shape {short(shape)} is neither a whole number nor a sequence of them")
+
+
 def parse_offset(offset: Any) -> int:
     """Bytes from the start of a file: a whole number."""
     number = operator.index(offset)
@@ -375,8 +398,8 @@ def product(sizes: Sequence[int], itemsize: int, most: int) -> Optional[int]:
 
 def parse_size(size: Union[int, str]) -> int:
     """Bytes: a whole number, or text such as "512MiB", "8G" or "1.5GiB" (powers of 1024, as libvmem's settings)."""
-    if isinstance(size, int) and not isinstance(size, bool):
-        number: Optional[int] = size
+    if hasattr(size, "__index__") and not isinstance(size, bool):
+        number: Optional[int] = operator.index(size)
     else:
         found = re.fullmatch(r"\s*(\d{1,19}(?:\.\d{1,19})?)\s*([kmgt]?)(?:i?b)?\s*", str(size), re.IGNORECASE)
         whole = found is not None and ("." not in found[1] or found[2] != "")  # no fractions of a byte

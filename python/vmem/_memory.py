@@ -19,7 +19,7 @@ import weakref
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
 from . import _dlpack
-from ._lib import Error, Owner, ResidencyStruct, answer, check, failure, lib
+from ._lib import Error, Owner, ResidencyStruct, answer, check, descriptor_of, failure, lib
 
 generation = 0  # forks between the first process and this one: tells which objects belong to this process
 
@@ -231,11 +231,12 @@ def check_unmapped(file: Any) -> None:
     """Raises EBUSY if a region maps this file (a path, a descriptor or a file object), which must
     not change under it."""
     try:
-        named = isinstance(file, (str, bytes, os.PathLike, int))
-        found = os.stat(file if named else file.fileno())
+        fd = descriptor_of(file)
+        named = isinstance(file, (str, bytes, os.PathLike))
+        found = os.stat(file if named else file.fileno() if fd is None else fd)
     except (OSError, ValueError, TypeError, AttributeError):  # no file, or not the kernel's
         return
-    name = os.fsdecode(file) if named and not isinstance(file, int) else "the file"
+    name = os.fsdecode(file) if named else "the file"
     for handle in regions():
         if handle.file == (found.st_dev, found.st_ino) and stat.S_ISREG(found.st_mode) and not handle.freed:
             raise Error(

@@ -61,7 +61,7 @@ def advice_of(advice: Union["Advice", str, int]) -> int:
         if found is None:
             raise ValueError(f"advice {advice!r} is not known; there are: {', '.join(Advice.__members__).lower()}")
         return int(found)
-    return int(advice)
+    return operator.index(advice)
 
 
 # Bytes under one lease in read_from() and write_to(): a part of the smallest budget.
@@ -167,7 +167,8 @@ class Range:
 
     def _pieces(self, offset: int, access: int) -> Iterator[memoryview]:
         self._check()
-        if not 0 <= operator.index(offset) <= self.nbytes:
+        offset = operator.index(offset)
+        if not 0 <= offset <= self.nbytes:
             raise ValueError(f"offset {offset} is not in the {self.nbytes} bytes")
         return leased_pieces(self._handle.export(), self.ptr + offset, self.nbytes - offset, access)
 
@@ -204,7 +205,7 @@ class Lease(Owner):
         spans = [s for s in spans if s[1] != 0]
         ranges = (RangeStruct * max(1, len(spans)))()
         for struct, (ptr, nbytes, access, _) in zip(ranges, spans):
-            struct.ptr, struct.size, struct.access = ptr, nbytes, int(access)
+            struct.ptr, struct.size, struct.access = ptr, nbytes, operator.index(access)
         self._keep = [s[3] for s in spans]
         self._stream = stream_handle(stream)
         self._owned = _memory.own(self, self._lease, lib.vmem_lease_end, self._stream)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import builtins
 import ctypes
 import errno
+import operator
 import os
 import stat
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, NamedTuple, Optional, Sequence, SupportsIndex, Tuple, Union
 
 from . import _dlpack, _memory
 from ._array import Array
@@ -24,10 +25,12 @@ from ._lib import (
     Error,
     RegionAttrStruct,
     check,
+    descriptor_of,
     human_bytes,
     lib,
     open_at_once,
     parse_offset,
+    parse_shape,
     parse_size,
     path_bytes,
     product,
@@ -36,7 +39,7 @@ from ._lib import (
 )
 from ._range import Advice, Range, advice_of
 
-Shape = Union[int, Sequence[int]]
+Shape = Union[SupportsIndex, Sequence[SupportsIndex]]
 
 
 class _Identity(NamedTuple):
@@ -140,15 +143,13 @@ class Region(Range):
         start, stop, _ = part.indices(self.nbytes)
         return self.array("uint8", max(0, stop - start), start)
 
-    def array(self, dtype: Any = "uint8", shape: Optional[Shape] = None, offset: int = 0) -> "Array":
+    def array(self, dtype: Any = "uint8", shape: Optional[Shape] = None, offset: SupportsIndex = 0) -> "Array":
         """Returns a contiguous array over the region from byte `offset`; without a shape, as many
         elements as fit."""
         self._check()
         kind = dtype_of(dtype)
-        if shape is None:
-            shape = max(0, self.nbytes - offset) // kind.itemsize
-        sizes = (int(shape),) if isinstance(shape, int) else tuple(int(n) for n in shape)
         offset = parse_offset(offset)
+        sizes = (max(0, self.nbytes - offset) // kind.itemsize,) if shape is None else parse_shape(shape)
         if any(n < 0 for n in sizes):
             raise ValueError(f"shape {short(sizes)} has a negative size")
         if len(sizes) > MAX_DIMENSIONS:  # NumPy 1 would copy them before it counts
@@ -165,7 +166,7 @@ class Region(Range):
         """Returns the bytes, read-only if the region is."""
         return self.array().memoryview()
 
-    def numpy(self, dtype: Any = "uint8", shape: Optional[Shape] = None, offset: int = 0) -> Any:
+    def numpy(self, dtype: Any = "uint8", shape: Optional[Shape] = None, offset: SupportsIndex = 0) -> Any:
         """Returns a NumPy array over the region from byte `offset`, with the arguments of
         array()."""
         return self.array(dtype, shape, offset).numpy()
@@ -222,7 +223,7 @@ def _create(
     attr.advice = 0 if wanted.advice is None else advice_of(wanted.advice)
     attr.codec = None if wanted.codec is None else text_bytes(wanted.codec)
     attr.checksum = 0 if wanted.checksum is None else 1 if wanted.checksum else -1
-    attr.address = wanted.address
+    attr.address = None if wanted.address is None else operator.index(wanted.address)
     attr.core_dump = 0 if wanted.core_dump is None else 1 if wanted.core_dump else -1
     attr.path, attr.offset, attr.fd, attr.flags = path, offset, fd, flags
     check(lib.vmem_create(ctypes.byref(handle.made), handle.size, ctypes.byref(attr)))
@@ -286,10 +287,11 @@ def map(  # noqa: A001  (the name of the call in C)
     if mode not in _MODES:
         raise ValueError(f"mode {mode!r} is not known; give read, shared or private")
     offset = parse_offset(offset)
-    fd = path if isinstance(path, int) else -1
-    if isinstance(path, int) and path < 0:
-        raise ValueError(f"{short(path)} is no file descriptor")
-    where = b"/proc/self/fd/%d" % fd if isinstance(path, int) else path_bytes(path)
+    given = descriptor_of(path)
+    if given is not None and given < 0:
+        raise ValueError(f"{short(given)} is no file descriptor")
+    fd = -1 if given is None else given
+    where = path_bytes(path) if given is None else b"/proc/self/fd/%d" % fd  # type: ignore[arg-type]
     if size is None:
         with open_at_once(os.fsdecode(where)) as file:
             kind = os.fstat(file.fileno()).st_mode

@@ -7,11 +7,12 @@ import atexit
 import ctypes
 import errno
 import itertools
+import operator
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Union
 
 from . import _memory
-from ._lib import LOG_CALLBACK, DeviceStatsStruct, StatsStruct, check, lib, struct_values, text_bytes
+from ._lib import LOG_CALLBACK, DeviceStatsStruct, StatsStruct, check, lib, short, struct_values, text_bytes
 
 Value = Union[str, int, bool]
 
@@ -60,6 +61,8 @@ def set_log_callback(callback: Optional[Callable[[int, str], None]]) -> None:
     info, 3 debug. None restores stderr; the end of the interpreter does the same. The callback runs
     on any thread, and may use regions and make any call. Its exceptions are printed. When this
     returns, no thread is in the old callback, unless the old callback made this call."""
+    if callback is not None and not callable(callback):
+        raise TypeError(f"{short(callback)} cannot be called; give a function of a level and a line, or None")
     made = LOG_CALLBACK()
     if callback is not None:
         deliver = callback
@@ -90,7 +93,7 @@ def flush_on(*signals: int) -> None:
     flush_on(signal.SIGTERM). Other threads continue during the write, and later stores may be lost.
     EBUSY: Python has a handler for the signal, as for SIGINT; an uncaught exception also writes the
     files. EINVAL: not a signal of that kind."""
-    numbers = [int(s) for s in signals]
+    numbers = [operator.index(s) for s in signals]
     check(lib.vmem_flush_on((ctypes.c_int * len(numbers))(*numbers), len(numbers)))
 
 

@@ -14,14 +14,15 @@ import select
 import stat
 from typing import Any, ContextManager, Optional, Union
 
-from ._lib import short
+from ._lib import descriptor_of, short
 
 
 def opened(file: Any, mode: str) -> Optional[ContextManager[Any]]:
     """Opens a path, or wraps a descriptor, which stays open. Returns None if it is already a file
     object."""
-    if isinstance(file, int) and not isinstance(file, bool):
-        return open(file, mode, buffering=0, closefd=False)
+    fd = descriptor_of(file)
+    if fd is not None:
+        return open(fd, mode, buffering=0, closefd=False)
     if isinstance(file, (str, bytes, os.PathLike)):
         return open(file, mode, buffering=0)
     if not callable(getattr(file, "readinto" if mode == "rb" else "write", None)):

@@ -287,6 +287,62 @@ def test_arrays_have_their_part_of_the_region(host):
         del part, scalar
 
 
+@pytest.mark.parametrize("kind", [int, np.int64, np.uint8, np.array])
+def test_whole_numbers_of_any_type_are_numbers(host, make_file, kind):
+    path = make_file(bytes(range(200)) * 41)
+    with vmem.map(path, kind(100), kind(0), host_only=True) as region, open(path, "r+b") as file:
+        for shape in (kind(4), (kind(4),), [2, kind(2)], np.array([2, kind(2)]), np.prod((2, kind(2)))):
+            assert region.array("uint8", shape, kind(4)).nbytes == region.numpy("uint8", shape, kind(4)).size == 4
+        assert region.numpy(shape=kind(2), offset=kind(4)).tolist() == [4, 5]
+        assert region.array(offset=kind(4)).nbytes == 96
+        region.prefetch(location=np.int64(vmem.HOST), stream=kind(0))
+        region.advise(kind(vmem.Advice.COLD))
+        region.acquire(kind(vmem.READ), stream=kind(0)).release(kind(0))
+        with vmem.alloc(kind(100), host_only=True) as other:
+            with pytest.raises(vmem.Error) as e:
+                other.write_to(kind(file.fileno()))
+            assert e.value.errno == errno.EBUSY  # the descriptor is that of the mapped file
+            assert other.read_from(kind(file.fileno()), offset=kind(96)) == 4 and other.numpy()[99] == 3
+        with vmem.map(kind(file.fileno()), 8) as again:
+            assert again.numpy().tolist() == list(range(8))
+
+
+def test_what_is_no_whole_number_is_no_number(host, make_file):
+    path = make_file(bytes(8192))
+    with vmem.map(path, host_only=True) as region:
+        for bad in (2.7, 2.0, np.float64(2), np.array(2.0), "2", b"2", 2j):
+            for shape in (bad, (bad,), [2, bad]):
+                with pytest.raises(TypeError):
+                    region.array("uint8", shape)
+            for call in (
+                lambda: region.array(offset=bad),
+                lambda: region.acquire(access=bad),
+                lambda: region.acquire(location=bad),
+                lambda: region.prefetch(location=bad),
+                lambda: region[:4].on(bad),
+                lambda: region.write_to(os.devnull, offset=bad),
+                lambda: vmem.alloc(4096, address=bad),
+                lambda: vmem.device_stats(bad),
+                lambda: vmem.flush_on(bad),
+            ):
+                with pytest.raises(TypeError):
+                    call()
+        for bad in (2.7, np.float64(2)):
+            with pytest.raises(TypeError):
+                region.advise(bad)
+        for shape in (b"\1\2", {2: 3}, {2}, object(), np.array([2.0])):
+            with pytest.raises(TypeError, match="shape"):
+                region.array("uint8", shape)
+        with pytest.raises(TypeError, match="None"):
+            region.array(None)  # numpy.dtype(None) is float64
+    for bad in (True, 2.7):
+        with pytest.raises(TypeError):
+            vmem.map(bad)  # no descriptor
+    for bad in ("x", 5):
+        with pytest.raises(TypeError, match="cannot be called"):
+            vmem.set_log_callback(bad)
+
+
 def test_a_name_stands_in_messages(host):
     with vmem.alloc(60 * MIB, name="my weights", host_only=True) as a, vmem.alloc(60 * MIB) as b:
         with vmem.acquire(a[: 40 * MIB]):

@@ -8,6 +8,7 @@ import ctypes
 import errno
 import glob
 import math
+import operator
 import os
 from typing import Any, Dict, List, Optional, Tuple, Union
 
@@ -158,7 +159,7 @@ class Table:
     def __init__(self, table: "torch.Tensor", device: Any, budget: Union[int, str, None]) -> None:
         if table.device.type != "cpu" or table.dim() < 1 or not table.is_contiguous():
             raise ValueError("the table is to be a contiguous tensor over a region, on the CPU: vmem.torch.tensor()")
-        found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+        found = torch.device("cuda", operator.index(device)) if hasattr(device, "__index__") else torch.device(device)
         self.device = torch.device("cuda", torch.cuda.current_device() if found.index is None else found.index)
         self._table = table
         self._row = table[0].numel() * table.element_size() if len(table) else 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import operator
 import weakref
 from typing import Any, ContextManager, Iterable, Union
 
@@ -119,7 +120,7 @@ def resolve(device: Any) -> Target:
                 "the first region",
             )
         return Target(0, CPU, "simulated device 0")
-    where = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    where = torch.device("cuda", operator.index(device)) if hasattr(device, "__index__") else torch.device(device)
     if where.type != "cuda":
         raise Error(errno.EINVAL, f"device {device!r} is not accepted; give a CUDA device, 'sim' or 'host'")
     if not torch.cuda.is_available():

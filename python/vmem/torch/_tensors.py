@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import errno
+import operator
 from typing import Any, Optional, Tuple, Union
 
 import torch
@@ -31,7 +32,7 @@ def torch_device(device: Device) -> "torch.device":
     """Returns the CPU for None, or the CUDA device of this number."""
     if device is None:
         return CPU
-    found = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    found = torch.device("cuda", operator.index(device)) if hasattr(device, "__index__") else torch.device(device)
     if found.type == "cuda" and found.index is None:
         found = torch.device("cuda", torch.cuda.current_device())
     if found.type not in ("cpu", "cuda"):
