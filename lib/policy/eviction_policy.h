@@ -30,6 +30,7 @@ struct Admission {
   bool probes = true;       // this block may be probed
   bool ahead = false;       // read ahead: its first touched() is its first use, and proves nothing
   bool hinted = false;      // read ahead because the program announced its use
+  bool refused = false;     // it was a victim and could not leave: other blocks come first for a while
   // Bytes/4096 that were evicted since this block last left memory; empty if it was never in
   // memory.
   std::optional<uint64_t> age = std::nullopt;
@@ -37,7 +38,8 @@ struct Admission {
 
 struct Victim {
   core::FrameId id;
-  bool probe;  // true: take out of sight, keep the frame until touched() or a real victim; false: evict
+  bool probe;            // true: take out of sight, keep the frame until touched() or a real victim; false: evict
+  bool refused = false;  // admitted as refused, and no other block is left
 };
 
 struct EvictionPolicyStats {
@@ -62,6 +64,8 @@ class EvictionPolicy {
   // - Probe victims do not count toward `pages`.
   // - A real victim is forgotten, as by remove(). If the pager could not evict it, it may admit()
   //   the victim again with age 0.
+  // - A block admitted as refused is passed over, whatever its class, and then gets its place back.
+  //   It is a victim before that only if no other block is left; then all victims are refused ones.
   // - Held blocks (see hold) are never returned.
   virtual size_t victims(uint64_t pages, std::span<Victim> out) = 0;
   // A held block (leased, I/O in flight) stays known but is never a victim. Holds are counted.

@@ -48,6 +48,7 @@ void EvictionPolicyBase::admit(const Admission& what) {
   n.temperature = what.pinned ? kPinnedTemperature : static_cast<unsigned>(what.temperature) & 3;
   ++stats_.admitted;
   if (what.age) ++stats_.refaulted;
+  if (what.refused) return lists_.push_head(kRefused, what.id);
   place(what.id, what.age ? Entry::refault : Entry::fresh, what.age.value_or(0), what.sequential);
 }
 
@@ -140,27 +141,50 @@ FrameId EvictionPolicyBase::next_victim() {
     look_ahead(cls);
     return pick(cls);
   }
-  return !lists_.empty(kHot) ? lists_.tail(kHot) : lists_.tail(kPinned);
+  for (const ListId last : {kHot, kPinned}) {
+    if (!lists_.empty(last)) return lists_.tail(last);
+  }
+  return lists_.tail(kRefused);
+}
+
+// Gives refused blocks their places back, as far as the victims have earned it.
+void EvictionPolicyBase::retry_refused() {
+  constexpr int kMost = 32;  // in one call
+  for (int i = 0; i < kMost && !lists_.empty(kRefused); ++i) {
+    const FrameId id = lists_.tail(kRefused);
+    const uint64_t price = uint64_t{lists_[id].weight()} * kRetryShare;
+    if (retries_ < price) return;
+    retries_ -= price;
+    lists_.unlink(id);
+    place(id, Entry::advised, 0, false);
+  }
+  if (lists_.empty(kRefused)) retries_ = 0;
 }
 
 size_t EvictionPolicyBase::victims(uint64_t pages, std::span<Victim> out) {
   out_ = out;
   out_used_ = 0;
   probe_room_ = out.size() / 2;  // a call that only probes would free nothing
+  retry_refused();
   bool used_up = false;
   for (uint64_t freed = 0; freed < pages && out_used_ < out.size();) {
     if (freed != 0 && used_up && lists_.empty(kCold)) break;
     used_up = !lists_.empty(kCold);
     const FrameId id = next_victim();
     if (id == kNoFrame) break;
+    const ListId from = lists_[id].list;
+    const bool refused = from == kRefused;
+    if (refused && freed != 0 && !out[out_used_ - 1].refused) break;
     const uint64_t weight = lists_[id].weight();
+    // Blocks that are to stay go only if refused ones still cannot: try those sooner.
+    if (!refused) retries_ += from == kHot || from == kPinned ? weight * kRetryShare / 2 : weight;
     const bool listed = lists_[id].just_probed;
     take_out(id);
     lists_[id] = Node{};
     if (listed) {  // little is left, and the look-ahead meets the eviction: list each id once
       std::find_if(out.begin(), out.end(), [id](const Victim& v) { return v.id == id; })->probe = false;
     } else {
-      out[out_used_++] = {id, false};
+      out[out_used_++] = {id, false, refused};
     }
     freed += weight;
     evicted_pages_ += weight;

@@ -7,6 +7,9 @@
 // - A class keeps a floor of 1/16 of the memory while a higher class has more than its own floor: a
 //   high-priority scan slows the others but never starves them.
 // - Held blocks are in no list, so that no search has to pass them.
+// - Refused blocks leave the order and come after all others. For each page that is named, a share
+//   of a page goes back to its place, the longest refused first: no search passes refused blocks,
+//   and blocks that still cannot leave take only that share of the victims.
 #pragma once
 
 #include <array>
@@ -37,7 +40,7 @@ class EvictionPolicyBase : public EvictionPolicy {
   enum class Entry : uint8_t {
     fresh,    // never seen before
     refault,  // was in memory; `age` says how long ago
-    advised,  // its advice changed; it was in memory all the time
+    advised,  // its advice changed, or it was refused; it was in memory all the time
     unheld,   // the last hold ended; node.used: a use was seen, node.proven: its part
   };
   virtual void insert(unsigned cls, core::FrameId id, Entry entry, uint64_t age, bool sequential) = 0;
@@ -69,16 +72,19 @@ class EvictionPolicyBase : public EvictionPolicy {
   FrameLists lists_;
 
  private:
-  static constexpr ListId kCold = 1, kColdAhead = 2, kHot = 3, kPinned = 4, kFirstPolicyList = 5;
+  static constexpr ListId kCold = 1, kColdAhead = 2, kHot = 3, kPinned = 4, kRefused = 5, kFirstPolicyList = 6;
   static constexpr unsigned kFloorShare = 16;
+  static constexpr unsigned kRetryShare = 8;  // pages named for each refused page that gets its place back
 
   bool in_class(const Node& n) const { return n.list >= kFirstPolicyList; }
   void place(core::FrameId id, Entry entry, uint64_t age, bool sequential);
   void take_out(core::FrameId id);
+  void retry_refused();
   core::FrameId next_victim();
   unsigned class_to_shrink() const;
 
   uint64_t capacity_ = 0, evicted_pages_ = 0;
+  uint64_t retries_ = 0;  // earned, in pages / kRetryShare
   std::array<uint64_t, kClasses> class_pages_{};
   EvictionPolicyStats stats_{};
   std::span<Victim> out_;  // during victims()

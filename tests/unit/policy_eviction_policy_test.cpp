@@ -6,6 +6,7 @@
 #include <map>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -189,6 +190,117 @@ TEST_P(PolicyEvictionPolicy, AVictimIsForgottenAndMayComeBack) {
   EXPECT_EQ(evict(1), std::vector<FrameId>{3});
 }
 
+// Whatever makes a block come first: its pages may be pinned for as long as the program runs.
+TEST_P(PolicyEvictionPolicy, ABlockThatCannotLeaveKeepsNoOtherFromBeingNamed) {
+  struct Way {
+    const char* what;
+    Priority priority;
+    Temperature temperature;
+    bool pinned, ahead;
+  };
+  constexpr Way kWays[] = {{"cold", Priority::normal, Temperature::cold, false, false},
+                           {"cold, read ahead", Priority::normal, Temperature::cold, false, true},
+                           {"low", Priority::low, Temperature::normal, false, false},
+                           {"normal", Priority::normal, Temperature::normal, false, false},
+                           {"high", Priority::high, Temperature::normal, false, false},
+                           {"hot", Priority::normal, Temperature::hot, false, false},
+                           {"pinned", Priority::normal, Temperature::normal, true, false}};
+  constexpr FrameId kStuck = 100, kAll = 400;
+  for (const Way& stuck : kWays) {
+    for (const Way& others : kWays) {
+      SCOPED_TRACE(std::string(others.what) + " behind " + stuck.what);
+      auto policy = make_eviction_policy(GetParam());
+      policy->resize(kAll, kAll);
+      for (FrameId id = 0; id < kAll; ++id) {
+        const Way& way = id < kStuck ? stuck : others;
+        policy->admit({.id = id,
+                       .weight = 1,
+                       .priority = way.priority,
+                       .temperature = way.temperature,
+                       .pinned = way.pinned,
+                       .ahead = way.ahead});
+      }
+      std::array<Victim, 32> out;
+      size_t gone = 0, named = 0;
+      for (; gone < kAll - kStuck && named < 10 * kAll; ++named) {
+        const size_t n = policy->victims(8, out);
+        ASSERT_NE(n, 0u);
+        for (const Victim& v : std::span(out).first(n)) {
+          if (v.probe) continue;
+          ++named;
+          EXPECT_FALSE(v.refused) << "others are left";
+          if (v.id >= kStuck) {
+            ++gone;
+            continue;
+          }
+          policy->admit({.id = v.id,
+                         .weight = 1,
+                         .priority = stuck.priority,
+                         .temperature = stuck.temperature,
+                         .pinned = stuck.pinned,
+                         .refused = true,
+                         .age = 0});
+        }
+      }
+      EXPECT_EQ(gone, kAll - kStuck);
+      EXPECT_LT(named, 3 * kAll);
+      // Now they are all that is left.
+      std::set<FrameId> last;
+      for (size_t n = 1; n != 0;) {
+        n = policy->victims(8, out);
+        for (const Victim& v : std::span(out).first(n)) {
+          if (!v.probe) last.insert(v.id);
+        }
+      }
+      EXPECT_EQ(last.size(), kStuck);
+    }
+  }
+}
+
+TEST_P(PolicyEvictionPolicy, ABlockThatCouldNotLeaveComesFirstAgainAfterAWhile) {
+  for (FrameId id = 0; id < 64; ++id) admit(id);
+  for (const FrameId id : {FrameId{100}, FrameId{101}})
+    evictor->admit({.id = id, .weight = 1, .temperature = Temperature::cold, .refused = true});
+  std::vector<FrameId> gone;
+  while (gone.size() < 32) gone.push_back(evict(1).at(0));
+  const auto place = [&](FrameId id) { return std::find(gone.begin(), gone.end(), id) - gone.begin(); };
+  EXPECT_GE(place(100), 8) << "others come first";
+  EXPECT_LT(place(100), place(101)) << "the oldest is tried first";
+  EXPECT_LT(place(101), 32) << "no other block is cold";
+}
+
+// The caller may try what it refuses otherwise.
+TEST_P(PolicyEvictionPolicy, WhenOnlyRefusedBlocksAreLeftTheVictimsSayThatAndComeAlone) {
+  for (FrameId id = 0; id < 4; ++id) admit(id);
+  for (FrameId id = 4; id < 8; ++id) evictor->admit({.id = id, .weight = 1, .refused = true});
+  std::array<Victim, 64> out;
+  size_t left = 4;
+  while (left != 0) {
+    const size_t n = evictor->victims(8, out);
+    ASSERT_NE(n, 0u);
+    for (const Victim& v : std::span(out).first(n)) {
+      EXPECT_FALSE(v.refused);
+      left -= v.probe ? 0 : 1;
+    }
+  }
+  ASSERT_EQ(evictor->victims(8, out), 4u);
+  for (FrameId i = 0; i < 4; ++i) {
+    EXPECT_EQ(out[i].id, 4 + i);
+    EXPECT_TRUE(out[i].refused);
+  }
+  EXPECT_EQ(evictor->victims(8, out), 0u);
+}
+
+TEST_P(PolicyEvictionPolicy, AHeldOrAdvisedBlockIsNoLongerRefused) {
+  for (FrameId id = 0; id < 8; ++id) admit(id);
+  for (FrameId id = 8; id < 10; ++id)
+    evictor->admit({.id = id, .weight = 1, .temperature = Temperature::cold, .refused = true});
+  evictor->hold(8);
+  evictor->unhold(8);
+  evictor->advise(9, Temperature::cold, Priority::low, false);
+  EXPECT_EQ(evict(2), (std::vector<FrameId>{8, 9}));
+}
+
 TEST_P(PolicyEvictionPolicy, BlocksThatMayNotBeProbedAreNot) {
   for (FrameId id = 0; id < 512; ++id) evictor->admit({.id = id, .weight = 1, .probes = false});
   std::array<Victim, 64> out;
@@ -229,7 +341,7 @@ TEST_P(PolicyEvictionPolicy, KeepsItsWordUnderRandomCalls) {
     uint32_t weight;
     bool pinned, probes;
     int holds = 0;
-    bool cold = false;
+    bool cold = false, refused = false;
   };
   constexpr FrameId kIds = 300;
   for (uint64_t seed = 1; seed <= 8; ++seed) {
@@ -255,10 +367,12 @@ TEST_P(PolicyEvictionPolicy, KeepsItsWordUnderRandomCalls) {
           a.sequential = random() % 5 == 0;
           a.probes = random() % 3 != 0;
           a.ahead = random() % 4 == 0;
+          a.refused = random() % 8 == 0;
           if (random() % 2 == 0) a.age = random() % 4000;
           policy->admit(a);
           known[id] = {a.weight, a.pinned, a.probes};
           known[id].cold = a.temperature == Temperature::cold;
+          known[id].refused = a.refused;
           break;
         }
         case 4:
@@ -309,7 +423,8 @@ TEST_P(PolicyEvictionPolicy, KeepsItsWordUnderRandomCalls) {
             freed += k->second.weight;
             largest = std::max<uint64_t>(largest, k->second.weight);
             if (k->second.pinned) {
-              for (const auto& [other, what] : known) ASSERT_TRUE(what.pinned || what.holds != 0) << other;
+              for (const auto& [other, what] : known)
+                ASSERT_TRUE(what.pinned || what.holds != 0 || what.refused) << other;
             }
             all_cold &= k->second.cold && !k->second.pinned;
             known.erase(k);
@@ -317,7 +432,8 @@ TEST_P(PolicyEvictionPolicy, KeepsItsWordUnderRandomCalls) {
           ASSERT_LT(freed, pages + largest) << "more than was asked";
           // Used-up blocks come alone, if there are any.
           if (freed < pages && n < out.size() && (freed == 0 || !all_cold)) {
-            for (const auto& [other, what] : known) ASSERT_NE(what.holds, 0) << other << " could have been evicted";
+            for (const auto& [other, what] : known)
+              ASSERT_TRUE(what.holds != 0 || (freed != 0 && what.refused)) << other << " could have been evicted";
           }
           break;
         }
