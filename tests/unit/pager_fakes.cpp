@@ -169,6 +169,17 @@ void FakeTrap::pin_drop(size_t times) {
   drop_pins_ = times;
 }
 
+void FakeTrap::stick(const void* at, int error) {
+  std::lock_guard lock(mutex_);
+  stuck_.erase(number(at));
+  if (error != 0) stuck_[number(at)] = error;
+}
+
+int FakeTrap::stuck(uintptr_t at, size_t size) const {
+  const auto it = stuck_.lower_bound(at);
+  return it != stuck_.end() && it->first < at + size ? it->second : 0;
+}
+
 void FakeTrap::tear_take() {
   std::lock_guard lock(mutex_);
   tear_take_ = true;
@@ -301,6 +312,7 @@ Status FakeTrap::take(void* at, size_t size, void* frame, trap::Transfer, trap::
   std::lock_guard lock(mutex_);
   called(wait == trap::PinWait::none ? "take at once" : "take");
   if (take_error_ != 0) return core::error(take_error_, "pinned");
+  if (const int error = stuck(number(at), size); error != 0) return core::error(error, "stuck");
   if (std::exchange(tear_take_, false)) {
     memcpy(frame, at, size / 2);
     memset(at, kDropped, size / 2);
@@ -318,6 +330,7 @@ Status FakeTrap::drop(std::span<const trap::Range> ranges) {
   std::lock_guard lock(mutex_);
   const bool pinned = drop_pins_ != 0;
   for (const trap::Range& r : pinned ? ranges.first(ranges.size() - 1) : ranges) {
+    if (stuck(r.address, r.size) != 0) return core::error(EBUSY, "stuck");
     memset(reinterpret_cast<void*>(r.address), kDropped, r.size);
     set(r.address, r.size, Page::absent);
     called("drop of a range");

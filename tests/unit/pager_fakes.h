@@ -54,6 +54,9 @@ class FakeTrap : public trap::Trap {
   void fail_fill(int error, size_t times, uint64_t stored = 0);
   // The next `times` drop() meet a pinned page, after they dropped all ranges but the last.
   void pin_drop(size_t times);
+  // From now on take() of memory with `at` fails with `error`, and drop() of it with EBUSY; 0: no
+  // longer.
+  void stick(const void* at, int error);
   // The next take() moves half of the block, cannot undo it, and says so.
   void tear_take();
   // The next fill() puts half of the block in place and fails: with ENOTRECOVERABLE, or with EEXIST
@@ -104,6 +107,7 @@ class FakeTrap : public trap::Trap {
   bool touch(uintptr_t at, bool write, const std::function<void(uint64_t*)>& use);
   void set(uintptr_t at, size_t size, Page page);
   bool all(uintptr_t at, size_t size, Page page);
+  int stuck(uintptr_t at, size_t size) const;
   void called(const char* name);
   void wake_locked(uintptr_t at, size_t size);
 
@@ -119,6 +123,7 @@ class FakeTrap : public trap::Trap {
   std::map<std::string, size_t> calls_;
   bool waiting_ = false, interrupted_ = false;
   int take_error_ = 0, fill_error_ = 0;
+  std::map<uintptr_t, int> stuck_;
   uint64_t fill_stored_ = 0;
   size_t fill_failures_ = 0, drop_pins_ = 0, fail_refusals_ = 0, unfail_refusals_ = 0;
   bool tear_take_ = false, tear_unfail_ = false;

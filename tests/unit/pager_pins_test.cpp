@@ -134,6 +134,32 @@ TEST_F(PagerPins, WhatIsInTheWayOfAFillIsDroppedWhenItsPinEnds) {
   EXPECT_TRUE(vmem::test::eventually(loaded));
 }
 
+// A buffer may be registered for as long as the program runs, and its rights changed for ever.
+TEST_F(PagerPins, WhatIsToLeaveFirstAndCannotKeepsNoOtherInMemory) {
+  constexpr size_t kBudget = 32 << 20, kBlocks = 24;
+  struct Way {
+    size_t block;
+    int error;
+  };
+  for (const Way& way : {Way{kHugePage, EBUSY}, Way{kHugePage, EFAULT}, Way{vmem::pager::test::kSmall, EBUSY}}) {
+    Config c = config(kBudget);
+    c.fault_timeout_ms = 1000;
+    start(std::move(c));
+    const size_t count = kBlocks * kHugePage / way.block;
+    std::byte* const at = region(count, way.block);
+    for (size_t i = 0; i < 3; ++i) {
+      put(at + i * way.block, 100 + i);
+      trap->stick(at + i * way.block, way.error);
+    }
+    ASSERT_TRUE(pager->advise(at, 3 * way.block, VMEM_ADVISE_COLD, VMEM_HOST).ok());
+    for (size_t i = 3; i < 2 * count; ++i) put(at + i % count * way.block, 100 + i % count);
+    for (size_t i = 0; i < count; ++i) EXPECT_EQ(get(at + i * way.block), 100 + i);
+    for (size_t i = 0; i < 3; ++i) trap->stick(at + i * way.block, 0);
+    TearDown();
+    pager.reset();
+  }
+}
+
 // The thread that pins it may wait for another fault, or for memory.
 TEST_F(PagerPins, APinOfWhatIsInTheWayKeepsNoOtherFaultFromBeingServed) {
   using vmem::pager::test::kSmall;

@@ -151,11 +151,17 @@ void BlockMap::admit(Region& r, BlockIndex b, uint32_t shadow) {
   a.probes = r.probes && frame.pool == kHostPool;
   a.ahead = (block.flags & core::kReadAhead) != 0;
   a.hinted = (block.flags & core::kPrefetched) != 0;
+  a.refused = std::exchange(frame.could_not_leave, false);
   if (shadow != 0) a.age = nonresident_age_.age(shadow);
   policy(a.id).admit(a);
   frame.admitted = true;
   frame.leased = false;
   match_hold(r, b);
+}
+
+void BlockMap::admit_refused(Region& r, BlockIndex b) {
+  frame_table_[r.table[b].aux].could_not_leave = true;
+  admit(r, b, nonresident_age_.shadow());
 }
 
 void BlockMap::follow_advice(Region& r, BlockIndex b) {

@@ -80,6 +80,8 @@ class BlockMap {
   policy::EvictionPolicy& policy(core::FrameId id) VMEM_LOCKED { return *policies_[frame_table_[id].pool]; }
   policy::EvictionPolicy& policy_of(uint8_t pool) VMEM_LOCKED { return *policies_[pool]; }
   void admit(Region& r, core::BlockIndex b, uint32_t shadow) VMEM_LOCKED;
+  // Admits a victim that could not leave: its policy names other blocks first.
+  void admit_refused(Region& r, core::BlockIndex b) VMEM_LOCKED;
   void withdraw(core::FrameId id) VMEM_LOCKED;
   // Tells the policies of the block and of its host copy that the block's advice has changed.
   void follow_advice(Region& r, core::BlockIndex b) VMEM_LOCKED;

@@ -8,6 +8,7 @@
 // Not thread-safe: the pager's lock protects it. Only grow() needs memory. References stay valid.
 #pragma once
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -71,12 +72,13 @@ struct Frame {
   bool lent_to_kernels = false;  // isolating: kernels load from its staging frame (StagingLoans)
   bool proven = false;           // resident, kProtected: no pin from before the protection can store unseen
   bool pinned = false;           // it was to leave, and a page of it was pinned
-  uint8_t pinned_tries = 0;      // pinned: how often in a row; see found_pinned()
+  uint8_t pinned_tries = 0;      // how often in a row it could not be taken; see found_pinned()
+  bool could_not_leave = false;  // reclaim chose it in vain: its policy gets to know with the next admit()
   bool dropping = false;         // in_place: we drop its pages; the program did not make an absent page
   // in_place: the program dropped a page, which now is zeros and takes stores unseen. Mapping: a
   // fault met a page that was not there.
   bool holed = false;
-  uint64_t pinned_until_ns = 0;  // pinned: other blocks are tried first until then
+  uint64_t pinned_until_ns = 0;  // it could not be taken: other blocks are tried first until then
   uint64_t dirty_since_ns = 0;   // DirtyBlocks; 0: not listed
   // DirtyBlocks: the block was due, but a WRITE lease (leased) or something else that ends soon was
   // in the way. It is overdue until its write begins.
@@ -117,15 +119,16 @@ class FrameTable {
   uint64_t ahead_bytes_ = 0;
 };
 
-// Notes whether a block that was to leave has a pinned page. Each time in a row that it has, it is
-// passed over four times as long: a registered buffer stays pinned for long.
-inline void found_pinned(Frame& frame, bool pinned, uint64_t now_ns) {
+// Notes whether a block that was to leave could be taken: 0, -EBUSY if a page of it is pinned, or
+// another error. Each time in a row that it could not, it is passed over four times as long: a
+// registered buffer stays pinned for long.
+inline void found_pinned(Frame& frame, int error, uint64_t now_ns) {
   constexpr uint64_t kShortest = 16000000;  // ns
   constexpr unsigned kMostTries = 5;        // 16 s
-  frame.pinned = pinned;
-  frame.pinned_until_ns = pinned ? now_ns + (kShortest << 2 * frame.pinned_tries) : 0;
-  if (!pinned) frame.pinned_tries = 0;
-  if (pinned && frame.pinned_tries < kMostTries) ++frame.pinned_tries;
+  frame.pinned = error == -EBUSY;
+  frame.pinned_until_ns = error != 0 ? now_ns + (kShortest << 2 * frame.pinned_tries) : 0;
+  if (error == 0) frame.pinned_tries = 0;
+  if (error != 0 && frame.pinned_tries < kMostTries) ++frame.pinned_tries;
 }
 
 // Whether the block is in place and certainly equal to the store: no thread can have stored to it

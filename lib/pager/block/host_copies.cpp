@@ -16,7 +16,7 @@ void HostCopies::keep(Region& r, BlockIndex b, std::byte* bytes) {
   admit(id);
 }
 
-void HostCopies::admit(FrameId id) {
+void HostCopies::admit(FrameId id, bool refused) {
   Frame& copy = frame_table_[id];
   policy::Admission a;
   a.id = id;
@@ -24,6 +24,7 @@ void HostCopies::admit(FrameId id) {
   a.priority = copy.region->priority;
   a.temperature = copy_temperature(*copy.region, copy.block);
   a.probes = false;
+  a.refused = refused;
   if (copy.shadow != 0) a.age = nonresident_age_.age(copy.shadow);
   policy(id).admit(a);
   copy.admitted = true;

@@ -60,13 +60,13 @@ class HostCopies {
   // The policy has chosen the copy, and forgotten it. evict() gives it up; refuse() keeps it, since
   // it may be all that is left of the block.
   void evict(core::FrameId copy);
-  void refuse(core::FrameId copy) { admit(copy); }
+  void refuse(core::FrameId copy) { admit(copy, true); }
 
   // For tests: recounts everything. Returns what is wrong, or an empty string.
   std::string check() const;
 
  private:
-  void admit(core::FrameId copy);
+  void admit(core::FrameId copy, bool refused = false);
   void give(core::FrameId copy);
   policy::EvictionPolicy& policy(core::FrameId copy) { return *policies_[frame_table_[copy].pool]; }
 

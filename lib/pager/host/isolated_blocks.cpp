@@ -110,6 +110,8 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   give_buffers(m);
   Frame& frame = ctx_.map.frame_table()[block.aux];
   if ((m->keep || m->probe) && frame.admitted) ctx_.map.policy(block.aux).unhold(block.aux);
+  // A dirty block that had to be clean is set aside when it is chosen next.
+  frame.could_not_leave = m->reclaims && !m->probe && !m->only_clean && (block.flags & core::kFaultPending) == 0;
   const bool same_in_store = m->status.ok() && !m->probe && (m->clean || m->io.size != 0);
   if (same_in_store) ctx_.map.note_clean(r, m->block);
 

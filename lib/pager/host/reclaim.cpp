@@ -44,7 +44,6 @@ void Reclaim::join() {
 
 void Reclaim::loop() {
   uint8_t next_staging = kStagingPools;
-  size_t passed = 0;
   bool served = false, wrote = false;  // what the last turn did; other work is next
   Lock lock(ctx_.map.mutex());
   while (!stop_) {
@@ -104,7 +103,7 @@ void Reclaim::loop() {
       host_.page_in.serve_waiting(lock);  // memory or a buffer may have come free without a notification
       continue;
     }
-    shrink(lock, what, &next_staging, &passed);
+    shrink(lock, what, &next_staging);
   }
 }
 
@@ -153,10 +152,10 @@ bool Reclaim::admit_aside(uint64_t now_ns) {
 }
 
 // Evicts a batch of victims. A batch is about 8 MiB, so that several reclaim threads share the work
-// and small blocks cluster. *passed counts the victims in a row that were passed over. While a
-// failed write waits for its next try, blocks that need no write leave and the others are set
-// aside: in all regions if the store failed, in one region if its own file did.
-void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) {
+// and small blocks cluster. While a failed write waits for its next try, blocks that need no write
+// leave and the others are set aside: in all regions if the store failed, in one region if its own
+// file did.
+void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging) {
   Batch batch;
   std::array<policy::Victim, 32> victims;
   static_assert(std::tuple_size_v<decltype(victims)> <= Batch::capacity());
@@ -168,12 +167,11 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
     // Frames of another size may be short as well; they are next.
     *next_staging = static_cast<uint8_t>(*what.staging + 1);
   }
-  bool copies = false, aside = false, all_pinned = true;
+  bool copies = false, passed = false;  // passed: victims are set aside or refused, and others come next
   const bool full = ctx_.writes.full(now_ns()) && !core::broken("full_disk");
   const uint64_t now = now_ns();
   const bool only_clean = ctx_.writes.pause(now) != 0;
   if (only_clean && count == 0) return wait_for_writes(lock, now);
-  const size_t before = *passed, all = ctx_.map.frame_table().used();
   for (size_t i = 0; i < count; ++i) {
     Frame& frame = ctx_.map.frame_table()[victims[i].id];
     if (frame.is_copy) {
@@ -185,18 +183,17 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
     const bool probe = victims[i].probe && r.table[b].state == State::resident;
     if (!victims[i].probe) frame.admitted = false;
     if (victims[i].probe && !probe) continue;
-    // Others go first if the store is full and has no room for this block yet, or if the block is
-    // pinned.
+    // Others go first, while there are others, if the store is full and has no room for this block
+    // yet, or if the block could not be taken lately.
     const bool fits_not = full && r.backing == Backing::anonymous && !r.table[b].extent && !only_clean;
-    const bool is_pinned = now < frame.pinned_until_ns;
-    if ((fits_not || is_pinned) && !r.dying && *passed < all) {
-      ++*passed;
-      if (!probe) ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
+    if ((fits_not || now < frame.pinned_until_ns) && !r.dying && !victims[i].refused) {
+      passed = true;
+      if (!probe) ctx_.map.admit_refused(r, b);
       continue;
     }
     const bool must_be_clean = only_clean || file_refuses(r, now);
     if (must_be_clean && !probe && !r.dying && !host_.isolator.may_be_clean(r, b)) {
-      aside = true;
+      passed = true;
       set_aside(victims[i].id);
       continue;
     }
@@ -207,14 +204,13 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_
     if (m != nullptr) {
       m->only_clean = must_be_clean;
       m->reclaims = true;
-      all_pinned &= is_pinned;
       batch.push_back(m);
     } else if (!victims[i].probe && !r.dying) {
-      ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
+      // No slot for its image: blocks that need none can leave. If others got slots, it gets one.
+      batch.empty() ? ctx_.map.admit_refused(r, b) : ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
     }
   }
-  if (batch.empty() && !copies && (aside || *passed != before)) return lock.give_way();
-  if (batch.empty() || !all_pinned) *passed = 0;  // else only pinned blocks are left
+  if (batch.empty() && !copies && passed) return lock.give_way();
   if (batch.empty() && !copies) host_.pressure.wait_for(lock, std::chrono::milliseconds(5));
   if (copies || (batch.empty() && what.stuck)) {  // frames may have come free
     DeferredWork after;

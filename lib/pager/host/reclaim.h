@@ -47,7 +47,7 @@ class Reclaim {
   void wait_for_work(Lock& lock) VMEM_LOCKED;
   void serve_request(Lock& lock) VMEM_LOCKED;
   void wait_for_writes(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
-  void shrink(Lock& lock, const Short& what, uint8_t* next_staging, size_t* passed) VMEM_LOCKED;
+  void shrink(Lock& lock, const Short& what, uint8_t* next_staging) VMEM_LOCKED;
   void set_aside(core::FrameId id) VMEM_LOCKED;
   bool admit_aside(uint64_t now_ns) VMEM_LOCKED;
 

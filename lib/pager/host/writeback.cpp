@@ -15,7 +15,14 @@
 
 namespace vmem::pager {
 
-Writeback::Writeback(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
+namespace {
+
+// Returns why the block could not be taken out; 0 if it was, or if only its write could not begin.
+int untaken(const Transition& m) {
+  return m.stored != 0 ? 0 : m.status.code();
+}
+
+}  // namespace
 
 void Writeback::evict_batch(Lock& lock, std::span<Transition*> batch) {
   if (batch.empty()) return lock.give_way();
@@ -33,12 +40,12 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
   DeferredWork after;
   {
     Lock lock(ctx_.map.mutex());
-    // Reclaim threads choose blocks known to be pinned only if there are no others. If the whole
-    // batch is such blocks, they pause.
+    // Reclaim threads choose blocks that could not be taken lately only if there are no others. If
+    // the whole batch is such blocks, they pause.
     bool all_pinned = true;
     for (const Transition* m : batch) {
       const Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
-      all_pinned = all_pinned && m->status.code() == -EBUSY && m->reclaims && m->begun_ns < frame.pinned_until_ns;
+      all_pinned = all_pinned && untaken(*m) != 0 && m->reclaims && m->begun_ns < frame.pinned_until_ns;
     }
     if (all_pinned) ctx_.writes.pinned(now_ns());
     for (Transition* m : batch) settle_taken(m, after);
@@ -52,7 +59,7 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
 void Writeback::settle_taken(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   if (!m->keep)  // pages that stay in place are not checked for pins
-    found_pinned(ctx_.map.frame_table()[r.table[m->block].aux], m->status.code() == -EBUSY, now_ns());
+    found_pinned(ctx_.map.frame_table()[r.table[m->block].aux], untaken(*m), now_ns());
   if (m->probe && m->status.ok()) {
     host_.isolated.keep_frame(m, after);
   } else if (m->torn) {
@@ -70,7 +77,6 @@ void Writeback::settle_taken(Transition* m, DeferredWork& after) {
             core::error(EBUSY, "%s stays in memory: I/O in flight or a registered buffer has pinned a page of it",
                         ctx_.map.where(r, m->block).c_str());
       }
-      if (m->status.code() != -EBUSY && m->reclaims) ctx_.writes.pinned(now_ns());
     }
     host_.isolated.put_back(m, after);
   } else if (m->clean) {

@@ -334,6 +334,7 @@ void Demoter::undo_leaving(Transition* m, const Status& why) {
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
                           why.text().data(), ctx_.map.where(r, m->block).c_str());
   tier_.blocks.stays(r, m->block, m);
+  ctx_.map.frame_table()[r.table[m->block].aux].could_not_leave = true;
   tier_.blocks.know_again(*m);
   ctx_.map.free_transition(m);
 }

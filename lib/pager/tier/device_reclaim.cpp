@@ -147,7 +147,9 @@ void DeviceReclaim::evict_own(int d, Batch& leaving, Batch& spilling, int* peer)
       leaving.push_back(m);
       leaves = true;
     } else if (!leaves && !r.dying) {
-      ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
+      // No frame for it: blocks that need none can leave. If others got frames, it gets one.
+      const bool refused = !stays && !waits && leaving.empty() && spilling.empty();
+      refused ? ctx_.map.admit_refused(r, b) : ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
     }
     if (leaves && !last) since = now;
   }

@@ -33,11 +33,9 @@ std::byte* StagingAllocator::frame(const Region& r, size_t keep) {
       frame.admitted = false;
       if (other.dying) continue;
       const Block& block = other.table[b];
-      if (block.state != State::staged || !proven_clean(block) || (block.flags & core::kFaultPending) != 0) {
-        ctx_.map.admit(other, b, ctx_.map.nonresident_age().shadow());
-        break;
-      }
-      if (!ctx_.map.reserve_transition()) {
+      if (block.state != State::staged || !proven_clean(block) || (block.flags & core::kFaultPending) != 0 ||
+          !ctx_.map.reserve_transition()) {
+        frame.could_not_leave = victim.refused;
         ctx_.map.admit(other, b, ctx_.map.nonresident_age().shadow());
         break;
       }
