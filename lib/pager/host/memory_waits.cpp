@@ -90,15 +90,20 @@ bool MemoryWaits::waits_for_itself(Lock& lock, uint64_t now) {
 
 Status MemoryWaits::given_up(const MemoryWaiter& s) {
   const uint64_t pinned = pinned_bytes();
+  const uint64_t leased = ctx_.reserve.pinned();
+  const char* const advice = pinned >= ctx_.frames.room() / 2 ? "make such calls smaller than host_budget, or raise it"
+                             : leased >= ctx_.frames.room() / 2 ? "release leases, or raise host_budget"
+                                                                : "raise host_budget";
+  const auto if_pinned = [&](const char* text) { return pinned != 0 ? text : ""; };
   const Status cause = ctx_.writes.error().ok() ? ctx_.map.refusal() : ctx_.writes.error();
-  return core::error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s%s%s%s, %s",
+  return core::error(ENOMEM,
+                     "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s%s%s%s%s%s%s, %s",
                      core::human_bytes(ctx_.budget.limit()).c_str(),
                      static_cast<unsigned>(ctx_.map.progress().waited(s.mark) / 1000000), cause.ok() ? "" : ": ",
-                     static_cast<int>(cause.text().size()), cause.text().data(), pinned != 0 ? ": " : "",
-                     pinned != 0 ? core::human_bytes(pinned).c_str() : "",
-                     pinned != 0 ? " of it is pinned, by direct I/O that is under way or by registered buffers; make "
-                                   "such calls smaller than host_budget, or raise it"
-                                 : "",
+                     static_cast<int>(cause.text().size()), cause.text().data(), if_pinned(": "),
+                     if_pinned(core::human_bytes(pinned).c_str()),
+                     if_pinned(" of it is pinned, by direct I/O that is under way or by registered buffers, and "),
+                     if_pinned(core::human_bytes(leased).c_str()), if_pinned(" is leased; "), if_pinned(advice),
                      ctx_.map.where(*s.region, s.block).c_str());
 }
 
