@@ -157,11 +157,80 @@ TEST_F(PagerRangeFlush, WhoDoesNotWaitLeavesWhatIsUnderWayAndWritesTheRest) {
   RangeScan scan;
   scan.wait = RangeScan::Wait::never;
   ASSERT_TRUE(write(r, true, &scan).ok());
-  EXPECT_EQ(scan.left, 1u);
-  EXPECT_EQ(scan.first_left, 0u);
+  EXPECT_EQ(scan.left.size(), 1u);
+  EXPECT_EQ(scan.left.begin()->first, 0u);
   EXPECT_EQ(written(), 3u);
   engine.hold(Io::Op::read, false);
   engine.let_go();
+}
+
+// A kernel's thread may release it after the call has waited for the region's releases.
+TEST_F(PagerRangeFlush, ABlockWhoseReleaseIsPendingIsWaitedForAndWritten) {
+  config.fault_timeout_ms = 50;
+  Region& r = device_region(1);
+  supply_frames(r);
+  devices.transitions = devices.streams = true;
+  ASSERT_TRUE(gpus.use(0).ok());
+  int stream = 0;
+  RangeScan scan;
+  scan.all = true;
+  scan.wait = RangeScan::Wait::while_it_goes_on;
+  const auto run = [&] {
+    BigLock lock(map.mutex());
+    scan.left.clear();
+    scan.progress = {};
+    scan.progress.look(vmem::pager::now_ns(), true);
+    ++r.in_flight;
+    const Status s = range_demoter.run(lock, r, 0, 0, vmem::pager::Leave::sync, &scan);
+    --r.in_flight;
+    return s;
+  };
+  const auto release = [&] {
+    {
+      BigLock lock(map.mutex());
+      ASSERT_TRUE(grants.grant({&r, 0, 0}, VMEM_WRITE, 0, &stream).ok());
+      edit(r.table, 0).flags |= core::kDirty;
+    }
+    const vmem_range what{r.address(0), r.block_size, VMEM_WRITE, 0};
+    ASSERT_TRUE(releases.release({&what, 1}, &stream, &stream, false).ok());
+  };
+  {
+    BigLock lock(map.mutex());
+    place(r, 0, 0);
+  }
+  release();
+  ASSERT_TRUE(run().ok());
+  EXPECT_EQ(scan.left.size(), 1u) << "its stream is held";
+  EXPECT_EQ(devices.copied, 1u) << "as it is now";
+  release();
+  devices.reached = true;
+  ASSERT_TRUE(run().ok());
+  EXPECT_TRUE(scan.left.empty());
+  EXPECT_EQ(devices.copied, 2u);
+  BigLock lock(map.mutex());
+  remove(r, 0);
+}
+
+TEST_F(PagerRangeFlush, ABlockThatDoesNotComeToRestCountsOnce) {
+  Region& r = device_region(2);
+  ASSERT_TRUE(gpus.use(0).ok());
+  {
+    BigLock lock(map.mutex());
+    for (const BlockIndex b : {0, 1}) {
+      place(r, b, 0);
+      core::change(r.table, b, State::on_device, State::demoting);
+    }
+  }
+  RangeScan scan;
+  scan.all = true;
+  scan.wait = RangeScan::Wait::never;
+  ASSERT_TRUE(write(r, true, &scan).ok());
+  EXPECT_EQ(scan.left.size(), 2u);
+  BigLock lock(map.mutex());
+  for (const BlockIndex b : {0, 1}) {
+    core::change(r.table, b, State::demoting, State::on_device);
+    remove(r, b);
+  }
 }
 
 TEST_F(PagerRangeFlush, AFilesFlushIsWaitedForAndItsFailureIsTold) {

@@ -7,11 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <list>
+#include <new>
 #include <vector>
 
 #include "core/big_lock.h"
 #include "core/histogram.h"
 #include "core/inplace_vector.h"
+#include "core/os_allocator.h"
 #include "core/pooled_list.h"
 #include "core/status.h"
 #include "core/types.h"
@@ -61,11 +63,12 @@ struct RangeScan {
   bool skipped = false;  // blocks were left out because of live leases
   Wait wait = Wait::always;
   StallClock progress;  // of while_it_goes_on
-  uint64_t left = 0;    // blocks that did not come to rest
-  core::BlockIndex first_left = 0;
+  // Blocks of a region that did not come to rest. A scan may meet a block several times.
+  core::OwnMap<core::BlockIndex, bool> left;
+  bool more_left = false;  // there was no memory to note one
 
-  void leave(core::BlockIndex b) {
-    if (left++ == 0) first_left = b;
+  void leave(core::BlockIndex b) try { left.emplace(b, true); } catch (const std::bad_alloc&) {
+    more_left = true;
   }
   // Whether the call reports only bytes that the file lacks. The program does not ask it what it
   // may rely on, as it asks vmem_sync.

@@ -88,15 +88,16 @@ Status ExitFlush::flush_shared() {
 }
 
 Status ExitFlush::write_region(Lock& lock, Region& r, RangeScan* scan, bool again) {
-  scan->left = 0;
+  scan->left.clear();
+  scan->more_left = false;
   Status s = calls_.range_flush.write(lock, r, 0, r.blocks - 1, true, scan);
-  r.unfinished = scan->left != 0;
+  r.unfinished = !scan->left.empty() || scan->more_left;
   if (s.ok() && again && r.unfinished) {
     s = error(ETIMEDOUT,
               "%llu blocks did not settle for %u ms: a stream has not reached their release, or they are moving; later "
               "changes of them are lost. The first: %s",
-              static_cast<unsigned long long>(scan->left), ctx_.config.fault_timeout_ms,
-              ctx_.map.where(r, scan->first_left).c_str());
+              static_cast<unsigned long long>(scan->left.size()), ctx_.config.fault_timeout_ms,
+              ctx_.map.where(r, scan->left.empty() ? 0 : scan->left.begin()->first).c_str());
   }
   if (s.ok() && !r.unfinished) s = host_.failed.tell_lost(r, 0, r.blocks - 1, false);
   return s;

@@ -13,7 +13,7 @@
 
 namespace vmem::pager {
 
-RangeDemoter::RangeDemoter(PagerContext& ctx, Calls& calls) : ctx_(ctx), host_(calls.host), tier_(calls.tier) {}
+RangeDemoter::RangeDemoter(PagerContext& ctx, Calls& calls) : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier) {}
 
 // The blocks that this call has claimed and not ended. If devices have their own page tables and
 // blocks are not to be written, the call begins with each block as soon as it meets it: the next is
@@ -116,11 +116,9 @@ bool RangeDemoter::passes_over(const Region& r, BlockIndex b, Leave how, RangeSc
     if (state == State::on_device && busy && !scan->all) scan->skipped = true;
     return true;
   }
-  if (scan->wait != RangeScan::Wait::always && awaits_writes(r, b)) {
-    scan->leave(b);
-    if (scan->wait == RangeScan::Wait::never) return true;
-  }
-  return false;
+  if (scan->wait != RangeScan::Wait::never || !awaits_writes(r, b)) return false;
+  scan->leave(b);
+  return true;
 }
 
 Leave RangeDemoter::goes_how(const Region& r, BlockIndex b, Leave how) {
@@ -137,6 +135,7 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
   UnderWay under_way(*this, ctx_.device_set.own_page_tables() && how != Leave::sync, ctx_.staging.of(r).frames.batch());
   if (how == Leave::sync) look_for_loss(lock);
   uint64_t mark = StallClock::kNone;
+  BlockIndex waited = UINT64_MAX;  // its releases were waited for
   Status starved;
   for (BlockIndex b = r.table.next_populated(first); b <= last && b < r.blocks;) {
     if (r.table[b].state == State::demoting || comes_to_device(ctx_.map.frame_table(), r.table[b])) {
@@ -148,6 +147,13 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
     core::add(ctx_.counters.swept_blocks);
     if (passes_over(r, b, how, scan)) {
       b = r.table.next_populated(b + 1);
+      continue;
+    }
+    if (scan->wait == RangeScan::Wait::while_it_goes_on && b != waited && awaits_writes(r, b)) {
+      under_way.flush(lock);
+      waited = b;
+      if (!leases_.releases.wait_for_block(lock, r, b, scan)) scan->leave(b);
+      if (r.dying) break;
       continue;
     }
     if (under_way.full()) {

@@ -6,6 +6,7 @@
 // - run() drops the lock.
 #pragma once
 
+#include "pager/lease/stream_releases.h"
 #include "pager/tier/demoter.h"
 
 namespace vmem::pager {
@@ -13,6 +14,7 @@ namespace vmem::pager {
 struct Calls;
 struct DeviceTier;
 struct HostTier;
+struct LeaseRoom;
 
 class RangeDemoter {
  public:
@@ -32,6 +34,7 @@ class RangeDemoter {
 
   PagerContext& ctx_;
   HostTier& host_;
+  LeaseRoom& leases_;
   DeviceTier& tier_;
 };
 

@@ -10,6 +10,20 @@ bool StreamReleaseQueue::any(const Region& r) const {
   });
 }
 
+bool StreamReleaseQueue::any(const BlockSpan& span, uint64_t id) const {
+  const auto meets = [&](const BlockSpan& s) {
+    return s.region == span.region && s.first <= span.last && span.first <= s.last;
+  };
+  return std::any_of(pending_.begin(), pending_.end(), [&](const PendingRelease& e) {
+    return e.id <= id && std::any_of(e.spans.begin(), e.spans.end(), meets);
+  });
+}
+
+size_t StreamReleaseQueue::count(uint64_t id) const {
+  return static_cast<size_t>(
+      std::count_if(pending_.begin(), pending_.end(), [&](const PendingRelease& e) { return e.id <= id; }));
+}
+
 // Returns the link to the oldest release of the lane. For an empty lane that is the last link,
 // which is null.
 PendingRelease** StreamReleaseQueue::lane_of(const PendingRelease& release) {

@@ -6,7 +6,7 @@
 //   of a lane in order, so only the first, the oldest, is worth polling.
 //
 // The cost of a call depends on the number of lanes, and not on how far behind their streams are: a
-// stream that is held may have a thousand releases. any() and forget() look at all releases.
+// stream that is held may have a thousand releases. any(), count() and forget() look at all releases.
 //
 // Not thread-safe: the pager's lock protects it. Needs no memory: entries come from lists of the
 // callers and return to such lists, because the device tickets in them must end without the lock.
@@ -28,6 +28,11 @@ class StreamReleaseQueue {
   size_t size() const { return pending_.size(); }
   // Whether a release has leases of the region.
   bool any(const Region& r) const;
+  // Of the releases up to number `id`: whether one has a lease of a block of the span, and how many
+  // are pending.
+  bool any(const BlockSpan& span, uint64_t id) const;
+  size_t count(uint64_t id) const;
+  uint64_t newest() const { return last_; }  // the last number given
 
   // Takes a release out of `from`, and numbers it. Its device, stream and thread are set.
   void add(std::list<PendingRelease>& from, std::list<PendingRelease>::iterator release);

@@ -7,6 +7,7 @@
 #include <bitset>
 #include <cerrno>
 #include <chrono>
+#include <utility>
 
 #include "core/at_exit.h"
 #include "core/break.h"
@@ -198,19 +199,33 @@ Status StreamReleases::wait_for_turn(Lock& lock, std::span<const BlockSpan> span
   }
 }
 
+// Waits for the releases of the span that are pending now. Only releases up to these count as
+// progress: others may come and end for ever. writes: the span is one block, and only releases for
+// writing matter. Returns false if the scan gives up before.
+bool StreamReleases::wait_for_span(Lock& lock, const BlockSpan& span, bool writes, RangeScan* scan) {
+  const uint64_t newest = pending_.newest();
+  size_t before = 0;
+  for (reap(lock); !span.region->dying && pending_.any(span, newest); reap(lock)) {
+    if (writes && !awaits_writes(*span.region, span.first)) break;
+    const size_t count = pending_.count(newest);
+    if (count < std::exchange(before, count)) scan->progress.made();
+    if (!ctx_.map.wait_on(lock, scan, ctx_.map.changed())) return false;
+  }
+  return true;
+}
+
+bool StreamReleases::wait_for_block(Lock& lock, Region& r, BlockIndex b, RangeScan* scan) {
+  return wait_for_span(lock, {&r, b, b}, true, scan);
+}
+
 void StreamReleases::wait_for_region(Lock& lock, Region& r, RangeScan* scan) {
   if (!r.gpu) return;
-  Patience patience;
-  size_t before = 0;
-  for (reap(lock); pending_.any(r) && !r.dying; reap(lock)) {
-    if (scan == nullptr || scan->wait == RangeScan::Wait::always) {
-      patience.wait(lock, ctx_.map.changed());
-      continue;
-    }
-    if (pending_.size() < before) scan->progress.made();
-    before = pending_.size();
-    if (!ctx_.map.wait_on(lock, scan, ctx_.map.changed())) return;
+  if (scan != nullptr && scan->wait != RangeScan::Wait::always) {
+    wait_for_span(lock, {&r, 0, r.blocks - 1}, false, scan);
+    return;
   }
+  Patience patience;
+  for (reap(lock); pending_.any(r) && !r.dying; reap(lock)) patience.wait(lock, ctx_.map.changed());
 }
 
 Status StreamReleases::check_device_stale(std::span<const BlockSpan> spans, bool* wait) {

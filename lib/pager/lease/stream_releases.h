@@ -48,8 +48,12 @@ class StreamReleases {
   // -ECANCELED, or, after the patience of `ask`, -EAGAIN or -EALREADY.
   core::Status wait_for_turn(Lock& lock, std::span<const BlockSpan> spans, std::span<const BlockSpan> apart,
                              int location, const AcquireRequest* ask) VMEM_LOCKED;
-  // Waits until no release of the region's leases is pending. Does not wait for live leases.
+  // Waits until no release of the region's leases is pending, or, for a scan that may give up, until
+  // those that are pending now have ended. Does not wait for live leases.
   void wait_for_region(Lock& lock, Region& r, RangeScan* scan = nullptr) VMEM_LOCKED;
+  // Waits until the releases of the block for writing that are pending now have ended. Returns false
+  // if the scan gives up before.
+  bool wait_for_block(Lock& lock, Region& r, core::BlockIndex b, RangeScan* scan) VMEM_LOCKED;
   // Sets *wait if blocks of the spans are stale at their device and about to leave it. Returns
   // -EBUSY if a live lease keeps one there.
   core::Status check_device_stale(std::span<const BlockSpan> spans, bool* wait) VMEM_LOCKED;
@@ -69,6 +73,7 @@ class StreamReleases {
            std::vector<PendingRelease*>* mine) VMEM_LOCKED;
   core::Status record(PendingRelease& ending, std::list<PendingRelease>* over) VMEM_UNLOCKED;
   bool a_worker_waits() VMEM_LOCKED;
+  bool wait_for_span(Lock& lock, const BlockSpan& span, bool writes, RangeScan* scan) VMEM_LOCKED;
   void forget_saved(const PendingRelease& ending) VMEM_LOCKED;
   core::Status check_pending(std::span<const BlockSpan> spans, int location, bool* wait) VMEM_LOCKED;
   core::Status check_room(std::span<const BlockSpan> spans, int d, bool* wait) VMEM_LOCKED;
