@@ -11,6 +11,9 @@
 
 namespace vmem::device {
 
+// -EOPNOTSUPP, the result of Devices::make_paging_words() for unified memory.
+core::Status no_paging_words();
+
 // One thread makes all calls but end(), table(), last_kernel() and idle(). Must be gone before its
 // Devices.
 //

@@ -14,6 +14,7 @@
 #include "core/step.h"
 #include "device/backend.h"
 #include "device/managed/fault_gate.h"
+#include "device/paging_words.h"
 
 namespace vmem::device {
 
@@ -188,10 +189,9 @@ Status ManagedDevices::trim(int device, uint64_t) {
   return usable(device);
 }
 
-Status ManagedDevices::make_paging_words(int device, uint32_t blocks, uint32_t frames,
-                                         std::unique_ptr<PagingWords>* out) {
+Status ManagedDevices::make_paging_words(int device, uint32_t, uint32_t, std::unique_ptr<PagingWords>*) {
   if (Status s = usable(device); !s.ok()) return s;
-  return Devices::make_paging_words(device, blocks, frames, out);
+  return no_paging_words();
 }
 
 uintptr_t ManagedDevices::window_of(uintptr_t block, size_t* run) {
