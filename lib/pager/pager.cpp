@@ -133,9 +133,9 @@ void Pager::write_overdue(const void* ptr, size_t size) {
   BlockSpan span;
   if (ctx_.map.dirty().first() == kNoFrame || !ctx_.map.check_range(ptr, size, &span).ok()) return;
   if (span.region->backing != Backing::file_shared) return;
-  ++span.region->in_flight;
+  ++span.region->counts.in_flight;
   host_.background.write_overdue(lock, span);
-  --span.region->in_flight;
+  --span.region->counts.in_flight;
   if (span.region->dying) ctx_.map.notify();
 }
 
@@ -151,14 +151,14 @@ std::string Pager::check() {
   uint64_t charged = 0, tables = 0;
   std::array<size_t, device::kUnitSizes> staged{};
   for (auto& [base, r] : ctx_.map.regions()) {
-    tables += r->table_charged + r->leases_charged;
+    tables += r->charge.table + r->charge.leases;
     for (BlockIndex b = r->table.next_populated(0); b < r->blocks; b = r->table.next_populated(b + 1)) {
       if (MemoryWaitQueue::marked(r->table[b]) && !host_.waits.queue().accounts_for(*r, b))
         return "a block is marked as one that waits for memory, and does not: " + std::string(ctx_.map.where(*r, b));
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
         const Frame& frame = ctx_.map.frame_table()[r->table[b].aux];
         if (in_staging(frame.pool) && frame.bytes != nullptr) ++staged[frame.pool - kStagingPools];
-        if (frame.pool == kHostPool || frame.cpu_mapped) charged += r->block_size;
+        if (frame.pool == kHostPool || frame.dev.cpu_mapped) charged += r->block_size;
       }
     }
   }

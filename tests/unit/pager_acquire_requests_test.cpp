@@ -60,7 +60,7 @@ class PagerAcquireRequests : public RangeParts {
  protected:
   uint32_t asked(const Region& r) {
     BigLock lock(map.mutex());
-    return r.asked;
+    return r.counts.asked;
   }
   Status check(Region& r, const AcquireRequest& ask) {
     BigLock lock(map.mutex());
@@ -107,7 +107,7 @@ TEST_F(PagerAcquireRequests, AnotherRegionInItsPlaceIsNotTheOneThatWasAskedFor) 
   acquire_requests.withdraw({&range, 1}, &ask);
   EXPECT_EQ(asked(r), 1u) << "nobody asked for this one";
   r.id = id;
-  r.asked = 0;
+  r.counts.asked = 0;
 }
 
 TEST_F(PagerAcquireRequests, OneThatIsCancelledSaysSo) {
@@ -125,8 +125,8 @@ class PagerKernelRanges : public RangeParts {
   Status open(const vmem_range& range, uint64_t bytes, KernelRange* out) { return ranges.open(range, 0, bytes, out); }
   uint32_t open_in(const Region& r) {
     BigLock lock(map.mutex());
-    EXPECT_EQ(staging.kernel_ranges, r.kernels) << "it is the only region";
-    return r.kernels;
+    EXPECT_EQ(staging.kernel_ranges, r.counts.kernels) << "it is the only region";
+    return r.counts.kernels;
   }
   vmem::pager::KernelRanges& ranges = tier.kernel_ranges;
 };
@@ -198,7 +198,7 @@ TEST_F(PagerExport, LeasedBlocksAreSharedAndAtRestAfterwards) {
   EXPECT_EQ(descriptor, 77);
   EXPECT_EQ(others.shared_bytes, 2 * kUnit);
   EXPECT_EQ(state(r, 0), State::on_device);
-  EXPECT_EQ(r.in_flight, 0u);
+  EXPECT_EQ(r.counts.in_flight, 0u);
   EXPECT_NE(freed, 0u) << "whoever waits looks again";
   others.share_error = EOPNOTSUPP;
   EXPECT_EQ(take(r, 0, 0).code(), -EOPNOTSUPP);
@@ -213,7 +213,7 @@ TEST_F(PagerExport, OnlyWhatIsUnderALiveLeaseAtADevice) {
   EXPECT_EQ(take(r, 0, 1, device::Export::handle).code(), -EINVAL) << "a descriptor is of one";
   EXPECT_EQ(take(at_host, 0, 0).code(), -EOPNOTSUPP);
   EXPECT_EQ(others.shared_bytes, 0u);
-  EXPECT_EQ(r.in_flight, 0u);
+  EXPECT_EQ(r.counts.in_flight, 0u);
   end(r);
 }
 

@@ -76,23 +76,23 @@ TEST_F(PagerAdvise, TheLastThatCoversABlockCountsAndNormalUndoesAPart) {
 TEST_F(PagerAdvise, WhatUndoesNothingIsNotKeptAndSoManyRangesAreTheMost) {
   Region& r = region(600);
   ASSERT_TRUE(advise(r, 0, 599, VMEM_ADVISE_NORMAL).ok());
-  EXPECT_TRUE(r.advised.empty());
+  EXPECT_TRUE(r.advice.advised.empty());
   for (BlockIndex b = 0; b < 256; ++b) ASSERT_TRUE(advise(r, 2 * b, 2 * b, VMEM_ADVISE_COLD).ok()) << b;
   EXPECT_EQ(advise(r, 599, 599, VMEM_ADVISE_COLD).code(), -ENOSPC);
   EXPECT_TRUE(advise(r, 0, 599, VMEM_ADVISE_HOT).ok()) << "it takes their place";
-  EXPECT_EQ(r.advised.size(), 1u);
+  EXPECT_EQ(r.advice.advised.size(), 1u);
 }
 
 TEST_F(PagerAdvise, PrioritiesAndOrdersAreOfTheWholeRegion) {
   Region& r = region(4);
   bring(r, 3);
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_PRIORITY_HIGH).ok());
-  EXPECT_EQ(r.priority, Priority::high);
+  EXPECT_EQ(r.advice.priority, Priority::high);
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_RANDOM).ok());
-  EXPECT_EQ(r.access, Access::random);
+  EXPECT_EQ(r.advice.access, Access::random);
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_NORMAL).ok());
-  EXPECT_EQ(r.access, Access::normal);
-  EXPECT_TRUE(r.advised.empty());
+  EXPECT_EQ(r.advice.access, Access::normal);
+  EXPECT_TRUE(r.advice.advised.empty());
   EXPECT_EQ(advise(r, 0, 0, 4711).code(), -EINVAL);
 }
 
@@ -121,9 +121,9 @@ TEST_F(PagerAdvise, WhatConcernsDevicesIsTheDriversOfEachBlockAndNobodysWithoutA
   EXPECT_EQ(advised.said[0].what, device::Advice::preferred_location);
   EXPECT_EQ(advised.said[0].location, 1);
   EXPECT_TRUE(advised.said[0].set);
-  EXPECT_FALSE(r.read_mostly);
+  EXPECT_FALSE(r.advice.read_mostly);
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_SET_READ_MOSTLY).ok());
-  EXPECT_TRUE(r.read_mostly);
+  EXPECT_TRUE(r.advice.read_mostly);
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_UNSET_ACCESSED_BY, VMEM_HOST).ok());
   EXPECT_EQ(advised.said.back().what, device::Advice::accessed_by);
   EXPECT_EQ(advised.said.back().location, device::kHost);
@@ -136,7 +136,7 @@ TEST_F(PagerAdvise, ADriverThatRefusesEndsIt) {
   EXPECT_EQ(advise(r, 0, 2, VMEM_ADVISE_SET_READ_MOSTLY).code(), -EIO);
   EXPECT_EQ(advised.said.size(), 1u);
   BigLock lock(map.mutex());
-  EXPECT_EQ(r.in_flight, 0u);
+  EXPECT_EQ(r.counts.in_flight, 0u);
 }
 
 TEST_F(PagerAdvise, WhatIsNeededSoonIsFetchedToWhereItIsBest) {

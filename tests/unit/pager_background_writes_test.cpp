@@ -41,7 +41,7 @@ class BackgroundWritesByHand : public PagerParts {
 
   Region& file(BlockIndex blocks) {
     Region& r = region(blocks, Backing::file_shared);
-    r.file_id = 1;
+    r.source.id = 1;
     return r;
   }
   // The block is in place, and stored to at `at_ns`.
@@ -175,8 +175,8 @@ TEST_F(BackgroundWritesByHand, AFileThatRefusesIsLeftAloneForAWhileAndOthersAreW
   {
     BigLock lock(map.mutex());
     EXPECT_EQ(writes.pause(vmem::pager::now_ns()), 0u) << "evictions do not wait for it";
-    EXPECT_GT(bad.refused_until_ns, 0u);
-    bad.refused_until_ns = start + 4 * kHour;
+    EXPECT_GT(bad.source.refused_until_ns, 0u);
+    bad.source.refused_until_ns = start + 4 * kHour;
   }
   engine.fail(Io::Op::write, 0);
   Region& good = file(2);
@@ -199,7 +199,7 @@ TEST_F(BackgroundWritesByHand, ABlockBehindManyThatCannotBeWrittenIsWrittenAtOnc
   for (BlockIndex b = 0; b < bad.blocks; ++b) change(bad, b, start);
   {
     BigLock lock(map.mutex());
-    bad.refused_until_ns = start + 9 * kHour;
+    bad.source.refused_until_ns = start + 9 * kHour;
   }
   Region& good = file(1);
   change(good, 0, start);

@@ -42,7 +42,7 @@ class PagerCpuMapper : public vmem::pager::test::DeviceParts {
   Region& read_mostly() {
     Region& r = placed(0);
     BigLock lock(map.mutex());
-    EXPECT_TRUE(r.places.set_read_mostly(0, 0, true));
+    EXPECT_TRUE(r.advice.places.set_read_mostly(0, 0, true));
     return r;
   }
   void end_lease(Region& r, unsigned access) {
@@ -61,11 +61,11 @@ class PagerCpuMapper : public vmem::pager::test::DeviceParts {
   }
   bool is_shown(const Region& r) {
     BigLock lock(map.mutex());
-    return map.frame_table()[r.table[0].aux].cpu_mapped;
+    return map.frame_table()[r.table[0].aux].dev.cpu_mapped;
   }
   void take_away(Region& r) {
     BigLock lock(map.mutex());
-    if (map.frame_table()[r.table[0].aux].cpu_mapped) {
+    if (map.frame_table()[r.table[0].aux].dev.cpu_mapped) {
       EXPECT_TRUE(cpu_mapper.hide(lock, r, 0));
     }
     remove(r, 0);
@@ -107,14 +107,14 @@ TEST_F(PagerCpuMapper, OfWhatIsReadMostTheCopyThatALoadHasMadeStaysAsLongAsItIsT
       Region& r = placed(VMEM_READ);
       {
         BigLock lock(map.mutex());
-        ASSERT_TRUE(r.places.set_read_mostly(0, 0, mostly));
-        map.frame_table()[r.table[0].aux].changed = changed;
+        ASSERT_TRUE(r.advice.places.set_read_mostly(0, 0, mostly));
+        map.frame_table()[r.table[0].aux].dev.changed = changed;
       }
       EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
       {
         BigLock lock(map.mutex());
         EXPECT_EQ(map.copies().has(r.table[0].aux), mostly && !changed);
-        map.frame_table()[r.table[0].aux].changed = false;
+        map.frame_table()[r.table[0].aux].dev.changed = false;
       }
       EXPECT_EQ(byte(r), FakeDevices::kByte);
       end_lease(r, VMEM_READ);
@@ -158,9 +158,9 @@ TEST_F(PagerCpuMapper, WhatIsBestInHostMemoryOrWasDroppedForWantOfItIsMoved) {
     Region& r = read_mostly();
     {
       BigLock lock(map.mutex());
-      map.frame_table()[r.table[0].aux].displaced = displaced;
+      map.frame_table()[r.table[0].aux].dev.displaced = displaced;
       if (!displaced) {
-        ASSERT_TRUE(r.places.prefer(0, 0, VMEM_HOST));
+        ASSERT_TRUE(r.advice.places.prefer(0, 0, VMEM_HOST));
       }
     }
     EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
@@ -202,22 +202,22 @@ TEST_F(PagerCpuMapper, OneCopyGivesWayToTheNextWhereMemoryIsShort) {
   {
     BigLock lock(map.mutex());
     for (const BlockIndex b : {0, 1}) place(r, b, 0);
-    ASSERT_TRUE(r.places.set_read_mostly(0, 1, true));
+    ASSERT_TRUE(r.advice.places.set_read_mostly(0, 1, true));
     rest = budget.available() - reserve.low_watermark() - kUnit;
     ASSERT_TRUE(budget.charge(rest, 0));
     ASSERT_TRUE(cpu_mappings.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), FaultKind::read, 0}, 1));
     EXPECT_TRUE(cpu_mapper.serve(lock));
-    EXPECT_TRUE(map.frame_table()[r.table[0].aux].cpu_mapped);
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].dev.cpu_mapped);
   }
   usleep(2 * vmem::pager::CpuMappings::kShownAtLeast / 1000);
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(cpu_mappings.met(r, 1, {reinterpret_cast<uintptr_t>(r.address(1)), FaultKind::read, 0}, 1));
     EXPECT_TRUE(cpu_mapper.serve(lock));
-    EXPECT_FALSE(map.frame_table()[r.table[0].aux].cpu_mapped) << "the oldest";
-    EXPECT_FALSE(map.frame_table()[r.table[0].aux].displaced);
+    EXPECT_FALSE(map.frame_table()[r.table[0].aux].dev.cpu_mapped) << "the oldest";
+    EXPECT_FALSE(map.frame_table()[r.table[0].aux].dev.displaced);
     EXPECT_TRUE(cpu_mapper.serve(lock));
-    EXPECT_TRUE(map.frame_table()[r.table[1].aux].cpu_mapped);
+    EXPECT_TRUE(map.frame_table()[r.table[1].aux].dev.cpu_mapped);
     EXPECT_TRUE(cpu_mapper.hide(lock, r, 1));
     budget.credit(rest);
     for (const BlockIndex b : {0, 1}) remove(r, b);
@@ -234,8 +234,8 @@ TEST_F(PagerCpuMapper, WhatWentForWantOfMemoryIsRemembered) {
     rest = budget.available();
     ASSERT_TRUE(budget.charge(rest, 0));
     EXPECT_TRUE(cpu_mapper.serve(lock));
-    EXPECT_FALSE(map.frame_table()[r.table[0].aux].cpu_mapped);
-    EXPECT_TRUE(map.frame_table()[r.table[0].aux].displaced);
+    EXPECT_FALSE(map.frame_table()[r.table[0].aux].dev.cpu_mapped);
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].dev.displaced);
     budget.credit(rest);
   }
   take_away(r);
@@ -258,7 +258,7 @@ TEST_F(PagerCpuMapper, AStoreUnderAReadLeaseChangesTheCopyWhichIsTheBlockWhenThe
   meet_and_serve(r, FaultKind::write_protect);  // the thread repeats the store and meets the write protection
   {
     BigLock lock(map.mutex());
-    EXPECT_TRUE(map.frame_table()[r.table[0].aux].device_stale);
+    EXPECT_TRUE(map.frame_table()[r.table[0].aux].dev.stale);
     EXPECT_EQ(cpu_mappings.device_stale_bytes(), kUnit);
   }
   ASSERT_TRUE(trap.store(r.base, 7));

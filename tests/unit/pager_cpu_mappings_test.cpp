@@ -83,7 +83,7 @@ class PagerCpuMappings : public ::testing::Test {
     EXPECT_EQ(next(), Next::move) << "once";
     EXPECT_EQ(copies->stays(first(), kNow), Next::refuse);
     copies->refuse(first(), Next::refuse, kNow);
-    EXPECT_TRUE(frame_table[region.table[b].aux].refused);
+    EXPECT_TRUE(frame_table[region.table[b].aux].dev.refused);
     clock.over = false;
   }
 
@@ -129,7 +129,7 @@ TEST_F(PagerCpuMappings, ItIsMovedWhenNothingIsInTheWay) {
   load(3);
   EXPECT_EQ(next(), Next::move);
   EXPECT_EQ(copies->begun(copies->begin()), copies->end());
-  EXPECT_FALSE(frame.asked);
+  EXPECT_FALSE(frame.dev.asked);
 }
 
 TEST_F(PagerCpuMappings, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
@@ -202,9 +202,9 @@ TEST_F(PagerCpuMappings, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
   facts.leased = true;
   ASSERT_EQ(next(), Next::change);
   copies->change(region, 3);
-  EXPECT_TRUE(frame.device_stale);
+  EXPECT_TRUE(frame.dev.stale);
   EXPECT_EQ(copies->device_stale_bytes(), kSize);
-  EXPECT_EQ(region.device_stale, 1u);
+  EXPECT_EQ(region.counts.device_stale, 1u);
   EXPECT_EQ(trap.calls("unprotect"), 1u);
   EXPECT_EQ(copies->check(), "");
   EXPECT_EQ(next(), Next::wait) << "until the leases end";
@@ -212,7 +212,7 @@ TEST_F(PagerCpuMappings, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
   EXPECT_EQ(next(), Next::move);
   copies->forget(region, 3);
   EXPECT_EQ(copies->device_stale_bytes(), 0u);
-  EXPECT_EQ(region.device_stale, 0u);
+  EXPECT_EQ(region.counts.device_stale, 0u);
   EXPECT_FALSE(copies->any());
 }
 
@@ -235,8 +235,8 @@ TEST_F(PagerCpuMappings, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAr
   ASSERT_EQ(next(), Next::refuse_store);
   EXPECT_EQ(clock.asked, kNow / 10);
   copies->refuse(first(), Next::refuse_store, kNow);
-  EXPECT_TRUE(frame.apart);
-  EXPECT_FALSE(frame.refused);
+  EXPECT_TRUE(frame.dev.apart);
+  EXPECT_FALSE(frame.dev.refused);
   EXPECT_FALSE(waits(3)) << "loads are reported again";
   uint64_t value = 0;
   EXPECT_FALSE(trap.load(region.address(3) + 2 * kPage, &value)) << "SIGBUS";
@@ -245,10 +245,10 @@ TEST_F(PagerCpuMappings, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAr
   facts.now_ns += CpuMappings::kTryAgain;
   trap.refuse_unfail(1);
   EXPECT_EQ(next(), Next::wait) << "the trap does not take it back";
-  EXPECT_TRUE(frame.apart);
+  EXPECT_TRUE(frame.dev.apart);
   facts.now_ns += CpuMappings::kTryAgain;
   EXPECT_EQ(next(), Next::erase);
-  EXPECT_FALSE(frame.apart);
+  EXPECT_FALSE(frame.dev.apart);
   copies->erase(copies->begin());
 }
 
@@ -259,7 +259,7 @@ TEST_F(PagerCpuMappings, WhatIsShownIsHiddenBeforeItIsRefused) {
   facts.leased = true;
   facts.room = false;
   facts.may_hide = false;
-  frame.missed = 0;
+  frame.dev.missed = 0;
   EXPECT_EQ(next(), Next::wait);
   facts.may_hide = true;
   EXPECT_EQ(next(), Next::wait) << "there is hope";
@@ -275,7 +275,7 @@ TEST_F(PagerCpuMappings, PagesThatTheProgramDroppedAreShownAgain) {
   for (int i = 0; i < CpuMappings::kReportedLate; ++i) EXPECT_FALSE(load(3)) << "reported late";
   EXPECT_FALSE(copies->waits());
   EXPECT_TRUE(load(3));
-  EXPECT_EQ(frame.missed, CpuMappings::kReportedLate);
+  EXPECT_EQ(frame.dev.missed, CpuMappings::kReportedLate);
   facts.leased = true;
   EXPECT_EQ(next(), Next::hide);
   facts.may_hide = false;
@@ -298,7 +298,7 @@ TEST_F(PagerCpuMappings, WithoutMemoryItIsTriedOnceMoreAndThenRefused) {
   trap.refuse_unfail(1);
   EXPECT_FALSE(copies->unrefuse(region, 3));
   EXPECT_TRUE(copies->unrefuse(region, 3));
-  EXPECT_FALSE(frame.refused);
+  EXPECT_FALSE(frame.dev.refused);
 }
 
 TEST_F(PagerCpuMappings, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCount) {
@@ -317,7 +317,7 @@ TEST_F(PagerCpuMappings, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCou
   EXPECT_EQ(next(), Next::wait);
   facts.lent = false;
   EXPECT_EQ(next(), Next::erase) << "it has got its signal";
-  EXPECT_FALSE(frame_table[region.table[3].aux].refused);
+  EXPECT_FALSE(frame_table[region.table[3].aux].dev.refused);
   copies->erase(copies->begin());
 }
 
@@ -392,27 +392,27 @@ TEST_F(PagerCpuMappings, OfARegionThatGoesNobodyWaits) {
   copies->forget(region);
   EXPECT_FALSE(copies->waits());
   EXPECT_NE(copies->check(), "") << "the block says that somebody does";
-  frame.asked = false;
+  frame.dev.asked = false;
 }
 
 TEST_F(PagerCpuMappings, TheCheckFindsWhatDisagrees) {
   Frame& frame = on_device(3);
-  frame.refused = true;
+  frame.dev.refused = true;
   EXPECT_NE(copies->check(), "");
-  frame.refused = false;
-  frame.cpu_mapped = true;
+  frame.dev.refused = false;
+  frame.dev.cpu_mapped = true;
   EXPECT_NE(copies->check(), "");
-  frame.cpu_mapped = false;
-  frame.device_stale = true;
+  frame.dev.cpu_mapped = false;
+  frame.dev.stale = true;
   EXPECT_NE(copies->check(), "");
-  frame.device_stale = false;
+  frame.dev.stale = false;
   shown(4);
   copies->change(region, 4);
-  region.device_stale = 0;
+  region.counts.device_stale = 0;
   EXPECT_NE(copies->check(), "");
-  region.device_stale = 2;
+  region.counts.device_stale = 2;
   EXPECT_NE(copies->check(), "");
-  region.device_stale = 1;
+  region.counts.device_stale = 1;
 }
 
 }  // namespace

@@ -98,14 +98,14 @@ TEST_F(PagerDeviceAcquire, OfWhatTheCpuIsShownAReadLeaseKeepsTheCopyAndAWriteLea
     ASSERT_TRUE(budget.charge(kUnit, 0));
     ASSERT_TRUE(cpu_mappings.expect());
     cpu_mappings.show(r, 0, 1);
-    map.frame_table()[r.table[0].aux].displaced = true;
+    map.frame_table()[r.table[0].aux].dev.displaced = true;
   }
   for (const unsigned access : {unsigned{VMEM_READ}, unsigned{VMEM_READ | VMEM_WRITE}}) {
     EXPECT_TRUE(acquire(r, 0, 0, access).ok());
     {
       BigLock lock(map.mutex());
-      EXPECT_EQ(map.frame_table()[r.table[0].aux].cpu_mapped, access == VMEM_READ);
-      EXPECT_FALSE(map.frame_table()[r.table[0].aux].displaced) << "the device has used it since";
+      EXPECT_EQ(map.frame_table()[r.table[0].aux].dev.cpu_mapped, access == VMEM_READ);
+      EXPECT_FALSE(map.frame_table()[r.table[0].aux].dev.displaced) << "the device has used it since";
     }
     end(r, 0, 0, access);
   }
@@ -123,7 +123,7 @@ TEST_F(PagerDeviceAcquire, WhatIsLeasedForWritingCountsAsChangedUnlessThatIsTold
   ASSERT_TRUE(acquire(r, 1, 1, VMEM_WRITE, &ask).ok());
   {
     BigLock lock(map.mutex());
-    EXPECT_TRUE(map.frame_table()[r.table[1].aux].undecided);
+    EXPECT_TRUE(map.frame_table()[r.table[1].aux].dev.undecided);
     while (copy_in.end_issued(lock, 0)) {
     }
     blocks.not_changed({&r, 1, 1}, 0);

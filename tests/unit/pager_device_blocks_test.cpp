@@ -39,7 +39,7 @@ TEST_F(PagerDeviceBlocks, WhatMayHaveChangedIsDirtyAndHasNoCopyUntilNobodyHasSto
   blocks.may_change(r, 0);
   blocks.not_changed({&r, 0, 0}, 0);
   EXPECT_TRUE(dirty(r)) << "one of two leases knows nothing of the other";
-  EXPECT_EQ(map.frame_table()[r.table[0].aux].copy, core::kNoFrame);
+  EXPECT_EQ(map.frame_table()[r.table[0].aux].dev.copy, core::kNoFrame);
   edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
@@ -110,7 +110,7 @@ TEST_F(PagerDeviceBlocks, AGuestThatIsUsedIsTheDevicesOwnAndOneThatCouldNotLeave
   Transition move;
   move.region = &r;
   move.device = 1;
-  move.was_spilled = true;
+  move.move.was_spilled = true;
   blocks.know_again(move);
   EXPECT_TRUE(map.spilled().is(r.table[0].aux));
   EXPECT_FALSE(map.frame_table()[r.table[0].aux].admitted);

@@ -100,7 +100,7 @@ TEST_F(PagerPeerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceFor
   devices.migrate_error = ENOMEM;
   ASSERT_TRUE(map.reserve_transition());
   Transition* const m = migrator.begin(r, 0, 1);
-  m->spills = true;
+  m->move.spills = true;
   map.spilled().add(r.table[0].aux, 1);
   lock.unlock();
   migrator.run({&m, 1}, 1, 0);
@@ -145,8 +145,8 @@ TEST_F(PagerDeviceReclaim, WhatIsBestOnAnotherDeviceGoesThereFirstAndIsNoGuest) 
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.spilled().set_share(50);
-  ASSERT_TRUE(r.places.prefer(2, 2, 1));
-  ASSERT_TRUE(r.places.prefer(0, 0, 0));
+  ASSERT_TRUE(r.advice.places.prefer(2, 2, 1));
+  ASSERT_TRUE(r.advice.places.prefer(0, 0, 0));
   for (BlockIndex b = 0; b < 4; ++b) map.follow_advice(r, b);
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(room.make(lock, 0));
@@ -166,7 +166,7 @@ TEST_F(PagerDeviceReclaim, WhatIsBestInHostMemoryIsNobodysGuest) {
   Region& r = placed(2);
   BigLock lock(map.mutex());
   map.spilled().set_share(50);
-  ASSERT_TRUE(r.places.prefer(1, 1, VMEM_HOST));
+  ASSERT_TRUE(r.advice.places.prefer(1, 1, VMEM_HOST));
   map.follow_advice(r, 1);
   gpus[0].budget.want(3 * kUnit);
   EXPECT_TRUE(room.make(lock, 0));
@@ -183,7 +183,7 @@ TEST_F(PagerDeviceReclaim, AGuestWhereItIsBestIsAtHome) {
   map.spilled().add(r.table[0].aux, 0);
   map.follow_advice(r, 0);
   EXPECT_TRUE(map.spilled().is(r.table[0].aux));
-  ASSERT_TRUE(r.places.prefer(0, 0, 0));
+  ASSERT_TRUE(r.advice.places.prefer(0, 0, 0));
   map.follow_advice(r, 0);
   EXPECT_FALSE(map.spilled().is(r.table[0].aux));
   EXPECT_TRUE(map.frame_table()[r.table[0].aux].admitted);
@@ -243,8 +243,9 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
     {
       BigLock lock(map.mutex());
       map.spilled().set_share(0);
-      r.advised.clear();
-      r.advised.push_back({0, 0, hot ? vmem::policy::Temperature::hot : vmem::policy::Temperature::normal, !hot});
+      r.advice.advised.clear();
+      r.advice.advised.push_back(
+          {0, 0, hot ? vmem::policy::Temperature::hot : vmem::policy::Temperature::normal, !hot});
       map.follow_advice(r, 0);
       gpus[0].budget.want(kUnit);
     }
@@ -309,7 +310,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.spilled().set_share(0);
-  r.advised.push_back({0, 1, vmem::policy::Temperature::normal, true});
+  r.advice.advised.push_back({0, 1, vmem::policy::Temperature::normal, true});
   for (const BlockIndex b : {0, 1}) map.follow_advice(r, b);
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(make_beside_leases(
@@ -330,7 +331,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.spilled().set_share(0);
-  r.advised.push_back({0, 0, vmem::policy::Temperature::normal, true});
+  r.advice.advised.push_back({0, 0, vmem::policy::Temperature::normal, true});
   map.follow_advice(r, 0);
   edit(r.table, 0).flags = core::kDigest;  // zeros: needs no frame
   std::vector<std::byte*> taken;

@@ -46,7 +46,7 @@ class PagerDeviceWriteback : public vmem::pager::test::DeviceParts {
       if (m == nullptr) return core::error(ENOMEM, "no frame");
       m->completion = &completion;
     }
-    if (!m->kept) memset(m->image, byte, r.block_size);
+    if (!m->move.kept) memset(m->image, byte, r.block_size);
     if (!copied.ok()) m->status = Status(-copied.code(), copied.text());
     DeferredWork after;
     device_writeback.write({&m, 1}, after);

@@ -68,7 +68,7 @@ TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
   const FrameId a = block(3), b = block(1);
   dirty.add(a, 5000);
   dirty.add(b, 6000);
-  dirty.put_off(a, 6000, Frame::Overdue::leased);
+  dirty.put_off(a, 6000, vmem::pager::DirtyFrame::Overdue::leased);
   EXPECT_TRUE(dirty.overdue(a));
   EXPECT_FALSE(dirty.overdue(b));
   EXPECT_EQ(dirty.first(), b);
@@ -80,7 +80,7 @@ TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
   EXPECT_GT(dirty.changes(), changes) << "an evictor that found nothing looks again";
   EXPECT_EQ(dirty.check(), "");
   dirty.remove(b);
-  dirty.put_off(a, 7000, Frame::Overdue::yes);
+  dirty.put_off(a, 7000, vmem::pager::DirtyFrame::Overdue::yes);
   dirty.bring_forward(a, 7000);
   EXPECT_EQ(dirty.bytes(), kBlock);
   dirty.put_off(a, 8000);
@@ -92,7 +92,7 @@ TEST_F(PagerDirtyBlocks, ABlockThatSomebodyHoldsCountsForNoLimit) {
   dirty.add(a, 10);
   dirty.add(b, 20);
   ASSERT_TRUE(dirty.slows(20));
-  dirty.put_off(a, 30, Frame::Overdue::leased);
+  dirty.put_off(a, 30, vmem::pager::DirtyFrame::Overdue::leased);
   EXPECT_FALSE(dirty.slows(30)) << "a wait would not make it leave";
   EXPECT_EQ(dirty.bytes(), 2 * kBlock);
   dirty.add(c, 40);

@@ -147,7 +147,7 @@ TEST_F(PagerExitFlush, WhatADeviceStoresUnderALeaseIsWaitedForAndWritten) {
   EXPECT_EQ(working.drained, 1u);
   EXPECT_GE(written(), 1u);
   EXPECT_EQ(state(r, 0), State::on_device);
-  EXPECT_EQ(r.told_at_exit, 0u);
+  EXPECT_EQ(r.counts.told_at_exit, 0u);
   end_lease(r);
 }
 

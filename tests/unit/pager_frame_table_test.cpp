@@ -63,14 +63,14 @@ TEST_F(PagerFrameTable, EachNumberIsTakenOnceAndComesBackEmpty) {
   Frame& one = all[5];
   one.shadow = 3;
   one.leaves = one.in_place = true;
-  one.copy = 9;
+  one.dev.copy = 9;
   all.give(5);
   EXPECT_EQ(all.free(), 1u);
   ASSERT_EQ(all.take(large, 1, nullptr, kHostPool), 5u);
   EXPECT_EQ(one.region, &large);
   EXPECT_EQ(one.shadow, 0u);
   EXPECT_FALSE(one.leaves || one.in_place);
-  EXPECT_EQ(one.copy, kNoFrame);
+  EXPECT_EQ(one.dev.copy, kNoFrame);
 }
 
 TEST_F(PagerFrameTable, WhatWasReadAheadIsCountedUntilItIsUsedOrLeaves) {
@@ -105,7 +105,7 @@ TEST_F(PagerFrameTable, TheCheckSeesWhatWasChangedBehindItsBack) {
   all[a].region = &small;
   EXPECT_EQ(all.check(), "a number that is free names a block");
   all[a].region = nullptr;
-  all[a].copy = a;
+  all[a].dev.copy = a;
   EXPECT_EQ(all.check(), "more numbers are free than are counted");
 }
 

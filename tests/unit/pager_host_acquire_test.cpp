@@ -38,7 +38,7 @@ class PagerHostAcquire : public vmem::pager::test::DeviceParts {
   }
   bool nothing_is_leased(Region& r) {
     BigLock lock(map.mutex());
-    return r.leases.empty() && reserve.pinned() == 0 && r.in_flight == 0;
+    return r.leases.empty() && reserve.pinned() == 0 && r.counts.in_flight == 0;
   }
   vmem::pager::HostAcquire& leases = calls.host_acquire;
 };
@@ -57,7 +57,7 @@ TEST_F(PagerHostAcquire, AllOfItIsInPlaceAndWhatWasThereIsAHit) {
   {
     BigLock lock(map.mutex());
     EXPECT_EQ(reserve.pinned(), 4 * kBlock);
-    EXPECT_EQ(r.in_flight, 0u);
+    EXPECT_EQ(r.counts.in_flight, 0u);
   }
   end(r, 0, 3, VMEM_READ);
   EXPECT_TRUE(nothing_is_leased(r));

@@ -106,7 +106,7 @@ TEST_F(PagerHostCopies, ACopyIsTheBlocksAndThePolicyKnowsIt) {
   copies->keep(region, 3, frame);
   EXPECT_TRUE(copies->has(id));
   EXPECT_EQ(copies->count(), 1u);
-  const FrameId copy = frame_table[id].copy;
+  const FrameId copy = frame_table[id].dev.copy;
   EXPECT_EQ(frame_table[copy].bytes, frame);
   EXPECT_EQ(frame_table[copy].pool, kStagingPools);
   EXPECT_EQ(region.table[3].aux, id) << "the block is on its device still";
@@ -119,7 +119,7 @@ TEST_F(PagerHostCopies, ACopyIsTheBlocksAndThePolicyKnowsIt) {
 
 TEST_F(PagerHostCopies, ABlockThatNeverLeftADeviceHasNoAge) {
   const FrameId id = with_copy(3);
-  EXPECT_FALSE(policy.known[frame_table[id].copy].age.has_value());
+  EXPECT_FALSE(policy.known[frame_table[id].dev.copy].age.has_value());
 }
 
 TEST_F(PagerHostCopies, WhatChangesHasNoCopyAnyMore) {
@@ -138,7 +138,7 @@ TEST_F(PagerHostCopies, WhatChangesHasNoCopyAnyMore) {
 
 TEST_F(PagerHostCopies, AnEvictedCopyLeavesItsBlockWhereItIs) {
   const FrameId a = with_copy(1), b = with_copy(2);
-  const FrameId victim = frame_table[a].copy;
+  const FrameId victim = frame_table[a].dev.copy;
   policy.known.erase(victim);  // as victims() does
   copies->evict(victim);
   EXPECT_FALSE(copies->has(a));
@@ -150,7 +150,7 @@ TEST_F(PagerHostCopies, AnEvictedCopyLeavesItsBlockWhereItIs) {
 
 TEST_F(PagerHostCopies, ACopyThatIsAllThereIsStays) {
   const FrameId a = with_copy(1);
-  const FrameId victim = frame_table[a].copy;
+  const FrameId victim = frame_table[a].dev.copy;
   policy.known.erase(victim);
   copies->refuse(victim);
   EXPECT_TRUE(copies->has(a));
@@ -161,7 +161,7 @@ TEST_F(PagerHostCopies, ACopyThatIsAllThereIsStays) {
 
 TEST_F(PagerHostCopies, AMoveThatReadsACopyHoldsIt) {
   const FrameId id = with_copy(3);
-  const FrameId copy = frame_table[id].copy;
+  const FrameId copy = frame_table[id].dev.copy;
   EXPECT_EQ(copies->hold(id), frame_table[copy].bytes);
   EXPECT_EQ(policy.holds[copy], 1);
   copies->unhold(id);
@@ -193,11 +193,11 @@ TEST_F(PagerHostCopies, ACopyBecomesTheBlockWhenThatLeavesItsDevice) {
 
 TEST_F(PagerHostCopies, TheCheckSeesACopyThatIsNotTheBlocks) {
   const FrameId id = with_copy(3);
-  const FrameId copy = frame_table[id].copy;
+  const FrameId copy = frame_table[id].dev.copy;
   const char* const wrong = "a host copy is not the block's: region 7, block 3";
-  frame_table[id].changed = true;
+  frame_table[id].dev.changed = true;
   EXPECT_EQ(copies->check(), wrong);
-  frame_table[id].changed = false;
+  frame_table[id].dev.changed = false;
   frame_table[copy].block = 4;
   EXPECT_EQ(copies->check(), wrong);
   frame_table[copy].block = 3;
@@ -211,19 +211,19 @@ TEST_F(PagerHostCopies, TheCheckSeesACopyThatIsNotTheBlocks) {
   change(region.table, 3, State::stored, State::promoting);
   change(region.table, 3, State::promoting, State::on_device);
   EXPECT_EQ(copies->check(), "");
-  frame_table[id].copy = vmem::core::kNoFrame;
+  frame_table[id].dev.copy = vmem::core::kNoFrame;
   EXPECT_EQ(copies->check(), "1 host copies are known, blocks have 0, and there are 1");
-  frame_table[id].copy = copy;
+  frame_table[id].dev.copy = copy;
 }
 
 TEST_F(PagerHostCopies, TheCopyOfWhatIsReadMostIsAmongTheLastToGo) {
-  ASSERT_TRUE(region.places.set_read_mostly(1, 1, true));
+  ASSERT_TRUE(region.advice.places.set_read_mostly(1, 1, true));
   const FrameId a = with_copy(0), b = with_copy(1);
-  const auto temperature = [&](FrameId id) { return policy.known[frame_table[id].copy].temperature; };
+  const auto temperature = [&](FrameId id) { return policy.known[frame_table[id].dev.copy].temperature; };
   EXPECT_EQ(temperature(a), Temperature::normal);
   EXPECT_EQ(temperature(b), Temperature::hot);
-  ASSERT_TRUE(region.places.set_read_mostly(0, 0, true));
-  ASSERT_TRUE(region.places.set_read_mostly(1, 1, false));
+  ASSERT_TRUE(region.advice.places.set_read_mostly(0, 0, true));
+  ASSERT_TRUE(region.advice.places.set_read_mostly(1, 1, false));
   copies->follow_advice(a);
   copies->follow_advice(b);
   EXPECT_EQ(temperature(a), Temperature::hot);

@@ -13,7 +13,6 @@ namespace vmem::pager::test {
 
 class ManagedDevices : public FakeDevices {
  public:
-  device::CpuView cpu_view() const override { return view; }
   device::CpuGate* cpu_gate() const override {
     return view == device::CpuView::unified ? &device::fault_gate::cpu_gate() : nullptr;
   }

@@ -43,10 +43,10 @@ class PagerMetadataCharges : public ::testing::Test {
     ASSERT_TRUE(region.table.create(kBlocks).ok());
     tables.charge(region);  // as when a region is made
     empty = region.table.footprint();
-    other.table_granted = MetadataCharges::kFree + kRest;
+    other.charge.table_granted = MetadataCharges::kFree + kRest;
   }
   void TearDown() override {
-    EXPECT_EQ(tables.check(region.table_charged + region.leases_charged + other.table_charged), "");
+    EXPECT_EQ(tables.check(region.charge.table + region.charge.leases + other.charge.table), "");
   }
   uint64_t charged() const { return budget.charged(Use::tables); }
   // Leaves blocks no more memory than they have.
@@ -83,7 +83,7 @@ TEST_F(PagerMetadataCharges, WhatEveryProcessCanSpareIsNotCharged) {
   EXPECT_EQ(charged(), kRest + empty + kPage + 1);
   tables.credit(other);
   EXPECT_EQ(charged(), 0u);
-  EXPECT_EQ(other.table_charged, 0u);
+  EXPECT_EQ(other.charge.table, 0u);
 }
 
 TEST_F(PagerMetadataCharges, ResidentsAreChargedWhenTheyAreCounted) {
@@ -95,7 +95,7 @@ TEST_F(PagerMetadataCharges, ResidentsAreChargedWhenTheyAreCounted) {
 }
 
 TEST_F(PagerMetadataCharges, WhatWasGrantedIsChargedFromTheStartAndAlwaysThere) {
-  region.table_granted = empty + 2 * (kPage + 1);
+  region.charge.table_granted = empty + 2 * (kPage + 1);
   tables.charge(region);
   EXPECT_EQ(tables.bytes(), empty + 2 * (kPage + 1));
   fill();

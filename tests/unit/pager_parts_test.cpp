@@ -64,14 +64,14 @@ TEST_F(PagerBlockMap, TheEndOfAMoveWakesWhoWaitsForItsBlockAndForNoOther) {
   map.new_entry(r, 0, nullptr);
   change(r.table, 0, State::unpopulated, State::reading);
   Transition* m = map.new_transition(r, 0);
-  EXPECT_EQ(r.in_flight, 1u);
+  EXPECT_EQ(r.counts.in_flight, 1u);
   Completion completion{1, {}};
   m->completion = &completion;
   m->status = error(EIO, "as the test wants it");
   change(r.table, 0, State::reading, State::unpopulated);
   map.free_entry(0, r);
   map.free_transition(m);
-  EXPECT_EQ(r.in_flight, 0u);
+  EXPECT_EQ(r.counts.in_flight, 0u);
   EXPECT_EQ(completion.outstanding, 0u);
   EXPECT_EQ(completion.status.code(), -EIO);
   EXPECT_NE(r.table[0].aux, 0u) << "a block that has left memory has a stamp";
@@ -378,8 +378,9 @@ TEST_F(PagerWriteback, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
       map.withdraw(r.table[0].aux);
       m = isolator.begin_take(r, 0, false, false);
       ASSERT_NE(m, nullptr);
-      EXPECT_EQ(m->leaving.counted(), !map.frame_table()[r.table[0].aux].pinned) << "nobody waits for what is pinned";
-      m->reclaims = reclaims;
+      EXPECT_EQ(m->write.leaving.counted(), !map.frame_table()[r.table[0].aux].pins.pinned)
+          << "nobody waits for what is pinned";
+      m->write.reclaims = reclaims;
     }
     write_back.evict_batch({&m, 1});
     ASSERT_EQ(state(r, 0), State::resident);

@@ -149,7 +149,7 @@ TEST_F(PagerPausedWrites, APinIsNoReasonToEvictInAnotherOrder) {
   while (try_to_bring(r, blocks)) ++blocks;
   {
     BigLock lock(map.mutex());
-    r.advised.push_back({0, 3, vmem::policy::Temperature::normal, true});
+    r.advice.advised.push_back({0, 3, vmem::policy::Temperature::normal, true});
     for (BlockIndex b = 0; b < 4; ++b) map.follow_advice(r, b);
   }
   for (BlockIndex b = 4; b < blocks; ++b) put(r, b, 1000 + b);

@@ -80,7 +80,7 @@ class PagerPipelinedCopy : public vmem::pager::test::PromotionParts {
     EXPECT_EQ(devices.prepared, devices.punched);
     const BigLock lock(map.mutex());
     EXPECT_EQ(r.reason(0).code(), -EIO);
-    EXPECT_EQ(r.in_flight, 0u);
+    EXPECT_EQ(r.counts.in_flight, 0u);
   }
 };
 

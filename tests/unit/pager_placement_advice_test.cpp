@@ -102,9 +102,9 @@ TEST(PagerAdvice, ABlockStaysWhereItIsBestAndLeavesAnotherDeviceFirst) {
   constexpr uint8_t kHost = vmem::pager::kHostPool, kStaging = vmem::pager::kStagingPools;
   constexpr uint8_t kDevice0 = vmem::pager::kDevicePools, kDevice1 = kDevice0 + 1;
   vmem::pager::Region r(8, 1);
-  ASSERT_TRUE(r.places.prefer(1, 1, 1));
-  ASSERT_TRUE(r.places.prefer(2, 2, VMEM_HOST));
-  ASSERT_TRUE(r.places.set_read_mostly(3, 3, true));
+  ASSERT_TRUE(r.advice.places.prefer(1, 1, 1));
+  ASSERT_TRUE(r.advice.places.prefer(2, 2, VMEM_HOST));
+  ASSERT_TRUE(r.advice.places.set_read_mostly(3, 3, true));
   const auto in = [&](uint64_t b) {
     std::vector<Temperature> all;
     for (const uint8_t pool : {kHost, kStaging, kDevice0, kDevice1}) {
@@ -119,7 +119,7 @@ TEST(PagerAdvice, ABlockStaysWhereItIsBestAndLeavesAnotherDeviceFirst) {
   EXPECT_EQ(in(1), (std::vector{normal, normal, cold, hot}));
   EXPECT_EQ(in(2), (std::vector{hot, hot, cold, cold}));
   EXPECT_EQ(in(3), (std::vector{normal, hot, normal, normal}));
-  r.advised.push_back({1, 1, cold, false});
+  r.advice.advised.push_back({1, 1, cold, false});
   EXPECT_EQ(in(1), (std::vector{cold, cold, cold, cold})) << "what was said of it comes first";
   EXPECT_EQ(vmem::pager::copy_temperature(r, 1), normal);
   EXPECT_EQ(vmem::pager::copy_temperature(r, 2), hot);

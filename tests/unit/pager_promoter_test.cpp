@@ -131,7 +131,7 @@ TEST_F(PagerPromoter, WhatTheCpuIsShownOfAnotherDevicesBlockStaysWhateverAHintWa
   map.match_holds(lock, {&r, 1, 1});
   cpu_mappings.forget(r);
   for (const BlockIndex b : {0, 1}) {
-    map.frame_table()[r.table[b].aux].cpu_mapped = map.frame_table()[r.table[b].aux].asked = false;
+    map.frame_table()[r.table[b].aux].dev.cpu_mapped = map.frame_table()[r.table[b].aux].dev.asked = false;
     budget.credit(kUnit);
     edit(r.table, b).flags = 0;
     remove(r, b);
@@ -198,7 +198,7 @@ TEST_F(PagerCopyIn, AnAcquireBeginsWithItsOwnBlocksAndAWorkerEndsIt) {
   EXPECT_FALSE(blocks.has_come(r, 0, 0));
   EXPECT_TRUE(copy_in.end_issued(lock, 0));
   EXPECT_EQ(r.table[1].state, State::on_device);
-  EXPECT_EQ(r.issued, 0u);
+  EXPECT_EQ(r.counts.issued, 0u);
   lock.unlock();
   arrive();
   for (const BlockIndex b : {0, 1}) take_away(r, b);

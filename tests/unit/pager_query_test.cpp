@@ -47,7 +47,7 @@ TEST_F(PagerQuery, EachByteOfARangeIsInOneTier) {
   EXPECT_EQ(where.host_bytes, kBlock - 4096);
   EXPECT_EQ(where.ssd_bytes, 4096u);
   EXPECT_EQ(queries.query(r.base, 2 * r.size, &where).code(), -EINVAL);
-  EXPECT_EQ(r.in_flight, 0u);
+  EXPECT_EQ(r.counts.in_flight, 0u);
 }
 
 TEST_F(PagerQuery, TheCensusAgreesWithThem) {
@@ -96,7 +96,7 @@ TEST_F(PagerQuery, ADeviceTellsOfItselfAndOfWhatItsDriverHasOfTheHost) {
   queries.stats(&all);
   EXPECT_EQ(all.device_bytes, 2 * kUnit);
   EXPECT_EQ(all.regions, 1u);
-  EXPECT_EQ(r.in_flight, 0u);
+  EXPECT_EQ(r.counts.in_flight, 0u);
   BigLock lock(map.mutex());
   remove(r, 0);
   remove(r, 2);

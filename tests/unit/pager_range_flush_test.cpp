@@ -34,9 +34,9 @@ class PagerRangeFlush : public vmem::pager::test::DeviceParts {
   }
   Status write(Region& r, bool keep, RangeScan* scan) {
     BigLock lock(map.mutex());
-    ++r.in_flight;
+    ++r.counts.in_flight;
     Status s = writer_of_ranges.write(lock, r, 0, r.blocks - 1, keep, scan);
-    --r.in_flight;
+    --r.counts.in_flight;
     return s;
   }
   Status write(Region& r, bool keep) {
@@ -180,9 +180,9 @@ TEST_F(PagerRangeFlush, ABlockWhoseReleaseIsPendingIsWaitedForAndWritten) {
     scan.left.clear();
     scan.progress = {};
     scan.progress.look(vmem::pager::now_ns(), true);
-    ++r.in_flight;
+    ++r.counts.in_flight;
     const Status s = range_demoter.run(lock, r, 0, 0, vmem::pager::Leave::sync, &scan);
-    --r.in_flight;
+    --r.counts.in_flight;
     return s;
   };
   const auto release = [&] {
@@ -235,7 +235,7 @@ TEST_F(PagerRangeFlush, ABlockThatDoesNotComeToRestCountsOnce) {
 
 TEST_F(PagerRangeFlush, AFilesFlushIsWaitedForAndItsFailureIsTold) {
   Region& r = region(1, Backing::file_shared);
-  r.file.path = "the-file";
+  r.source.file.path = "the-file";
   {
     BigLock lock(map.mutex());
     EXPECT_TRUE(writer_of_ranges.flush_file(lock, r).ok());

@@ -44,14 +44,14 @@ TEST_F(PagerReadaheadQueue, EachReadIsCountedOnceUntilItEnds) {
   ahead.started(a);
   ahead.started(b);
   EXPECT_EQ(ahead.in_flight(), 2 * 4096u);
-  EXPECT_TRUE(a.speculative);
+  EXPECT_TRUE(a.read.speculative);
   EXPECT_EQ(ahead.check(transitions), "");
   ahead.ended(fault);
   EXPECT_EQ(ahead.in_flight(), 2 * 4096u) << "that one is not read ahead";
   ahead.ended(a);
   ahead.ended(a);
   EXPECT_EQ(ahead.in_flight(), 4096u);
-  EXPECT_TRUE(a.speculative) << "what it was for is known until its block is in place";
+  EXPECT_TRUE(a.read.speculative) << "what it was for is known until its block is in place";
   ahead.ended(b);
 }
 
@@ -69,9 +69,9 @@ TEST_F(PagerReadaheadQueue, TheCheckSeesAReadThatEndedAndIsCountedStill) {
   m.begun_ns = 0;
   EXPECT_NE(ahead.check(transitions).find("a move is over"), std::string::npos) << ahead.check(transitions);
   m.begun_ns = 1;
-  m.reads_ahead = false;
+  m.read.reads_ahead = false;
   EXPECT_NE(ahead.check(transitions).find("moves have 0"), std::string::npos) << ahead.check(transitions);
-  m.reads_ahead = true;
+  m.read.reads_ahead = true;
 }
 
 TEST_F(PagerReadaheadQueue, NoMoreThanKMostWait) {

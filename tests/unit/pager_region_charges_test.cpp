@@ -50,9 +50,9 @@ TEST_F(PagerRegionCharges, ARegionHasWhatItNeedsAndGivesItBack) {
   describe(r, kBlock, true);
   ASSERT_TRUE(charge(r).ok());
   EXPECT_EQ(reserved_blocks(), 16u);
-  EXPECT_EQ(r.reserved_blocks, 16u);
+  EXPECT_EQ(r.charge.reserved_blocks, 16u);
   EXPECT_GE(kept(), uint64_t{kBlock});
-  EXPECT_GT(r.table_granted, 0u);
+  EXPECT_GT(r.charge.table_granted, 0u);
   {
     BigLock lock(map.mutex());
     EXPECT_GE(map.frame_table().size(), 16u) << "its blocks need no memory to move";
@@ -60,7 +60,7 @@ TEST_F(PagerRegionCharges, ARegionHasWhatItNeedsAndGivesItBack) {
   }
   credit(r);
   EXPECT_EQ(reserved_blocks(), 0u);
-  EXPECT_EQ(r.reserved_blocks, 0u);
+  EXPECT_EQ(r.charge.reserved_blocks, 0u);
   EXPECT_EQ(kept(), 0u);
 }
 

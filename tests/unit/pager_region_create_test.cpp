@@ -92,7 +92,7 @@ TEST_F(PagerRegionCreate, ARegionIsFoundWhenAllOfItIsThere) {
   EXPECT_EQ(a->blocks, 4u);
   EXPECT_EQ(a->size, 3 * kBlock + 1);
   EXPECT_EQ(a->span, 4 * kBlock);
-  EXPECT_EQ(a->stored_span, a->span) << "its blocks have room in the store";
+  EXPECT_EQ(a->charge.stored_span, a->span) << "its blocks have room in the store";
   EXPECT_LT(a->id, b->id);
   EXPECT_FALSE(a->gpu);
 }
@@ -103,7 +103,7 @@ TEST_F(PagerRegionCreate, ASmallRegionHasSmallerBlocks) {
   adapts.adapts = true;
   const Region* const r = made(adapts);
   EXPECT_EQ(r->block_size, size_t{64} << 10);
-  EXPECT_TRUE(r->adapts);
+  EXPECT_TRUE(r->use.adapts);
 }
 
 TEST_F(PagerRegionCreate, HowBlocksComeToTheirPlaceFollowsFromTheTrapAndTheirSize) {
@@ -149,9 +149,9 @@ TEST_F(PagerRegionCreate, AFileMayBeShorterThanItsRegionButNoneIsLongerThanTheLa
   file.offset = kBlock;
   Region* const r = made(file);
   ASSERT_NE(r, nullptr);
-  EXPECT_TRUE(r->has_file);
-  EXPECT_EQ(r->file_offset, kBlock);
-  EXPECT_EQ(r->stored_span, 0u) << "the store has nothing of it";
+  EXPECT_TRUE(r->source.present);
+  EXPECT_EQ(r->source.offset, kBlock);
+  EXPECT_EQ(r->charge.stored_span, 0u) << "the store has nothing of it";
   vmem::pager::close_file(r, engine);
   unlink(path.c_str());
 }

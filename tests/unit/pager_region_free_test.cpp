@@ -105,17 +105,17 @@ TEST_F(PagerRegionFree, WhoLeasesItOrIsAboutToKeepsItUnlessItGoesByForce) {
   {
     BigLock lock(map.mutex());
     grants.take_back({&r, 1, 1}, VMEM_READ, VMEM_HOST, nullptr);
-    r.asked = 1;
+    r.counts.asked = 1;
   }
   EXPECT_EQ(teardown.destroy(at, false).code(), -EBUSY);
   {
     BigLock lock(map.mutex());
-    r.asked = 0;
-    r.kernels = 1;
+    r.counts.asked = 0;
+    r.counts.kernels = 1;
   }
   EXPECT_EQ(teardown.destroy(at, false).code(), -EBUSY);
   EXPECT_FALSE(r.dying);
-  r.kernels = 0;
+  r.counts.kernels = 0;
   lease(r, 0, VMEM_WRITE);
   ASSERT_TRUE(teardown.destroy(at, true).ok());
   EXPECT_FALSE(is_there(at));

@@ -65,8 +65,8 @@ class PagerStoreReader : public Services, protected IoEnd {
 
 TEST_F(PagerStoreReader, WhatTheStoreHasNotIsReadFromTheFileWhereTheRegionBegins) {
   Region& r = region(4, Backing::file_private);
-  r.file_id = 3;
-  r.file_offset = 5 * core::kPage;
+  r.source.id = 3;
+  r.source.offset = 5 * core::kPage;
   Transition m;
   read_into(r, 2, &m);
   BigLock lock(map.mutex());
@@ -136,10 +136,10 @@ TEST_F(PagerStoreReaderInParts, TheDigestIsThatOfTheWholeBlock) {
   Region& r = stored();
   Transition m;
   read(r, &m);
-  EXPECT_EQ(m.digested, kBlock - kStep) << "the last part is left";
+  EXPECT_EQ(m.read.digested, kBlock - kStep) << "the last part is left";
   reader.verify_read(&m);
   EXPECT_TRUE(m.status.ok()) << m.status.text();
-  EXPECT_EQ(m.digester, nullptr);
+  EXPECT_EQ(m.read.digester, nullptr);
   edit(r.table, 0).extent = {};
 }
 
@@ -166,7 +166,7 @@ TEST_F(PagerStoreReaderInParts, ReadsThatFailGiveBackWhatTheyTookAndBlocksWithou
   for (int n = 0; n < 100; ++n) {
     Transition m;
     read(r, &m, kBlock / 2);
-    EXPECT_NE(m.digester, nullptr) << n;
+    EXPECT_NE(m.read.digester, nullptr) << n;
     m.io.result = -EIO;
     reader.verify_read(&m);
     EXPECT_EQ(m.status.code(), -EIO);
@@ -175,7 +175,7 @@ TEST_F(PagerStoreReaderInParts, ReadsThatFailGiveBackWhatTheyTookAndBlocksWithou
   size_t without = 0;
   for (Transition& m : many) {
     read(r, &m);
-    without += m.digester == nullptr;
+    without += m.read.digester == nullptr;
   }
   EXPECT_GT(without, 0u);
   EXPECT_LT(without, many.size());

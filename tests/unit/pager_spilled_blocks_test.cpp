@@ -119,7 +119,7 @@ TEST_F(PagerSpilledBlocks, AGuestThatIsElsewhereOrKnownToAPolicyIsNoticed) {
   EXPECT_NE(guests.check(), "");
   edit(region.table, 0).device = 1;
   EXPECT_EQ(guests.check(), "");
-  frame_table[id].spilled_to = 0;
+  frame_table[id].dev.spilled_to = 0;
   EXPECT_NE(guests.check(), "");
 }
 

@@ -103,7 +103,7 @@ TEST_F(PagerStagingAllocator, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
   std::byte* const frame = supply.frame(r, 0);
   ASSERT_NE(frame, nullptr);
   ASSERT_TRUE(supply.keep_copy(r, 0, frame));
-  const core::FrameId copy = map.frame_table()[r.table[0].aux].copy;
+  const core::FrameId copy = map.frame_table()[r.table[0].aux].dev.copy;
   const auto choose = [&]() VMEM_LOCKED {
     vmem::policy::Victim victim;
     return map.policy(copy).victims(1, {&victim, 1}) == 1 && victim.id == copy;
@@ -130,9 +130,9 @@ TEST_F(PagerStagingAllocator, WhatIsPinnedToItsDeviceOrChangesThereKeepsNoCopy) 
   std::byte* const frame = supply.frame(r, 0);
   ASSERT_NE(frame, nullptr);
   place(r, 0, 0);
-  map.frame_table()[r.table[0].aux].changed = true;
+  map.frame_table()[r.table[0].aux].dev.changed = true;
   EXPECT_FALSE(supply.keep_copy(r, 0, frame));
-  r.advised.push_back({1, 1, vmem::policy::Temperature::normal, true});
+  r.advice.advised.push_back({1, 1, vmem::policy::Temperature::normal, true});
   place(r, 1, 0);
   EXPECT_FALSE(supply.keep_copy(r, 1, frame));
   staging.of(r).frames.put(frame);

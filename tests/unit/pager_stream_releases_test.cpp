@@ -166,7 +166,7 @@ TEST_F(PagerStreamReleases, AWorkerIsToldWhereSomethingWaitsForLeasesToEndAndIsN
   EXPECT_EQ(told(0), 1u) << "an access of the CPU";
   locked([&](BigLock& lock) {
     lock.hold();
-    map.frame_table()[r.table[1].aux].asked = false;
+    map.frame_table()[r.table[1].aux].dev.asked = false;
     cpu_mappings.erase(cpu_mappings.begin());
     gpus[0].budget.set(3 * kUnit);
   });
@@ -255,8 +255,8 @@ TEST_F(PagerStreamReleases, ABlockThatIsStaleAtItsDeviceIsRefusedWhileALiveLease
   {
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    map.frame_table()[r.table[0].aux].device_stale = true;
-    r.device_stale = 1;
+    map.frame_table()[r.table[0].aux].dev.stale = true;
+    r.counts.device_stale = 1;
     bool wait = false;
     const BlockSpan span{&r, 0, 0};
     EXPECT_EQ(releases.check_device_stale({&span, 1}, &wait).code(), -EBUSY);
@@ -266,8 +266,8 @@ TEST_F(PagerStreamReleases, ABlockThatIsStaleAtItsDeviceIsRefusedWhileALiveLease
   devices.reached = true;
   reap();
   BigLock lock(map.mutex());
-  map.frame_table()[r.table[0].aux].device_stale = false;
-  r.device_stale = 0;
+  map.frame_table()[r.table[0].aux].dev.stale = false;
+  r.counts.device_stale = 0;
   remove(r, 0);
 }
 

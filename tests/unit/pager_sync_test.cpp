@@ -38,9 +38,9 @@ class PagerSync : public vmem::pager::test::DeviceParts {
   Status sync_of(Region& r) { return sync.sync(r.base, r.size); }
   Status write_for_free(Region& r, bool force) {
     BigLock lock(map.mutex());
-    ++r.in_flight;
+    ++r.counts.in_flight;
     Status s = sync.write_for_free(lock, r, force);
-    --r.in_flight;
+    --r.counts.in_flight;
     return s;
   }
   // Makes a background write fail.
@@ -144,7 +144,7 @@ TEST_F(PagerSync, RegionsAreWrittenTogetherAndAFileIsFlushedOnce) {
   constexpr size_t kRegions = 6;
   for (size_t i = 0; i < kRegions; ++i) {
     Region& r = changed(1, i < 3 ? Backing::anonymous : Backing::file_shared);
-    r.file.file.inode = i < 3 ? 0 : 7;
+    r.source.file.file.inode = i < 3 ? 0 : 7;
   }
   engine.hold(Io::Op::write, true);
   std::thread all([&] { EXPECT_TRUE(sync.sync_all().ok()); });

@@ -31,14 +31,14 @@ TEST_F(PagerTransitionPool, AMoveIsOneBlocksUntilItIsGivenBack) {
   EXPECT_TRUE(pool.in_flight());
   EXPECT_EQ(pool.free(), 0u);
   EXPECT_EQ(pool.check(), "");
-  a->keep = true;
+  a->write.keep = true;
   a->status = vmem::core::Status(EIO, "");
   pool.give(a);
   EXPECT_TRUE(pool.in_flight()) << "the other is";
   EXPECT_EQ(a->begun_ns, 0u);
   EXPECT_TRUE(a->status.ok()) << "its words are nobody's any more";
   EXPECT_EQ(pool.take(region, 5, 9), a);
-  EXPECT_FALSE(a->keep) << "nothing is left of the move before";
+  EXPECT_FALSE(a->write.keep) << "nothing is left of the move before";
   pool.give(a);
   pool.give(b);
   EXPECT_FALSE(pool.in_flight());

@@ -217,7 +217,7 @@ TEST_F(PagerUnreadParts, WhereThereIsNoMemoryToKnowOneMoreTheOldestIsReadAgainSo
   EXPECT_EQ(state(r, 1), State::poisoned);
   EXPECT_EQ(state(r, 2), State::poisoned);
   core::BigLock lock(map.mutex());
-  EXPECT_EQ(r.unread, 3u);
+  EXPECT_EQ(r.counts.unread, 3u);
   const uint64_t due = failed.next_ns();
   EXPECT_FALSE(failed.ask_again(lock, due - 1)) << "not before its time";
   EXPECT_TRUE(failed.ask_again(lock, due));

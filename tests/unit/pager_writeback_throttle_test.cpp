@@ -36,7 +36,7 @@ class PagerWritebackThrottle : public ::testing::Test {
     return *transitions.back();
   }
   void leaves(Transition& m, bool staging = false) {
-    write_back.leaves(m.leaving, m.region->block_size, staging ? kStagingPools : kHostPool);
+    write_back.leaves(m.write.leaving, m.region->block_size, staging ? kStagingPools : kHostPool);
   }
   std::string check(uint64_t now = kNow) { return write_back.check(transitions, now); }
 
@@ -53,16 +53,16 @@ TEST_F(PagerWritebackThrottle, WhatLeavesIsCountedByWhoseMemoryItIs) {
   EXPECT_EQ(write_back.leaving(), 4096u + (2 << 20));
   EXPECT_EQ(write_back.leaving(kStagingPools), 2u << 20);
   EXPECT_EQ(check(), "");
-  write_back.settled(b.leaving);
+  write_back.settled(b.write.leaving);
   EXPECT_EQ(write_back.leaving(), 4096u);
-  write_back.settled(c.leaving);
+  write_back.settled(c.write.leaving);
   EXPECT_EQ(write_back.leaving(kStagingPools), 0u);
   EXPECT_EQ(check(), "");
 }
 
 TEST_F(PagerWritebackThrottle, AMoveIsCountedOnceAndSettledOnce) {
   Transition& m = move(large);
-  write_back.settled(m.leaving);
+  write_back.settled(m.write.leaving);
   EXPECT_EQ(write_back.leaving(), 0u) << "a block that is synced or probed was never said to leave";
   leaves(m);
   leaves(m);
@@ -70,8 +70,8 @@ TEST_F(PagerWritebackThrottle, AMoveIsCountedOnceAndSettledOnce) {
   leaves(m, true);
   EXPECT_EQ(write_back.leaving(), 0u);
   EXPECT_EQ(write_back.leaving(kStagingPools), 2u << 20);
-  write_back.settled(m.leaving);
-  write_back.settled(m.leaving);
+  write_back.settled(m.write.leaving);
+  write_back.settled(m.write.leaving);
   EXPECT_EQ(write_back.leaving() + write_back.leaving(kStagingPools), 0u);
   EXPECT_EQ(check(), "");
 }

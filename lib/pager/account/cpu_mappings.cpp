@@ -24,7 +24,7 @@ void CpuMappings::answered(Region& r, BlockIndex b) {
 
 bool CpuMappings::ask(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
   Frame& frame = frame_table_[r.table[b].aux];
-  if (frame.asked) return false;
+  if (frame.dev.asked) return false;
   CpuFault access{&r, b, now_ns, waits_.look(now_ns)};
   if (failed.since_ns != 0) access = {&r, b, failed.since_ns, failed.mark, now_ns + kTryAgain};
   access.loads = true;
@@ -32,30 +32,30 @@ bool CpuMappings::ask(Region& r, BlockIndex b, uint64_t now_ns, const Since& fai
     answered(r, b);  // the access is reported again
     return false;
   }
-  frame.asked = true;
+  frame.dev.asked = true;
   return true;
 }
 
 CpuMappings::iterator CpuMappings::begun(iterator which) {
-  frame_table_[which->region->table[which->block].aux].asked = false;
+  frame_table_[which->region->table[which->block].aux].dev.asked = false;
   return accesses_.erase(which);
 }
 
 bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_t now_ns) {
   const Block& block = r.table[b];
   Frame& frame = frame_table_[block.aux];
-  if (frame.device_stale && fault.kind == trap::FaultKind::write_protect) {
+  if (frame.dev.stale && fault.kind == trap::FaultKind::write_protect) {
     trap_.unprotect(r.address(b), r.block_size).ignore();
     return false;
   }
   // Or the program dropped a page of the copy itself (madvise). If the block is stale, only the
   // CPU has its bytes, and the page is zeros now; fill_zero() fails if the page is there. If not,
   // the device has its bytes.
-  const bool missing = frame.cpu_mapped && fault.kind != trap::FaultKind::write_protect;
-  if (missing && frame.device_stale) trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
-  const bool late = missing && (frame.device_stale || frame.missed < kReportedLate);
-  if (late) ++frame.missed;
-  if (!split_ || frame.refused || late) {
+  const bool missing = frame.dev.cpu_mapped && fault.kind != trap::FaultKind::write_protect;
+  if (missing && frame.dev.stale) trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
+  const bool late = missing && (frame.dev.stale || frame.dev.missed < kReportedLate);
+  if (late) ++frame.dev.missed;
+  if (!split_ || frame.dev.refused || late) {
     // The access met the trap before the block was made over it, or before the copy was shown.
     // It has been woken since, or is woken here.
     trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
@@ -63,13 +63,13 @@ bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
   }
   if ((block.flags & core::kFaultPending) == 0) core::add(counters_.faults);
   r.table.mark(b, core::kFaultPending);
-  const bool load = fault.kind == trap::FaultKind::read, first = !frame.asked;
+  const bool load = fault.kind == trap::FaultKind::read, first = !frame.dev.asked;
   if (!load) r.table.mark(b, core::kStorePending);
   const bool fresh = ask(r, b, now_ns);
   CpuFault* const access = find(r, b);
   if (access == nullptr) return fresh;
   access->loads = load || (access->loads && !first);
-  if (frame.apart) return fresh;  // the access is reported again
+  if (frame.dev.apart) return fresh;  // the access is reported again
   const uintptr_t page = core::round_down(fault.address, core::kPage);
   if (load && access->load_at == 0) access->load_at = page;
   auto& stores = access->stores;
@@ -79,7 +79,7 @@ bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
 
 bool CpuMappings::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& failed) {
   const Block& block = r.table[b];
-  if (frame_table_[block.aux].device_stale) {  // accesses that met its protection while it was copied go on
+  if (frame_table_[block.aux].dev.stale) {  // accesses that met its protection while it was copied go on
     r.table.answer_faults(b);
     trap_.unprotect(r.address(b), r.block_size).ignore();
     return ask(r, b, now_ns, failed);  // queued until the block has left
@@ -99,7 +99,7 @@ bool CpuMappings::answer(Region& r, BlockIndex b, uint64_t now_ns, const Since& 
 // any. A stale block is in place, so no access waits for it; it is tried until it leaves.
 bool CpuMappings::over(const CpuFault& access) const {
   const Frame& frame = frame_table_[access.region->table[access.block].aux];
-  return !access.starved && !frame.device_stale && (access.gives_up || waits_.hopeless(access.mark));
+  return !access.starved && !frame.dev.stale && (access.gives_up || waits_.hopeless(access.mark));
 }
 
 // The order of these questions matters.
@@ -109,9 +109,9 @@ CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
   const Block& block = r.table[b];
   const uint64_t now = around.now_ns;
   if (!r.dying && (block.state == State::promoting || block.state == State::demoting)) return Next::wait;
-  if (r.dying || block.state != State::on_device || !frame_table_[block.aux].asked) return Next::erase;
+  if (r.dying || block.state != State::on_device || !frame_table_[block.aux].dev.asked) return Next::erase;
   Frame& frame = frame_table_[block.aux];
-  if (frame.apart) {
+  if (frame.dev.apart) {
     if (now < access.not_before) return Next::wait;
     if (!unrefuse(r, b)) {
       access.not_before = now + kTryAgain;
@@ -122,26 +122,26 @@ CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
   if (!around.lost && around.lent) {
     access.lent_ns += access.looked_ns == 0 ? 0 : std::min(now - access.looked_ns, kLookedAt);
     access.looked_ns = now;
-    return access.lent_ns >= around.lent_most_ns && !frame.refused && !frame.cpu_mapped ? Next::refuse_lent
-                                                                                        : Next::wait;
+    return access.lent_ns >= around.lent_most_ns && !frame.dev.refused && !frame.dev.cpu_mapped ? Next::refuse_lent
+                                                                                                : Next::wait;
   }
-  if (!frame.refused) access.starved = false;  // a transition took SIGBUS back, and the wait goes on
-  if (!access.starved && (frame.refused || frame.apart) && (now < access.not_before || !unrefuse(r, b))) {
+  if (!frame.dev.refused) access.starved = false;  // a transition took SIGBUS back, and the wait goes on
+  if (!access.starved && (frame.dev.refused || frame.dev.apart) && (now < access.not_before || !unrefuse(r, b))) {
     if (now >= access.not_before) access.not_before = now + kTryAgain;
     return Next::wait;
   }
-  if (frame.cpu_mapped && !frame.device_stale && !around.lost && frame.missed == kReportedLate &&
+  if (frame.dev.cpu_mapped && !frame.dev.stale && !around.lost && frame.dev.missed == kReportedLate &&
       (block.flags & core::kFaultPending) != 0)
     return around.may_hide ? Next::hide : Next::wait;  // pages of the copy are gone
-  if (!frame.device_stale && !access.starved && (block.flags & core::kFaultPending) == 0) {
-    frame.asked = false;
+  if (!frame.dev.stale && !access.starved && (block.flags & core::kFaultPending) == 0) {
+    frame.dev.asked = false;
     return Next::erase;
   }
-  if (now < access.not_before || (around.leased && (frame.device_stale || around.elsewhere))) return Next::wait;
+  if (now < access.not_before || (around.leased && (frame.dev.stale || around.elsewhere))) return Next::wait;
   const bool store = (block.flags & core::kStorePending) != 0;
   const bool no_room = around.leased && store && !around.room;
-  const bool answers = around.leased || (around.shows && !store && !frame.device_stale && !around.lost);
-  if (frame.cpu_mapped && answers) {
+  const bool answers = around.leased || (around.shows && !store && !frame.dev.stale && !around.lost);
+  if (frame.dev.cpu_mapped && answers) {
     if (no_room) {
       if (!around.may_hide || !waits_.hopeless(access.mark)) return Next::wait;
       access.gives_up = true;  // it cannot be refused while a copy is shown
@@ -154,11 +154,11 @@ CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
   access.gives_up = access.gives_up && no_room;
   const bool ends = over(access);
   if (ends && no_room && (access.gives_up || !access.loads)) return Next::refuse_store;
-  if (ends && access.not_before != 0 && frame.cpu_mapped && !around.lost)
+  if (ends && access.not_before != 0 && frame.dev.cpu_mapped && !around.lost)
     return around.may_hide ? Next::hide : Next::wait;                 // it cannot be refused while a copy is shown
   const bool shows = !no_room || (access.loads && !access.gives_up);  // stores alone have no use for a copy
   if (!shows || (ends && access.not_before != 0)) return stays(access, now);
-  const bool shown_unleased = around.shows && !store && !frame.cpu_mapped && access.not_before == 0;
+  const bool shown_unleased = around.shows && !store && !frame.dev.cpu_mapped && access.not_before == 0;
   return around.leased || shown_unleased ? Next::show : Next::move;
 }
 
@@ -172,30 +172,30 @@ void CpuMappings::refuse(CpuFault& access, Next why, uint64_t now_ns) {
   const Frame& frame = frame_table_[access.region->table[access.block].aux];
   fail(access, why == Next::refuse_store);
   if (why == Next::refuse_lent) return;
-  access.starved = frame.refused;
-  access.not_before = now_ns + (why == Next::refuse_store && frame.apart ? kTryAgain : kAskAgain);
+  access.starved = frame.dev.refused;
+  access.not_before = now_ns + (why == Next::refuse_store && frame.dev.apart ? kTryAgain : kAskAgain);
 }
 
 void CpuMappings::fail(CpuFault& access, bool stores) {
   Region& r = *access.region;
   const Block& block = r.table[access.block];
   Frame& frame = frame_table_[block.aux];
-  if (frame.refused || !unrefuse(r, access.block)) return;
+  if (frame.dev.refused || !unrefuse(r, access.block)) return;
   access.gives_up = false;
   // A trap that reports blocks instead of pages refuses whole blocks.
   if (stores && !trap_.caps().one_report && !access.stores.empty() && !access.stores.full()) {
-    frame.apart = true;
+    frame.dev.apart = true;
     for (const uintptr_t page : access.stores)
-      frame.apart &= trap_.fail(reinterpret_cast<void*>(page), core::kPage).ok();
-    if (frame.apart) {
+      frame.dev.apart &= trap_.fail(reinterpret_cast<void*>(page), core::kPage).ok();
+    if (frame.dev.apart) {
       answered(r, access.block);  // loads are reported again
       return;
     }
-    frame.apart = true;
+    frame.dev.apart = true;
     if (!unrefuse(r, access.block)) return;
   }
-  frame.refused = trap_.fail(r.address(access.block), r.block_size).ok();
-  if (frame.refused) r.table.answer_faults(access.block);
+  frame.dev.refused = trap_.fail(r.address(access.block), r.block_size).ok();
+  if (frame.dev.refused) r.table.answer_faults(access.block);
 }
 
 bool CpuMappings::unrefuse(Region& r, BlockIndex b) {
@@ -205,13 +205,13 @@ bool CpuMappings::unrefuse(Region& r, BlockIndex b) {
     return s.ok() || core::broken("unfail_retry");
   };
   Frame& frame = frame_table_[r.table[b].aux];
-  if (frame.refused && unfail(r.address(b), r.block_size)) frame.refused = false;
-  if (frame.refused || !frame.apart) return !frame.refused;
+  if (frame.dev.refused && unfail(r.address(b), r.block_size)) frame.dev.refused = false;
+  if (frame.dev.refused || !frame.dev.apart) return !frame.dev.refused;
   CpuFault* const access = find(r, b);
   if (access != nullptr)  // the entry stays until this is done
     access->stores.erase_if([&](uintptr_t page) { return unfail(reinterpret_cast<void*>(page), core::kPage); });
-  frame.apart = access != nullptr && !access->stores.empty();
-  return !frame.apart;
+  frame.dev.apart = access != nullptr && !access->stores.empty();
+  return !frame.dev.apart;
 }
 
 bool CpuMappings::expect() {
@@ -224,14 +224,14 @@ void CpuMappings::show(Region& r, BlockIndex b, uint64_t now_ns) {
   --expected_;
   if (!shown_.push_back({&r, b, now_ns})) core::fatal("there is no room for a copy that was expected");
   Frame& frame = frame_table_[r.table[b].aux];
-  frame.cpu_mapped = true;
-  frame.missed = 0;
+  frame.dev.cpu_mapped = true;
+  frame.dev.missed = 0;
   answered(r, b);  // a store that met the protection before is reported again
 }
 
 void CpuMappings::change(Region& r, BlockIndex b) {
-  frame_table_[r.table[b].aux].device_stale = true;
-  ++r.device_stale;
+  frame_table_[r.table[b].aux].dev.stale = true;
+  ++r.counts.device_stale;
   device_stale_bytes_ += r.block_size;
   trap_.unprotect(r.address(b), r.block_size).ignore();
   r.table.answer_faults(b);
@@ -239,10 +239,10 @@ void CpuMappings::change(Region& r, BlockIndex b) {
 
 void CpuMappings::forget(Region& r, BlockIndex b) {
   Frame& frame = frame_table_[r.table[b].aux];
-  if (!frame.cpu_mapped) return;
-  frame.cpu_mapped = false;
-  if (std::exchange(frame.device_stale, false)) {
-    --r.device_stale;
+  if (!frame.dev.cpu_mapped) return;
+  frame.dev.cpu_mapped = false;
+  if (std::exchange(frame.dev.stale, false)) {
+    --r.counts.device_stale;
     device_stale_bytes_ -= r.block_size;
   }
   shown_.erase_if([&](const CpuMapping& s) { return s.region == &r && s.block == b; });
@@ -267,20 +267,20 @@ std::string CpuMappings::check() const {
                              static_cast<unsigned long long>(frame.block));
     };
     const bool on_device = r.table[frame.block].state == State::on_device;
-    if (on_device && frame.asked && std::none_of(accesses_.begin(), accesses_.end(), is_this))
+    if (on_device && frame.dev.asked && std::none_of(accesses_.begin(), accesses_.end(), is_this))
       return wrong("a block is marked as requested, and no access waits for it");
-    if (on_device && (frame.refused || frame.apart) && !frame.asked)
+    if (on_device && (frame.dev.refused || frame.dev.apart) && !frame.dev.asked)
       return wrong("accesses get SIGBUS, and no request is left to undo that");
-    if (frame.cpu_mapped != (std::count_if(shown_.begin(), shown_.end(), is_this) == 1))
+    if (frame.dev.cpu_mapped != (std::count_if(shown_.begin(), shown_.end(), is_this) == 1))
       return wrong("the mark of a block mapped for the CPU and the list of such blocks disagree");
-    shown += frame.cpu_mapped ? 1 : 0;
-    if (!frame.device_stale) continue;
-    if (!frame.cpu_mapped) return wrong("a block is stale, and is not mapped for the CPU");
+    shown += frame.dev.cpu_mapped ? 1 : 0;
+    if (!frame.dev.stale) continue;
+    if (!frame.dev.cpu_mapped) return wrong("a block is stale, and is not mapped for the CPU");
     device_stale_bytes += r.block_size;
-    if (++stale[&r] > r.device_stale) return wrong("more blocks are stale than their region says");
+    if (++stale[&r] > r.counts.device_stale) return wrong("more blocks are stale than their region says");
   }
   for (const auto& [region, count] : stale)
-    if (count != region->device_stale) return "fewer blocks are stale than their region says";
+    if (count != region->counts.device_stale) return "fewer blocks are stale than their region says";
   if (shown != shown_.size() || device_stale_bytes != device_stale_bytes_) {
     return core::strprintf("%zu blocks are mapped for the CPU, %zu are listed; stale_bytes %llu, counted %llu", shown,
                            shown_.size(), static_cast<unsigned long long>(device_stale_bytes_),

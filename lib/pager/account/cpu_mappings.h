@@ -149,7 +149,7 @@ class CpuMappings {
     for (const CpuMapping& s : shown_) {
       if (s.since_ns + kShownAtLeast > now_ns) break;
       const core::Block& block = s.region->table[s.block];
-      if (s.region->dying || block.state != core::State::on_device || frame_table_[block.aux].device_stale) continue;
+      if (s.region->dying || block.state != core::State::on_device || frame_table_[block.aux].dev.stale) continue;
       if (!lost(block.device)) return &s;
     }
     return nullptr;

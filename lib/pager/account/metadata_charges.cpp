@@ -24,23 +24,23 @@ uint64_t MetadataCharges::counted(uint64_t more) const {
 }
 
 void MetadataCharges::charge(Region& r) {
-  const size_t bytes = std::max(r.table.footprint(), r.table_granted);
-  if (bytes == r.table_charged) return;
-  bytes_ += bytes - r.table_charged;
-  r.table_charged = bytes;
+  const size_t bytes = std::max(r.table.footprint(), r.charge.table_granted);
+  if (bytes == r.charge.table) return;
+  bytes_ += bytes - r.charge.table;
+  r.charge.table = bytes;
   count();
 }
 
 void MetadataCharges::charge_leases(Region& r) {
   const size_t bytes = r.leases.bytes();
-  if (bytes == r.leases_charged) return;
-  bytes_ += bytes - r.leases_charged;
-  r.leases_charged = bytes;
+  if (bytes == r.charge.leases) return;
+  bytes_ += bytes - r.charge.leases;
+  r.charge.leases = bytes;
   count();
 }
 
 void MetadataCharges::credit(Region& r) {
-  bytes_ -= std::exchange(r.table_charged, 0) + std::exchange(r.leases_charged, 0);
+  bytes_ -= std::exchange(r.charge.table, 0) + std::exchange(r.charge.leases, 0);
   count();
 }
 
@@ -48,13 +48,13 @@ uint64_t MetadataCharges::growth(const Region& r, BlockIndex b) const {
   const size_t cost = r.table.cost(b);
   if (cost == 0) return 0;
   const size_t grown = r.table.footprint() + cost;
-  const uint64_t bytes = counted(grown > r.table_charged ? grown - r.table_charged : 0);
+  const uint64_t bytes = counted(grown > r.charge.table ? grown - r.charge.table : 0);
   return bytes > budget_.charged(Use::tables) ? bytes - budget_.charged(Use::tables) : 0;
 }
 
 bool MetadataCharges::fits(const Region& r, BlockIndex b) const {
   const size_t more = r.table.cost(b);
-  if (more == 0 || r.table.footprint() + more <= r.table_charged || budget_.charged(Use::tables) == 0) return true;
+  if (more == 0 || r.table.footprint() + more <= r.charge.table || budget_.charged(Use::tables) == 0) return true;
   return reserve_.for_moves() + more <= budget_.wanted();
 }
 

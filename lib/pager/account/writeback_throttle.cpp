@@ -33,14 +33,14 @@ bool WritebackThrottle::failed(const Status& why, bool somebody_hears, uint64_t 
 }
 
 bool WritebackThrottle::file_failed(Region& r, const Status& why, bool somebody_hears, uint64_t now_ns) {
-  const bool say = r.refusals == 0;
-  if (say || now_ns >= r.refused_until_ns) {
-    ++r.refusals;
-    r.refused_until_ns = now_ns + std::min(kShortestPause << std::min(r.refusals, 6u), kLongestPause);
-    files_until_ns_ = std::max(files_until_ns_, r.refused_until_ns);
+  const bool say = r.source.refusals == 0;
+  if (say || now_ns >= r.source.refused_until_ns) {
+    ++r.source.refusals;
+    r.source.refused_until_ns = now_ns + std::min(kShortestPause << std::min(r.source.refusals, 6u), kLongestPause);
+    files_until_ns_ = std::max(files_until_ns_, r.source.refused_until_ns);
   }
-  r.refusal = why;
-  if (!somebody_hears && r.write_error.ok()) r.write_error = why;
+  r.source.refusal = why;
+  if (!somebody_hears && r.source.write_error.ok()) r.source.write_error = why;
   return say;
 }
 
@@ -56,7 +56,7 @@ Status WritebackThrottle::take_error() {
 std::string WritebackThrottle::check(std::span<const std::unique_ptr<Transition>> transitions, uint64_t now_ns) const {
   std::array<uint64_t, kDevicePools> counted{};
   for (const auto& m : transitions) {
-    const PendingFree& part = m->leaving;
+    const PendingFree& part = m->write.leaving;
     if (m->begun_ns == 0 && part.counted()) return "a move is over, and its block is said to leave";
     if (part.counted() && part.bytes_ != m->region->block_size) return "a block leaves that has another size";
     counted[part.pool_] += part.bytes_;

@@ -66,8 +66,8 @@ class WritebackThrottle {
   // Returns whether to log it.
   bool file_failed(Region& r, const core::Status& why, bool somebody_hears, uint64_t now_ns);
   static void file_succeeded(Region& r) {
-    r.refusals = 0;
-    r.refused_until_ns = 0;
+    r.source.refusals = 0;
+    r.source.refused_until_ns = 0;
   }
   // Whether a file that refused a write is yet to be tried again: until then no wait is hopeless.
   bool files_pause(uint64_t now_ns) const { return now_ns < files_until_ns_; }

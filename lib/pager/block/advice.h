@@ -22,8 +22,8 @@ namespace vmem::pager {
 inline policy::Temperature temperature_in(const Region& r, core::BlockIndex b, uint8_t pool, bool* pinned) {
   using policy::Temperature;
   const Temperature said = temperature(r, b, pinned);
-  if (said != Temperature::normal || *pinned || r.places.empty()) return said;
-  const PlacementAdvice::Said place = r.places.at(b);
+  if (said != Temperature::normal || *pinned || r.advice.places.empty()) return said;
+  const PlacementAdvice::Said place = r.advice.places.at(b);
   if (pool >= kDevicePools) {
     if (place.preferred == PlacementAdvice::kNowhere) return said;
     return place.preferred == pool - kDevicePools ? Temperature::hot : Temperature::cold;
@@ -34,14 +34,14 @@ inline policy::Temperature temperature_in(const Region& r, core::BlockIndex b, u
 
 // Returns the temperature of the host copy of a block on a device.
 inline policy::Temperature copy_temperature(const Region& r, core::BlockIndex b) {
-  const PlacementAdvice::Said place = r.places.at(b);
+  const PlacementAdvice::Said place = r.advice.places.at(b);
   const bool stays = place.preferred == VMEM_HOST || place.read_mostly;
   return stays ? policy::Temperature::hot : policy::Temperature::normal;
 }
 
 // Returns the device that is the block's preferred location, or -1 if that is no device.
 inline int home_of(const Region& r, core::BlockIndex b) {
-  return std::max<int>(r.places.at(b).preferred, -1);
+  return std::max<int>(r.advice.places.at(b).preferred, -1);
 }
 
 }  // namespace vmem::pager

@@ -65,9 +65,9 @@ core::OwnString BlockMap::where(const Region& r, BlockIndex b) const try {
   const core::Block& block = r.table[b];
   if (block.extent) {
     text += ", " + space_.describe(block.extent);
-  } else if (r.has_file) {
-    text += core::textf(", file %s, offset %llu", r.file.path.c_str(),
-                        static_cast<unsigned long long>(r.file_offset) + b * r.block_size);
+  } else if (r.source.present) {
+    text += core::textf(", file %s, offset %llu", r.source.file.path.c_str(),
+                        static_cast<unsigned long long>(r.source.offset) + b * r.block_size);
   }
   return text;
 } catch (const std::bad_alloc&) {
@@ -84,17 +84,17 @@ Status BlockMap::refusal() const {
   uint64_t most = 0;
   for (const auto& [base, r] : regions_) {
     const uint64_t bytes = (r->table.count(State::resident) + r->table.count(State::staged)) * r->block_size;
-    if (r->refusals == 0 || r->dying || (worst != nullptr && bytes <= most)) continue;
+    if (r->source.refusals == 0 || r->dying || (worst != nullptr && bytes <= most)) continue;
     worst = r.get();
     most = bytes;
   }
   if (worst == nullptr) return {};
-  return core::error(worst->refusal.code(),
+  return core::error(worst->source.refusal.code(),
                      "region %s%llu keeps %s in memory, since its file %s refuses them (errno %d): make the file take "
                      "them, free the region by vmem_discard, or drop its changes with VMEM_ADVISE_DONT_NEED",
                      worst->name.empty() ? "" : (worst->name + " #").c_str(),
                      static_cast<unsigned long long>(worst->id), core::human_bytes(most).c_str(),
-                     worst->file.path.c_str(), -worst->refusal.code());
+                     worst->source.file.path.c_str(), -worst->source.refusal.code());
 }
 
 void BlockMap::withdraw(FrameId id) {
@@ -145,9 +145,9 @@ void BlockMap::admit(Region& r, BlockIndex b, uint32_t shadow) {
   policy::Admission a;
   a.id = block.aux;
   a.weight = static_cast<uint32_t>(r.block_size / core::kPage);
-  a.priority = r.priority;
+  a.priority = r.advice.priority;
   a.temperature = temperature_in(r, b, frame.pool, &a.pinned);
-  a.sequential = r.access == policy::Access::sequential;
+  a.sequential = r.advice.access == policy::Access::sequential;
   a.probes = r.probes && frame.pool == kHostPool;
   a.ahead = (block.flags & core::kReadAhead) != 0;
   a.hinted = (block.flags & core::kPrefetched) != 0;
@@ -169,12 +169,13 @@ void BlockMap::follow_advice(Region& r, BlockIndex b) {
   if (!core::in_memory(block.state) && !core::on_a_device(block.state)) return;
   Frame& frame = frame_table_[block.aux];
   // A spilled block is on its preferred device now: it is no longer spilled.
-  if (block.state == core::State::on_device && r.places.at(b).preferred == block.device && spilled_.remove(block.aux))
+  if (block.state == core::State::on_device && r.advice.places.at(b).preferred == block.device &&
+      spilled_.remove(block.aux))
     admit(r, b, nonresident_age_.shadow());
   if (frame.admitted) {
     bool pinned = false;
     const policy::Temperature t = temperature_in(r, b, frame.pool, &pinned);
-    policy(block.aux).advise(block.aux, t, r.priority, pinned);
+    policy(block.aux).advise(block.aux, t, r.advice.priority, pinned);
   }
   if (core::on_a_device(block.state)) copies_.follow_advice(block.aux);
 }
@@ -232,7 +233,7 @@ bool BlockMap::reserve_block() {
 
 Transition* BlockMap::new_transition(Region& r, BlockIndex b) {
   Transition* m = transitions_.take(r, b, now_ns());
-  ++r.in_flight;
+  ++r.counts.in_flight;
   return m;
 }
 
@@ -242,8 +243,8 @@ void BlockMap::notify() {
 }
 
 void BlockMap::free_transition(Transition* m) {
-  --m->region->in_flight;
-  const bool moved = m->device >= 0 ? m->image != nullptr || m->migrates : m->io.size != 0;
+  --m->region->counts.in_flight;
+  const bool moved = m->device >= 0 ? m->image != nullptr || m->move.migrates : m->io.size != 0;
   if (m->way != core::Way::none && moved && m->status.ok())
     counters_.move_ns[static_cast<size_t>(m->way)].add(now_ns() - m->begun_ns);
   if (m->device >= 0 && moved && m->status.ok()) progress_.made();
@@ -251,7 +252,7 @@ void BlockMap::free_transition(Transition* m) {
     --m->completion->outstanding;
     if (m->completion->status.ok()) m->completion->status = m->status;
   }
-  if (m->background) dirty_.write_ends(m->region->block_size, now_ns());
+  if (m->write.background) dirty_.write_ends(m->region->block_size, now_ns());
   transitions_.give(m);
   const core::Block& block = m->region->table[m->block];
   if (core::in_memory(block.state) && std::exchange(frame_table_[block.aux].leaves, false))

@@ -8,7 +8,7 @@ namespace vmem::pager {
 
 void protect_in_place(trap::Trap& trap, std::span<Transition* const> transitions) {
   if (core::broken("write_protect")) return;
-  const auto stays = [](const Transition& m) { return m.in_place && !m.clean; };
+  const auto stays = [](const Transition& m) { return m.write.in_place && !m.write.clean; };
   for (size_t i = 0, n = 1; i < transitions.size(); i += n, n = 1) {
     Transition& first = *transitions[i];
     if (!stays(first)) continue;
@@ -32,7 +32,7 @@ void place_together(const TransitionList& reads, std::span<ReadGroup> groups) {
   if (group == groups.end()) return;
   for (Transition *m = reads.head, *last = nullptr; m != nullptr && (last == nullptr || one_read(*last, *m));
        m = m->next) {
-    m->read_group = &*group;
+    m->read.group = &*group;
     ++group->left;
     last = m;
   }
@@ -42,7 +42,7 @@ Batch take_run(TransitionList& transitions) {
   Batch run;
   run.push_back(transitions.pop());
   const auto stays_as_it_is = [](const Transition& m) {
-    return m.read_group != nullptr && (m.protect || !m.region->writable());
+    return m.read.group != nullptr && (m.protect || !m.region->writable());
   };
   while (!transitions.empty() && !run.full() && stays_as_it_is(*run.back()) && stays_as_it_is(*transitions.head) &&
          goes_on(*run.back(), *transitions.head))

@@ -8,36 +8,36 @@ namespace vmem::pager {
 
 void DirtyBlocks::append(FrameId id, uint64_t now_ns) {
   Frame& frame = frame_table_[id];
-  frame.dirty_since_ns = std::max<uint64_t>(now_ns, 1);
-  if (last_ != kNoFrame) frame.dirty_since_ns = std::max(frame.dirty_since_ns, since(last_));
-  frame.dirty_after = kNoFrame;
-  frame.dirty_before = last_;
-  (last_ == kNoFrame ? first_ : frame_table_[last_].dirty_after) = id;
+  frame.dirty.since_ns = std::max<uint64_t>(now_ns, 1);
+  if (last_ != kNoFrame) frame.dirty.since_ns = std::max(frame.dirty.since_ns, since(last_));
+  frame.dirty.after = kNoFrame;
+  frame.dirty.before = last_;
+  (last_ == kNoFrame ? first_ : frame_table_[last_].dirty.after) = id;
   last_ = id;
   bytes_ += frame.region->block_size;
 }
 
 void DirtyBlocks::prepend(FrameId id, uint64_t since_ns) {
   Frame& frame = frame_table_[id];
-  frame.dirty_since_ns = std::max<uint64_t>(since_ns, 1);
-  if (first_ != kNoFrame) frame.dirty_since_ns = std::min(frame.dirty_since_ns, since(first_));
-  frame.dirty_before = kNoFrame;
-  frame.dirty_after = first_;
-  (first_ == kNoFrame ? last_ : frame_table_[first_].dirty_before) = id;
+  frame.dirty.since_ns = std::max<uint64_t>(since_ns, 1);
+  if (first_ != kNoFrame) frame.dirty.since_ns = std::min(frame.dirty.since_ns, since(first_));
+  frame.dirty.before = kNoFrame;
+  frame.dirty.after = first_;
+  (first_ == kNoFrame ? last_ : frame_table_[first_].dirty.before) = id;
   first_ = id;
   bytes_ += frame.region->block_size;
 }
 
 void DirtyBlocks::unlink(FrameId id) {
   Frame& frame = frame_table_[id];
-  const FrameId before = frame.dirty_before, after = frame.dirty_after;
-  (before == kNoFrame ? first_ : frame_table_[before].dirty_after) = after;
-  (after == kNoFrame ? last_ : frame_table_[after].dirty_before) = before;
+  const FrameId before = frame.dirty.before, after = frame.dirty.after;
+  (before == kNoFrame ? first_ : frame_table_[before].dirty.after) = after;
+  (after == kNoFrame ? last_ : frame_table_[after].dirty.before) = before;
   bytes_ -= frame.region->block_size;
-  frame.dirty_since_ns = 0;
-  if (frame.overdue == Frame::Overdue::leased) leased_ -= frame.region->block_size;
-  frame.overdue = Frame::Overdue::no;
-  frame.dirty_before = frame.dirty_after = kNoFrame;
+  frame.dirty.since_ns = 0;
+  if (frame.dirty.overdue == DirtyFrame::Overdue::leased) leased_ -= frame.region->block_size;
+  frame.dirty.overdue = DirtyFrame::Overdue::no;
+  frame.dirty.before = frame.dirty.after = kNoFrame;
 }
 
 void DirtyBlocks::add(FrameId id, uint64_t now_ns) {
@@ -52,18 +52,18 @@ void DirtyBlocks::remove(FrameId id) {
   if (listed(id)) unlink(id);
 }
 
-void DirtyBlocks::put_off(FrameId id, uint64_t now_ns, Frame::Overdue overdue) {
+void DirtyBlocks::put_off(FrameId id, uint64_t now_ns, DirtyFrame::Overdue overdue) {
   if (!listed(id)) return;
   unlink(id);
   append(id, now_ns);
-  frame_table_[id].overdue = overdue;
-  if (overdue == Frame::Overdue::leased) leased_ += frame_table_[id].region->block_size;
+  frame_table_[id].dirty.overdue = overdue;
+  if (overdue == DirtyFrame::Overdue::leased) leased_ += frame_table_[id].region->block_size;
 }
 
 void DirtyBlocks::bring_forward(FrameId id, uint64_t now_ns) {
   unlink(id);
   prepend(id, now_ns - std::min(now_ns, interval_ns()));
-  frame_table_[id].overdue = Frame::Overdue::yes;
+  frame_table_[id].dirty.overdue = DirtyFrame::Overdue::yes;
   ++changes_;
   if (interval_ns() != 0) ring();
 }
@@ -113,16 +113,16 @@ std::string DirtyBlocks::check() const {
   uint64_t bytes = 0, leased = 0, since_ns = 0;
   size_t count = 0, marked = 0;
   FrameId before = kNoFrame;
-  for (FrameId id = first_; id != kNoFrame; before = id, id = frame_table_[id].dirty_after) {
+  for (FrameId id = first_; id != kNoFrame; before = id, id = frame_table_[id].dirty.after) {
     const Frame& frame = frame_table_[id];
-    if (frame.region == nullptr || frame.dirty_before != before || ++count > frame_table_.size())
+    if (frame.region == nullptr || frame.dirty.before != before || ++count > frame_table_.size())
       return "dirty blocks are not in order";
     if (since(id) < since_ns || since(id) == 0) return "a dirty block is younger than those after it";
     if (frame.region->backing != Backing::file_shared || !core::in_memory(frame.region->table[frame.block].state))
       return "a dirty block is not in host memory, or no shared file's";
     since_ns = since(id);
     bytes += frame.region->block_size;
-    if (frame.overdue == Frame::Overdue::leased) leased += frame.region->block_size;
+    if (frame.dirty.overdue == DirtyFrame::Overdue::leased) leased += frame.region->block_size;
   }
   if (before != last_ || bytes != bytes_ || leased != leased_) return "dirty bytes and dirty blocks disagree";
   for (FrameId id = 0; id < frame_table_.size(); ++id) marked += listed(id) ? 1 : 0;

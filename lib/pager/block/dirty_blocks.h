@@ -39,13 +39,13 @@ class DirtyBlocks {
   void add(core::FrameId id, uint64_t now_ns);
   void remove(core::FrameId id);
   // Moves the block to the end of the list.
-  void put_off(core::FrameId id, uint64_t now_ns, Frame::Overdue overdue = Frame::Overdue::no);
-  bool overdue(core::FrameId id) const { return frame_table_[id].overdue != Frame::Overdue::no; }
+  void put_off(core::FrameId id, uint64_t now_ns, DirtyFrame::Overdue overdue = DirtyFrame::Overdue::no);
+  bool overdue(core::FrameId id) const { return frame_table_[id].dirty.overdue != DirtyFrame::Overdue::no; }
   // Moves an overdue block to the head of the list, so that it is due now.
   void bring_forward(core::FrameId id, uint64_t now_ns);
-  bool listed(core::FrameId id) const { return frame_table_[id].dirty_since_ns != 0; }
+  bool listed(core::FrameId id) const { return frame_table_[id].dirty.since_ns != 0; }
   core::FrameId first() const { return first_; }  // kNoFrame: the list is empty
-  uint64_t since(core::FrameId id) const { return frame_table_[id].dirty_since_ns; }
+  uint64_t since(core::FrameId id) const { return frame_table_[id].dirty.since_ns; }
   uint64_t bytes() const { return bytes_; }
   // bytes() less the overdue blocks under WRITE leases: these would not become fewer while a store
   // waits.

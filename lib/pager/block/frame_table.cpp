@@ -9,7 +9,7 @@ void FrameTable::grow() {
   const size_t old = all_.size();
   all_.grow(old + 1);
   for (size_t i = all_.size(); i > old; --i) {
-    all_[i - 1].copy = std::exchange(first_free_, static_cast<FrameId>(i - 1));
+    all_[i - 1].dev.copy = std::exchange(first_free_, static_cast<FrameId>(i - 1));
   }
   free_ += all_.size() - old;
 }
@@ -17,7 +17,7 @@ void FrameTable::grow() {
 FrameId FrameTable::take(Region& r, BlockIndex b, std::byte* bytes, uint8_t pool) {
   const FrameId id = first_free_;
   Frame& frame = all_[id];
-  first_free_ = frame.copy;
+  first_free_ = frame.dev.copy;
   --free_;
   frame = Frame{};
   frame.region = &r;
@@ -30,7 +30,7 @@ FrameId FrameTable::take(Region& r, BlockIndex b, std::byte* bytes, uint8_t pool
 void FrameTable::give(FrameId id) {
   seen(all_[id]);
   all_[id] = Frame{};
-  all_[id].copy = std::exchange(first_free_, id);
+  all_[id].dev.copy = std::exchange(first_free_, id);
   ++free_;
 }
 
@@ -44,7 +44,7 @@ void FrameTable::seen(Frame& frame) {
 
 std::string FrameTable::check() const {
   size_t in_list = 0, without_block = 0;
-  for (FrameId id = first_free_; id != core::kNoFrame; id = all_[id].copy) {
+  for (FrameId id = first_free_; id != core::kNoFrame; id = all_[id].dev.copy) {
     if (all_[id].region != nullptr) return "a number that is free names a block";
     if (++in_list > free_) return "more numbers are free than are counted";
   }

@@ -31,60 +31,72 @@ inline uint8_t staging_pool(const Region& r) {
   return static_cast<uint8_t>(kStagingPools + device::unit_class(r.block_size));
 }
 
+// Fields of a frame whose block is on a device.
+struct DeviceFrame {
+  device::Ticket ticket;  // of its copy, if issued
+  bool issued = false;    // promoting: its copy is issued, and ends with `ticket`
+  bool changed = false;   // may differ from the bytes that were copied there
+  // undecided: changed, unless the kernels that asked for the block say at the end that they did
+  // not store to it. Then it is unchanged, and clean unless was_dirty. Until then its host copy is
+  // not used.
+  bool undecided = false, was_dirty = false;
+  bool hinted = false;                  // brought by a hint, and not used by a lease yet
+  core::FrameId copy = core::kNoFrame;  // its host copy. Of a free frame: the next free number
+  bool cpu_mapped = false;              // a charged, write-protected copy is in place for the CPU
+  bool stale = false;                   // cpu_mapped: the copy is writable and has stores that the device lacks
+  uint8_t missed = 0;                   // cpu_mapped: accesses that found no page of the copy
+  bool displaced = false;               // its copy for the CPU went for want of memory; no lease has used it since
+  bool asked = false;                   // CpuMappings has an entry for accesses that wait
+  bool refused = false;                 // asked: CPU accesses get SIGBUS, until CpuMappings::unrefuse()
+  bool apart = false;  // asked: accesses of a few pages get SIGBUS, whose stores had no room; others wait
+  bool saved = false;  // at exit: its file has its bytes or is about to, as far as is known
+  static constexpr uint8_t kNotSpilled = UINT8_MAX;
+  uint8_t spilled_to = kNotSpilled;  // on this device, spilled: see SpilledBlocks
+  core::FrameId previous_spilled = core::kNoFrame, next_spilled = core::kNoFrame;  // in the list of that device
+};
+// Fields of DirtyBlocks.
+struct DirtyFrame {
+  uint64_t since_ns = 0;  // 0: not listed
+  // The block was due, but a WRITE lease (leased) or something else that ends soon was in the way.
+  // It is overdue until its write begins.
+  enum class Overdue : uint8_t { no, yes, leased };
+  Overdue overdue = Overdue::no;
+  core::FrameId before = core::kNoFrame, after = core::kNoFrame;
+};
+// What the last try to take the block found; see found_pinned().
+struct FramePins {
+  bool pinned = false;    // a page of it was pinned
+  uint8_t tries = 0;      // how often in a row it could not be taken
+  uint64_t until_ns = 0;  // it could not be taken: other blocks are tried first until then
+};
 struct Frame {
   Region* region = nullptr;  // null: the number is free
   core::BlockIndex block = 0;
   // Where the bytes are while staged, reading, isolating or writing back. Null while resident
   // (Transfer::move, Transfer::copy).
   std::byte* bytes = nullptr;
-  uint32_t shadow = 0;       // of its last eviction, 0: never
-  int32_t stride = 0;        // of its read-ahead window
-  uint8_t pool = kHostPool;  // whose memory it occupies, and whose policy knows it
-  bool admitted = false;     // known to the policy
-  bool leased = false;       // the policy holds it for its leases
-  bool in_place = false;     // isolating, writing back, demoting: a library thread may read its pages in the region
-  bool promoted = false;     // isolating: it goes to a device
-  bool issued = false;       // promoting: its copy is issued, and ends with `ticket`
-  bool changed = false;      // on a device: may differ from the bytes that were copied there
-  // undecided: changed, unless the kernels that asked for the block say at the end that they did
-  // not store to it. Then it is unchanged, and clean unless was_dirty. Until then its host copy is
-  // not used.
-  bool undecided = false, was_dirty = false;
-  bool hinted = false;                  // promoting, on a device: brought by a hint, and not used by a lease yet
-  bool ahead = false;                   // read ahead, and no use was seen yet; see read_ahead(), seen()
-  bool leaves = false;                  // a prefetch to the SSD met it in transition: it leaves when that is over
-  bool is_copy = false;                 // a host copy of a block that is on a device
-  core::FrameId copy = core::kNoFrame;  // on a device: its host copy. Free: the next free number
-  bool cpu_mapped = false;              // on a device: a charged, write-protected copy is in place for the CPU
-  bool device_stale = false;            // cpu_mapped: the copy is writable and has stores that the device lacks
-  uint8_t missed = 0;                   // cpu_mapped: accesses that found no page of the copy
-  bool displaced = false;  // on a device: its copy for the CPU went for want of memory; no lease has used it since
-  bool asked = false;      // on a device: CpuMappings has an entry for accesses that wait
-  bool refused = false;    // asked: CPU accesses get SIGBUS, until CpuMappings::unrefuse()
-  bool apart = false;      // asked: accesses of a few pages get SIGBUS, whose stores had no room; others wait
-  static constexpr uint8_t kNotSpilled = UINT8_MAX;
-  uint8_t spilled_to = kNotSpilled;  // on this device, spilled: see SpilledBlocks
-  core::FrameId previous_spilled = core::kNoFrame, next_spilled = core::kNoFrame;  // in the list of that device
-  bool saved = false;  // on a device, at exit: its file has its bytes or is about to, as far as is known
-  device::Ticket ticket;
+  uint32_t shadow = 0;           // of its last eviction, 0: never
+  int32_t stride = 0;            // of its read-ahead window
+  uint8_t pool = kHostPool;      // whose memory it occupies, and whose policy knows it
+  bool admitted = false;         // known to the policy
+  bool leased = false;           // the policy holds it for its leases
+  bool in_place = false;         // isolating, writing back, demoting: a library thread may read its pages in the region
+  bool promoted = false;         // isolating: it goes to a device
+  bool ahead = false;            // read ahead, and no use was seen yet; see read_ahead(), seen()
+  bool leaves = false;           // a prefetch to the SSD met it in transition: it leaves when that is over
+  bool is_copy = false;          // a host copy of a block that is on a device
   bool unwritten = false;        // needs a write, and none can be made; no policy may know it until one can
   bool droppable = false;        // its file refused its changes for good, or twice; dont-need may drop them
   bool lent_to_kernels = false;  // isolating: kernels load from its staging frame (StagingLoans)
   bool proven = false;           // resident, kProtected: no pin from before the protection can store unseen
-  bool pinned = false;           // it was to leave, and a page of it was pinned
-  uint8_t pinned_tries = 0;      // how often in a row it could not be taken; see found_pinned()
-  bool could_not_leave = false;  // reclaim chose it in vain: its policy gets to know with the next admit()
   bool dropping = false;         // in_place: we drop its pages; the program did not make an absent page
   // in_place: the program dropped a page, which now is zeros and takes stores unseen. Mapping: a
   // fault met a page that was not there.
   bool holed = false;
-  uint64_t pinned_until_ns = 0;  // it could not be taken: other blocks are tried first until then
-  uint64_t dirty_since_ns = 0;   // DirtyBlocks; 0: not listed
-  // DirtyBlocks: the block was due, but a WRITE lease (leased) or something else that ends soon was
-  // in the way. It is overdue until its write begins.
-  enum class Overdue : uint8_t { no, yes, leased };
-  Overdue overdue = Overdue::no;
-  core::FrameId dirty_before = core::kNoFrame, dirty_after = core::kNoFrame;
+  bool could_not_leave = false;  // reclaim chose it in vain: its policy gets to know with the next admit()
+  FramePins pins;
+  DirtyFrame dirty;
+  DeviceFrame dev;
 };
 
 class FrameTable {
@@ -125,10 +137,10 @@ class FrameTable {
 inline void found_pinned(Frame& frame, int error, uint64_t now_ns) {
   constexpr uint64_t kShortest = 16000000;  // ns
   constexpr unsigned kMostTries = 5;        // 16 s
-  frame.pinned = error == -EBUSY;
-  frame.pinned_until_ns = error != 0 ? now_ns + (kShortest << 2 * frame.pinned_tries) : 0;
-  if (error == 0) frame.pinned_tries = 0;
-  if (error != 0 && frame.pinned_tries < kMostTries) ++frame.pinned_tries;
+  frame.pins.pinned = error == -EBUSY;
+  frame.pins.until_ns = error != 0 ? now_ns + (kShortest << 2 * frame.pins.tries) : 0;
+  if (error == 0) frame.pins.tries = 0;
+  if (error != 0 && frame.pins.tries < kMostTries) ++frame.pins.tries;
 }
 
 // Whether the block is in place and certainly equal to the store: no thread can have stored to it

@@ -11,7 +11,7 @@ void HostCopies::keep(Region& r, BlockIndex b, std::byte* bytes) {
   Frame& copy = frame_table_[id];
   copy.is_copy = true;
   copy.shadow = frame_table_[on_device].shadow;
-  frame_table_[on_device].copy = id;
+  frame_table_[on_device].dev.copy = id;
   ++count_;
   admit(id);
 }
@@ -21,7 +21,7 @@ void HostCopies::admit(FrameId id, bool refused) {
   policy::Admission a;
   a.id = id;
   a.weight = static_cast<uint32_t>(copy.region->block_size / core::kPage);
-  a.priority = copy.region->priority;
+  a.priority = copy.region->advice.priority;
   a.temperature = copy_temperature(*copy.region, copy.block);
   a.probes = false;
   a.refused = refused;
@@ -38,25 +38,25 @@ void HostCopies::give(FrameId id) {
 }
 
 void HostCopies::follow_advice(FrameId on_device) {
-  const FrameId id = frame_table_[on_device].copy;
+  const FrameId id = frame_table_[on_device].dev.copy;
   if (id == kNoFrame) return;
   const Frame& copy = frame_table_[id];
-  policy(id).advise(id, copy_temperature(*copy.region, copy.block), copy.region->priority, false);
+  policy(id).advise(id, copy_temperature(*copy.region, copy.block), copy.region->advice.priority, false);
 }
 
 void HostCopies::drop(FrameId on_device) {
-  const FrameId id = std::exchange(frame_table_[on_device].copy, kNoFrame);
+  const FrameId id = std::exchange(frame_table_[on_device].dev.copy, kNoFrame);
   if (id != kNoFrame) give(id);
 }
 
 std::byte* HostCopies::hold(FrameId on_device) {
-  const FrameId id = frame_table_[on_device].copy;
+  const FrameId id = frame_table_[on_device].dev.copy;
   policy(id).hold(id);
   return frame_table_[id].bytes;
 }
 
 FrameId HostCopies::become(FrameId on_device) {
-  const FrameId id = std::exchange(frame_table_[on_device].copy, kNoFrame);
+  const FrameId id = std::exchange(frame_table_[on_device].dev.copy, kNoFrame);
   frame_table_[id].is_copy = false;
   policy(id).unhold(id);
   --count_;
@@ -65,7 +65,7 @@ FrameId HostCopies::become(FrameId on_device) {
 
 void HostCopies::evict(FrameId id) {
   const Frame& copy = frame_table_[id];
-  frame_table_[copy.region->table[copy.block].aux].copy = kNoFrame;
+  frame_table_[copy.region->table[copy.block].aux].dev.copy = kNoFrame;
   frame_table_[id].admitted = false;
   give(id);
 }
@@ -85,11 +85,11 @@ std::string HostCopies::check() const {
     const Frame& frame = frame_table_[id];
     if (frame.region == nullptr) continue;
     copies += frame.is_copy ? 1 : 0;
-    if (frame.copy == kNoFrame) continue;
+    if (frame.dev.copy == kNoFrame) continue;
     ++named;
-    const Frame& copy = frame_table_[frame.copy];
+    const Frame& copy = frame_table_[frame.dev.copy];
     if (!copy.is_copy || copy.region != frame.region || copy.block != frame.block ||
-        copy.pool != staging_pool(*copy.region) || !copy.admitted || (frame.changed && !frame.undecided) ||
+        copy.pool != staging_pool(*copy.region) || !copy.admitted || (frame.dev.changed && !frame.dev.undecided) ||
         !staging_.of(*copy.region).frames.owns(copy.bytes) ||
         !core::on_a_device(frame.region->table[frame.block].state)) {
       return core::strprintf("a host copy is not the block's: region %llu, block %llu",

@@ -37,7 +37,7 @@ class HostCopies {
   void keep(Region& r, core::BlockIndex b, std::byte* bytes);
   // Whether the block has a copy with its current bytes.
   bool has(core::FrameId on_device) const {
-    return frame_table_[on_device].copy != core::kNoFrame && !frame_table_[on_device].undecided;
+    return frame_table_[on_device].dev.copy != core::kNoFrame && !frame_table_[on_device].dev.undecided;
   }
   size_t count() const { return count_; }
   size_t count(const memory::Staging& in) const;  // recounts; for tests
@@ -50,7 +50,7 @@ class HostCopies {
   // The block's advice has changed.
   void follow_advice(core::FrameId on_device);
   void unhold(core::FrameId on_device) {
-    const core::FrameId id = frame_table_[on_device].copy;
+    const core::FrameId id = frame_table_[on_device].dev.copy;
     policy(id).unhold(id);
   }
   // Makes a held copy the block, and returns its number. The caller frees the entry of the block on

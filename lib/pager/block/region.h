@@ -62,9 +62,62 @@ struct RegionSpec {
   bool says_size() const { return fixed_block_size && !adapts; }
 };
 
+// The file of a region that has one.
+struct RegionFile {
+  store::MappedFile file;
+  store::FileId id = 0;
+  bool present = false;
+  uint64_t offset = 0;
+  bool sparse = false;  // the file may have holes
+  // Blocks in a hole of the file, when it was last looked at. They are not read ahead. A fault
+  // looks again.
+  core::BlockIndex hole_first = 0, hole_end = 0;
+  // Writes of the file fail: no eviction or background write of it begins before this time.
+  uint64_t refused_until_ns = 0;
+  unsigned refusals = 0;     // tries in a row that failed
+  core::Status refusal;      // the last failure
+  core::Status write_error;  // the first failure that no call has reported
+};
+// Memory that is charged for a region.
+struct RegionCharge {
+  size_t table = 0;              // bytes: the larger of the table's footprint and table_granted
+  size_t table_granted = 0;      // bytes that are charged from the start
+  size_t leases = 0;             // bytes
+  uint64_t reserved_blocks = 0;  // so many can move at once without more memory
+  uint64_t stored_span = 0;      // bytes for which the store has reserved memory
+};
+struct RegionCounts {
+  uint64_t in_flight = 0;     // blocks in a transition, and threads that use the region outside the lock
+  uint64_t granted = 0;       // leases that were ever granted
+  uint64_t arrived = 0;       // blocks that ever came to rest on a device
+  uint64_t issued = 0;        // promoting blocks whose copies are issued
+  uint32_t asked = 0;         // ranges of asynchronous acquires that have not returned
+  uint32_t kernels = 0;       // ranges open to kernels that ask for blocks
+  uint64_t unread = 0;        // blocks with kUnread
+  uint64_t device_stale = 0;  // blocks on a device whose copy in host memory is newer
+  uint64_t told_at_exit = 0;  // at exit: `granted` + 1 when the wait for a live lease's stream was given up
+};
+// How the region was used so far, and what is read beside a fault for that.
+struct RegionUse {
+  RegionUse(uint64_t blocks, uint32_t max_window, uint32_t group)
+      : readahead(blocks, max_window), fault_around(blocks, group), adapts(group > 1) {}
+  policy::ReadAhead readahead;
+  policy::FaultAround fault_around;
+  bool adapts = false;  // a fault also reads the blocks that `fault_around` says
+  policy::Heat heat;
+  uint8_t stores_in_row = 0;  // first accesses of blocks that were stores, since the last load
+};
+// What the program advised.
+struct RegionAdvice {
+  policy::Access access = policy::Access::normal;
+  policy::Priority priority = policy::Priority::normal;
+  bool read_mostly = false;               // the program wants host pages beside those of a device
+  core::OwnVector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
+  PlacementAdvice places;                 // advice.h has the effects of both
+};
+
 struct Region {
-  Region(uint64_t blocks_, uint32_t max_window, uint32_t group = 1)
-      : readahead(blocks_, max_window), fault_around(blocks_, group), adapts(group > 1) {}
+  Region(uint64_t blocks_, uint32_t max_window, uint32_t group = 1) : use(blocks_, max_window, group) {}
 
   // Fixed at creation; any thread that keeps the region alive may read them.
   uint64_t id = 0;
@@ -82,56 +135,24 @@ struct Region {
   bool bounces = false;   // its blocks need bounce buffers
   bool reserved = false;  // its addresses are a reservation of the caller, which is mapped again at the end
   bool gpu = false;       // has a device tier: one range on the devices, whose units are its blocks
-  store::MappedFile file;
-  store::FileId file_id = 0;
-  bool has_file = false;
-  uint64_t file_offset = 0;
-  bool sparse = false;  // the file may have holes
-  // Writes of its file fail: no eviction or background write of it begins before this time.
-  uint64_t refused_until_ns = 0;
-  unsigned refusals = 0;     // tries in a row that failed
-  core::Status refusal;      // the last failure
-  core::Status write_error;  // the first failure that no call has reported
   // The program has once changed the rights of a part of it: blocks in place are read by
   // read_guarded(). Any thread.
   mutable std::atomic<bool> guarded = false;
   core::Absent absent = core::Absent::zeros;  // what an unmapped page of a block in place contains
-  // Blocks in a hole of the file, when it was last looked at. They are not read ahead. A fault
-  // looks again.
-  core::BlockIndex hole_first = 0, hole_end = 0;
 
   core::BlockTable table;
-  size_t table_charged = 0;      // bytes: the larger of its footprint and table_granted
-  size_t table_granted = 0;      // bytes that are charged from the start
-  uint64_t reserved_blocks = 0;  // so many can move at once without more memory
-  uint64_t stored_span = 0;      // bytes for which the store has reserved memory
-  policy::ReadAhead readahead;
-  policy::FaultAround fault_around;
-  bool adapts = false;  // a fault also reads the blocks that `fault_around` says
-  policy::Heat heat;
-  policy::Access access = policy::Access::normal;
-  policy::Priority priority = policy::Priority::normal;
   core::OwnString name;
-  uint8_t stores_in_row = 0;  // first accesses of blocks that were stores, since the last load
   LeaseMap leases;
-  size_t leases_charged = 0;                                 // bytes
   core::OwnHashMap<core::BlockIndex, core::Status> reasons;  // why a block is poisoned
-  uint64_t granted = 0;                                      // leases that were ever granted
-  uint64_t arrived = 0;                                      // blocks that ever came to rest on a device
-  uint64_t issued = 0;                                       // promoting blocks whose copies are issued
-  uint32_t asked = 0;                                        // ranges of asynchronous acquires that have not returned
-  uint32_t kernels = 0;                                      // ranges open to kernels that ask for blocks
-  uint64_t in_flight = 0;     // blocks in a transition, and threads that use the region outside the lock
-  uint64_t unread = 0;        // blocks with kUnread
-  uint64_t device_stale = 0;  // blocks on a device whose copy in host memory is newer
   bool dying = false;
-  bool quiet = false;                     // dying, and no thread uses it any more: detach() answers every access
-  bool unfinished = false;                // at exit: some blocks did not come to rest
-  uint64_t told_at_exit = 0;              // at exit: `granted` + 1 when the wait for a live lease's stream was given up
-  bool read_mostly = false;               // advised: the program wants host pages beside those of a device
-  bool lost = false;                      // its device was reset, and its addresses are gone
-  core::OwnVector<AdvisedRange> advised;  // cold, hot, pin; the last that covers a block counts
-  PlacementAdvice places;                 // advice.h has the effects of both
+  bool quiet = false;       // dying, and no thread uses it any more: detach() answers every access
+  bool unfinished = false;  // at exit: some blocks did not come to rest
+  bool lost = false;        // its device was reset, and its addresses are gone
+  RegionFile source;
+  RegionCharge charge;
+  RegionCounts counts;
+  RegionUse use;
+  RegionAdvice advice;
 
   std::byte* address(core::BlockIndex b) const { return base + b * block_size; }
   core::BlockIndex index(const void* p) const {
@@ -144,7 +165,7 @@ struct Region {
     const uint64_t from = b * block_size;
     return from >= size ? 0 : std::min<uint64_t>(block_size, size - from);
   }
-  bool in_hole(core::BlockIndex b) const { return b >= hole_first && b < hole_end; }
+  bool in_hole(core::BlockIndex b) const { return b >= source.hole_first && b < source.hole_end; }
   // Keeps the reason why a block is poisoned. Without memory only the text is lost.
   void keep_reason(core::BlockIndex b, const core::Status& why) noexcept try {
     reasons[b] = why;
@@ -160,7 +181,7 @@ struct Region {
 
 // Whether its file refused a write lately, so that it is not written yet.
 inline bool file_refuses(const Region& r, uint64_t now_ns) {
-  return now_ns < r.refused_until_ns;
+  return now_ns < r.source.refused_until_ns;
 }
 
 // Whether the block is leased, at any location.
@@ -170,7 +191,7 @@ inline bool leased(const Region& r, core::BlockIndex b) {
 
 // Returns the temperature that was advised last.
 inline policy::Temperature temperature(const Region& r, core::BlockIndex b, bool* pinned) {
-  for (auto it = r.advised.rbegin(); it != r.advised.rend(); ++it) {
+  for (auto it = r.advice.advised.rbegin(); it != r.advice.advised.rend(); ++it) {
     if (b < it->first || b > it->last) continue;
     *pinned = it->pinned;
     return it->temperature;
@@ -219,8 +240,8 @@ inline bool awaits_writes(const Region& r, core::BlockIndex b) {
 
 // Maps the file itself in the block's place, up to the end of the region's part of the file.
 inline core::Status map_file(trap::Trap& trap, const Region& r, core::BlockIndex b) {
-  return trap.map_file(r.address(b), core::round_up(r.file_bytes(b), core::kPage), r.file.file.fd,
-                       r.file_offset + b * r.block_size, r.backing == Backing::file_shared);
+  return trap.map_file(r.address(b), core::round_up(r.file_bytes(b), core::kPage), r.source.file.file.fd,
+                       r.source.offset + b * r.block_size, r.backing == Backing::file_shared);
 }
 
 }  // namespace vmem::pager

@@ -19,24 +19,24 @@ uint64_t SpilledBlocks::over(size_t d, const DeviceBudget& budget, uint64_t now_
 void SpilledBlocks::add(FrameId id, size_t d) {
   List& list = lists_[d];
   Frame& frame = frame_table_[id];
-  frame.spilled_to = static_cast<uint8_t>(d);
-  frame.next_spilled = kNoFrame;
-  frame.previous_spilled = list.last;
-  (list.last == kNoFrame ? list.first : frame_table_[list.last].next_spilled) = id;
+  frame.dev.spilled_to = static_cast<uint8_t>(d);
+  frame.dev.next_spilled = kNoFrame;
+  frame.dev.previous_spilled = list.last;
+  (list.last == kNoFrame ? list.first : frame_table_[list.last].dev.next_spilled) = id;
   list.last = id;
   list.bytes += frame.region->block_size;
 }
 
 bool SpilledBlocks::remove(FrameId id) {
   Frame& frame = frame_table_[id];
-  if (frame.spilled_to == Frame::kNotSpilled) return false;
-  List& list = lists_[frame.spilled_to];
-  const FrameId before = frame.previous_spilled, after = frame.next_spilled;
-  (before == kNoFrame ? list.first : frame_table_[before].next_spilled) = after;
-  (after == kNoFrame ? list.last : frame_table_[after].previous_spilled) = before;
+  if (frame.dev.spilled_to == DeviceFrame::kNotSpilled) return false;
+  List& list = lists_[frame.dev.spilled_to];
+  const FrameId before = frame.dev.previous_spilled, after = frame.dev.next_spilled;
+  (before == kNoFrame ? list.first : frame_table_[before].dev.next_spilled) = after;
+  (after == kNoFrame ? list.last : frame_table_[after].dev.previous_spilled) = before;
   list.bytes -= frame.region->block_size;
-  frame.spilled_to = Frame::kNotSpilled;
-  frame.next_spilled = frame.previous_spilled = kNoFrame;
+  frame.dev.spilled_to = DeviceFrame::kNotSpilled;
+  frame.dev.next_spilled = frame.dev.previous_spilled = kNoFrame;
   return true;
 }
 
@@ -45,9 +45,9 @@ std::string SpilledBlocks::check() const {
   for (size_t d = 0; d < lists_.size(); ++d) {
     uint64_t bytes = 0;
     FrameId before = kNoFrame;
-    for (FrameId id = lists_[d].first; id != kNoFrame; before = id, id = frame_table_[id].next_spilled, ++listed) {
+    for (FrameId id = lists_[d].first; id != kNoFrame; before = id, id = frame_table_[id].dev.next_spilled, ++listed) {
       const Frame& frame = frame_table_[id];
-      if (frame.region == nullptr || frame.spilled_to != d || frame.previous_spilled != before ||
+      if (frame.region == nullptr || frame.dev.spilled_to != d || frame.dev.previous_spilled != before ||
           listed > frame_table_.size())
         return core::strprintf("the spilled blocks of device %zu are not in order", d);
       const core::Block& block = frame.region->table[frame.block];

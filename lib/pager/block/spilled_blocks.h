@@ -38,14 +38,14 @@ class SpilledBlocks {
   void refuse(size_t d, uint64_t until_ns) { lists_[d].refused_until_ns = until_ns; }
   void send_away(size_t d, uint64_t until_ns) { lists_[d].refused_until_ns = lists_[d].away_until_ns = until_ns; }
 
-  bool is(core::FrameId id) const { return frame_table_[id].spilled_to != Frame::kNotSpilled; }
+  bool is(core::FrameId id) const { return frame_table_[id].dev.spilled_to != DeviceFrame::kNotSpilled; }
   void add(core::FrameId id, size_t d);
   // The block leaves, or is the device's own from now on. Returns false if it was not spilled.
   bool remove(core::FrameId id);
   uint64_t bytes(size_t d) const { return lists_[d].bytes; }
   // In the order in which they came. Return kNoFrame at the end.
   core::FrameId first(size_t d) const { return lists_[d].first; }
-  core::FrameId after(core::FrameId id) const { return frame_table_[id].next_spilled; }
+  core::FrameId after(core::FrameId id) const { return frame_table_[id].dev.next_spilled; }
 
   // For tests: recounts everything. Returns what is wrong, or an empty string.
   std::string check() const;

@@ -105,74 +105,86 @@ struct CopiedParts {
   bool refused = false;   // a copy was refused: the rest is copied when all has come
   bool over = false;      // all has come, or the read failed
 };
-// One block's way in or out. Owned by the thread that owns the block's transition.
-struct Transition : core::OwnNew {
-  store::Io io;
-  Transition* next = nullptr;           // in a TransitionList
-  PendingFree leaving;                  // counted by WritebackThrottle
-  IoEnd* then = nullptr;                // is told when `io` has ended
-  StoreReader* reader = nullptr;        // of a read
+// Fields of a transition that reads a block.
+struct ReadOp {
+  StoreReader* reader = nullptr;
   store::Digester* digester = nullptr;  // of `reader`, while it has digested a part of the image
   size_t digested = 0;                  // bytes that `digester` has
-  Region* region = nullptr;
-  core::BlockIndex block = 0;
-  std::byte* image = nullptr;  // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
-  std::byte* coded = nullptr;  // compressed image, a bounce buffer
+  bool digests = false;                 // a digest is taken of the bytes as they come
+  bool speculative = false;             // no fault or acquire waits for it
+  bool reads_ahead = false;             // being read ahead, counted by ReadaheadQueue
+  bool stored_soon = false;             // read beside a fault, and the block before that run was stored to
+  bool meanwhile = false;               // to a staging frame, for an acquire that tries again if the read fails
+  bool was_unpopulated = false;         // the block's state before
+  bool fresh = false;                   // the frame has no memory yet, and gets zeros with it
+  bool refused = false;                 // the kernel had no memory to read it
+  bool hole = false;                    // the file has nothing there
+  uint64_t hole_end = 0;                // hole: its end in the file, in bytes
+  size_t accessed = SIZE_MAX;           // the byte of the block that a fault accesses, if known
+  uint64_t started_ns = 0;              // when the fault came; 0: none waits
+  ReadGroup* group = nullptr;           // it is put in place with these
+};
+// Fields of a transition that takes a block out of host memory, or writes it.
+struct WriteOp {
+  PendingFree leaving;         // counted by WritebackThrottle
   std::byte* aside = nullptr;  // in_place: a copy of the block, which is the image then
   bool spare = false;          // `aside` is the EmergencyBuffer, which the transition has
-  size_t stored = 0;
+  size_t stored = 0;           // bytes to write
   store::Codec codec = store::Codec::raw;
   core::Extent extent;  // written to; the block's own when it is overwritten in place
   bool new_extent = false;
-  bool elsewhere = false;  // the last write to its extent failed
-  unsigned tries = 0;      // writes of this image that failed and were begun again on another path
-  core::Digest digest;
-  bool keep = false;              // sync: the block stays in memory
-  bool probe = false;             // isolated only to see whether it is missed: the frame is kept
-  bool from_staged = false;       // it was staged before, so it has a frame already
-  bool in_place = false;          // its pages stay in the region, write-protected; as a rule they are the image
-  bool clean = false;             // nothing to write
-  bool only_clean = false;        // leaves only if clean: no write is possible for a while
-  bool background = false;        // a write in the background, counted by DirtyBlocks
-  bool reclaims = false;          // chosen for want of memory, and by no call: if it fails, others are tried
-  bool has_digest = false;        // the digest of the bytes in the store is known
-  bool zeros = false;             // clean, because it is all zeros
-  bool torn = false;              // the trap stopped half way and could not go back
-  bool out = false;               // its pages are in `image`, not in the region
-  bool emptied = false;           // its pages are not in `image` any more: they were dropped
-  bool protect = false;           // install: with write protection
-  bool pinned_in_policy = false;  // install: the policy knows it already, and holds it until the end
-  bool speculative = false;
-  bool reads_ahead = false;      // being read ahead, counted by ReadaheadQueue
-  bool stored_soon = false;      // read beside a fault, and the block before that run was stored to
-  bool meanwhile = false;        // fill: to a staging frame, for an acquire that tries again if the read fails
-  bool cut = false;              // the file ends before the block does: fill, and a write that was cut off there
-  size_t accessed = SIZE_MAX;    // fill: the byte of the block that a fault accesses, if known
-  bool was_unpopulated = false;  // fill: its state before
-  bool fresh = false;            // fill: the frame has no memory yet, and gets zeros with it
-  bool refused = false;          // fill: the kernel had no memory to read it
-  bool hole = false;             // fill: the file has nothing there
-  uint64_t hole_end = 0;         // hole: its end in the file, in bytes
-  bool in_staging = false;       // image is a staging frame
-  int device = -1;               // promoting, demoting
-  bool tells = false;            // promoting: `then` is told how many bytes have come
-  bool digests = false;          // read: a digest is taken of the bytes as they come
-  CopiedParts parts;             // promoting: the copies of bytes that have come
-  std::byte* source = nullptr;   // promoting from host memory, demoting: bytes there, to be copied to `image` first
+  bool elsewhere = false;    // the last write to its extent failed
+  unsigned tries = 0;        // writes of this image that failed and were begun again on another path
+  bool keep = false;         // sync: the block stays in memory
+  bool probe = false;        // isolated only to see whether it is missed: the frame is kept
+  bool from_staged = false;  // it was staged before, so it has a frame already
+  bool in_place = false;     // its pages stay in the region, write-protected; as a rule they are the image
+  bool clean = false;        // nothing to write
+  bool only_clean = false;   // leaves only if clean: no write is possible for a while
+  bool background = false;   // a write in the background, counted by DirtyBlocks
+  bool reclaims = false;     // chosen for want of memory, and by no call: if it fails, others are tried
+  bool has_digest = false;   // the digest of the bytes in the store is known
+  bool zeros = false;        // clean, because it is all zeros
+  bool out = false;          // its pages are in `image`, not in the region
+  bool emptied = false;      // its pages are not in `image` any more: they were dropped
+};
+// Fields of a transition to, from or between devices.
+struct DeviceOp {
+  bool tells = false;           // promoting: `then` is told how many bytes have come
+  CopiedParts parts;            // promoting: the copies of bytes that have come
+  std::byte* source = nullptr;  // promoting from host memory, demoting: bytes there, to be copied to `image` first
   Leave leave = Leave::evict;
   bool migrates = false;     // demoting: straight to another device
   bool spills = false;       // migrates, for want of room
   bool was_spilled = false;  // demoting: was a spilled block of the device that it leaves
   bool kept = false;         // demoting: `image` is the block's host copy, so nothing is copied
   bool cpu_mapped = false;   // demoting: a copy is in place for the CPU, and becomes the block
-  uint64_t started_ns = 0;   // fill: when the fault came; 0: none waits
-  uint64_t since_ns = 0;     // since when an access waits: install from a staging frame, show
-  uint64_t mark = 0;         // of that wait, as in MemoryWaiter
-  uint64_t begun_ns = 0;     // when the block was claimed; 0: the transition is free
+};
+// One block's way in or out. Owned by the thread that owns the block's transition.
+struct Transition : core::OwnNew {
+  store::Io io;
+  Transition* next = nullptr;  // in a TransitionList
+  IoEnd* then = nullptr;       // is told when `io` has ended
+  Region* region = nullptr;
+  core::BlockIndex block = 0;
+  std::byte* image = nullptr;     // the block's bytes: a frame, a bounce buffer, or the region itself (protected)
+  std::byte* coded = nullptr;     // compressed image, a bounce buffer
+  core::Digest digest;            // of the image
+  int device = -1;                // promoting, demoting
+  bool in_staging = false;        // image is a staging frame
+  bool cut = false;               // the file ends before the block does: a fill, and a write that was cut off there
+  bool torn = false;              // the trap stopped half way and could not go back
+  bool protect = false;           // install: with write protection
+  bool pinned_in_policy = false;  // install: the policy knows it already, and holds it until the end
+  uint64_t since_ns = 0;          // since when an access waits: install from a staging frame, show
+  uint64_t mark = 0;              // of that wait, as in MemoryWaiter
+  uint64_t begun_ns = 0;          // when the block was claimed; 0: the transition is free
   core::Way way = core::Way::none;
   Completion* completion = nullptr;
-  ReadGroup* read_group = nullptr;  // fill: it is put in place with these
   core::Status status;
+  ReadOp read;
+  WriteOp write;
+  DeviceOp move;
 };
 inline void IoEnd::ended(store::Io& io) {
   Transition* const m = static_cast<Transition*>(io.user);
@@ -184,7 +196,7 @@ inline uint8_t leaves_pool(const Transition& m) {
 }
 // Whether its pages are in a slot, which goes back to the pool without them.
 inline bool in_slot(const Transition& m) {
-  return m.out && !m.from_staged && m.region->transfer == trap::Transfer::copy;
+  return m.write.out && !m.write.from_staged && m.region->transfer == trap::Transfer::copy;
 }
 using Batch = core::InplaceVector<Transition*, 64>;  // blocks that are evicted, or leave devices, together
 struct InBatch {                                     // blocks that come to a device together

@@ -66,21 +66,21 @@ Status Advise::advise(const void* ptr, size_t size, int advice, int location) {
     }
     case VMEM_ADVISE_SEQUENTIAL:
     case VMEM_ADVISE_RANDOM:
-      r.access = advice == VMEM_ADVISE_RANDOM ? policy::Access::random : policy::Access::sequential;
-      r.readahead.set_access(r.access);
+      r.advice.access = advice == VMEM_ADVISE_RANDOM ? policy::Access::random : policy::Access::sequential;
+      r.use.readahead.set_access(r.advice.access);
       return {};
     case VMEM_ADVISE_PRIORITY_LOW:
-      r.priority = Priority::low;
+      r.advice.priority = Priority::low;
       break;
     case VMEM_ADVISE_PRIORITY_NORMAL:
-      r.priority = Priority::normal;
+      r.advice.priority = Priority::normal;
       break;
     case VMEM_ADVISE_PRIORITY_HIGH:
-      r.priority = Priority::high;
+      r.advice.priority = Priority::high;
       break;
     case VMEM_ADVISE_NORMAL:
-      r.access = policy::Access::normal;
-      r.readahead.set_access(r.access);
+      r.advice.access = policy::Access::normal;
+      r.use.readahead.set_access(r.advice.access);
       break;
     case VMEM_ADVISE_COLD:
       range.temperature = Temperature::cold;
@@ -104,36 +104,37 @@ Status Advise::advise(const void* ptr, size_t size, int advice, int location) {
 
 // Keeps advice with its region. normal: the advice undoes older advice about the range.
 Status Advise::keep(Region& r, const AdvisedRange& range, bool normal) {
-  r.advised.reserve(r.advised.size() + 1);
-  std::erase_if(r.advised, [&](const AdvisedRange& a) { return a.first >= range.first && a.last <= range.last; });
+  r.advice.advised.reserve(r.advice.advised.size() + 1);
+  std::erase_if(r.advice.advised,
+                [&](const AdvisedRange& a) { return a.first >= range.first && a.last <= range.last; });
   if (normal) {  // older ranges that overlap one end of it shrink
-    for (AdvisedRange& a : r.advised) {
+    for (AdvisedRange& a : r.advice.advised) {
       if (a.first < range.first && range.first <= a.last && a.last <= range.last) a.last = range.first - 1;
       if (range.first <= a.first && a.first <= range.last && range.last < a.last) a.first = range.last + 1;
     }
   }
   // Advice that undoes nothing need not be kept.
-  const bool says = !normal || std::any_of(r.advised.begin(), r.advised.end(), [&](const AdvisedRange& a) {
-    return a.first <= range.last && range.first <= a.last;
-  });
+  const bool says =
+      !normal || std::any_of(r.advice.advised.begin(), r.advice.advised.end(),
+                             [&](const AdvisedRange& a) { return a.first <= range.last && range.first <= a.last; });
   if (!says) return {};
-  if (r.advised.size() >= kMostRanges) {
+  if (r.advice.advised.size() >= kMostRanges) {
     return error(ENOSPC, "region %llu has %zu ranges with advice already; advise larger ranges",
                  static_cast<unsigned long long>(r.id), kMostRanges);
   }
-  r.advised.push_back(range);
+  r.advice.advised.push_back(range);
   return {};
 }
 
 // Tells the policies that have blocks of the span which advice holds for them now. Drops the lock.
 void Advise::tell_policies(Lock& lock, const BlockSpan& span) {
   Region& r = *span.region;
-  ++r.in_flight;
+  ++r.counts.in_flight;
   for (BlockIndex b = r.table.next_populated(span.first); b <= span.last; b = r.table.next_populated(b + 1)) {
     if (b % kTurn == 0) lock.give_way();
     ctx_.map.follow_advice(r, b);
   }
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
 }
 
@@ -150,7 +151,7 @@ Status Advise::will_need(const void* ptr, size_t size) {
       if (Status s = ctx_.map.check_range(from, part, &span); !s.ok()) return s;
       const Region& r = *span.region;
       home = home_of(r, span.first);
-      const BlockIndex end = r.places.same_until(span.first, span.last) + 1;
+      const BlockIndex end = r.advice.places.same_until(span.first, span.last) + 1;
       if (end <= span.last) part = static_cast<size_t>(r.address(end) - from);
     }
     // If that device has no room, the blocks are needed all the same.
@@ -168,11 +169,11 @@ Status Advise::note_places(const BlockSpan& span, const Place& place) {
   const auto [what, location, set] = place;
   const int16_t preferred = set ? static_cast<int16_t>(location) : PlacementAdvice::kNowhere;
   if (what == device::Advice::accessed_by ||
-      (what == device::Advice::preferred_location && r.places.prefer(span.first, span.last, preferred)) ||
-      (what == device::Advice::read_mostly && r.places.set_read_mostly(span.first, span.last, set)))
+      (what == device::Advice::preferred_location && r.advice.places.prefer(span.first, span.last, preferred)) ||
+      (what == device::Advice::read_mostly && r.advice.places.set_read_mostly(span.first, span.last, set)))
     return {};
   return error(ENOSPC, "region %llu has %zu ranges with advice about places already; advise larger ranges",
-               static_cast<unsigned long long>(r.id), r.places.ranges());
+               static_cast<unsigned long long>(r.id), r.advice.places.ranges());
 }
 
 // Gives the advice to the driver, without the lock. A block on a device is claimed for that time,
@@ -197,20 +198,20 @@ Status Advise::advise_block(Lock& lock, Region& r, BlockIndex b, const Place& pl
 Status Advise::advise_device(Lock& lock, const BlockSpan& span, const Place& place) {
   Region& r = *span.region;
   if (Status s = note_places(span, place); !s.ok()) return s;
-  if (place.what == device::Advice::read_mostly && place.set) r.read_mostly = true;
-  ++r.in_flight;
+  if (place.what == device::Advice::read_mostly && place.set) r.advice.read_mostly = true;
+  ++r.counts.in_flight;
   Status result;
   for (BlockIndex b = span.first; b <= span.last && result.ok(); ++b) {
     bool claimed = false;
     uint64_t arrived = 0;
     do {
-      arrived = r.arrived;
+      arrived = r.counts.arrived;
       result = advise_block(lock, r, b, place, &claimed);
       // The block may have come to a device since, and have moved on from there.
-    } while (!result.ok() && !claimed && r.arrived != arrived);
+    } while (!result.ok() && !claimed && r.counts.arrived != arrived);
     ctx_.map.follow_advice(r, b);
   }
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   return result;
 }
@@ -228,7 +229,7 @@ Status Advise::drop_contents(const void* ptr, size_t size) {
   const std::byte* region_end = r.base + r.size;
   BlockIndex first = span.first + (from != r.address(span.first) ? 1 : 0);
   BlockIndex end = to == region_end ? r.blocks : r.index(to);
-  ++r.in_flight;
+  ++r.counts.in_flight;
   leases_.releases.wait_for_region(lock, r);
   Status result;
   RangeScan scan;
@@ -250,7 +251,7 @@ Status Advise::drop_contents(const void* ptr, size_t size) {
       result = drop_block(lock, r, b, &skipped);
     }
   }
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   if (result.ok() && skipped)
     return error(EBUSY, "leased blocks of the range keep their contents; the rest was dropped");

@@ -170,8 +170,8 @@ bool DeviceAcquire::stores_may_begin(std::span<const BlockSpan> spans, std::span
     for (BlockIndex b = spans[i].first; b <= spans[i].last; ++b) {
       if (!tier_.blocks.has_come(r, b, d)) return false;
       const Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
-      if (frame.cpu_mapped) return false;
-      const device::Ticket& copy = frame.ticket;  // a new one if the block left and came again
+      if (frame.dev.cpu_mapped) return false;
+      const device::Ticket& copy = frame.dev.ticket;  // a new one if the block left and came again
       if (copy != nullptr && std::find(ordered.rbegin(), ordered.rend(), copy) == ordered.rend()) return false;
     }
   }
@@ -204,11 +204,11 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
   if (Status s = check_ranges(ranges, spans); !s.ok()) return s;
   if (Status s = check_asked(spans, ask); !s.ok()) return s;
   join_spans(spans, &apart);
-  for (const BlockSpan& s : spans) ++s.region->in_flight;  // regions stay while we wait
+  for (const BlockSpan& s : spans) ++s.region->counts.in_flight;  // regions stay while we wait
   const core::ScopeGuard let_regions_go([&] {
     lock.hold();
     ctx_.queues.promotion_requests.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
-    for (const BlockSpan& span : spans) --span.region->in_flight;
+    for (const BlockSpan& span : spans) --span.region->counts.in_flight;
     ctx_.map.notify();
   });
   if (Status s = leases_.releases.wait_for_turn(lock, spans, apart, d, ask); !s.ok()) return s;
@@ -253,15 +253,15 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
 void DeviceAcquire::note_come(Region& r, BlockIndex b, std::vector<device::Ticket>* tickets) {
   const Block& block = r.table[b];
   Frame& frame = ctx_.map.frame_table()[block.aux];
-  frame.displaced = false;
-  if (frame.hinted) {
-    frame.hinted = false;
+  frame.dev.displaced = false;
+  if (frame.dev.hinted) {
+    frame.dev.hinted = false;
     r.table.clear(b, core::kReadAhead | core::kPrefetched);
     core::add(ctx_.counters.prefetch_hits);
   }
   if (block.state == State::promoting) {
-    if (frame.ticket != nullptr && (tickets->empty() || tickets->back() != frame.ticket))
-      tickets->push_back(frame.ticket);
+    if (frame.dev.ticket != nullptr && (tickets->empty() || tickets->back() != frame.dev.ticket))
+      tickets->push_back(frame.dev.ticket);
   } else if (frame.admitted) {
     ctx_.map.policy(block.aux).touched(block.aux);
   }
@@ -372,8 +372,8 @@ Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, 
     if (r.dying) return error(EINVAL, "region %llu was freed meanwhile", static_cast<unsigned long long>(r.id));
     if (Status s = AcquireRequest::check(ask); !s.ok()) return s;
     const Block& block = r.table[b];
-    if (block.state == State::on_device && ctx_.map.frame_table()[block.aux].cpu_mapped &&
-        !ctx_.map.frame_table()[block.aux].device_stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
+    if (block.state == State::on_device && ctx_.map.frame_table()[block.aux].dev.cpu_mapped &&
+        !ctx_.map.frame_table()[block.aux].dev.stale && (block.device != d || (access & VMEM_WRITE) != 0)) {
       if (!tier_.cpu_mapper.hide(lock, r, b)) lock.sleep_for(ctx_.map.changed(), kPause);
       continue;
     }

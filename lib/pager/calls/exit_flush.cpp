@@ -42,9 +42,9 @@ Status ExitFlush::flush_host() {
     at = it->first + 1;
     Region& r = *it->second;
     if (r.backing != Backing::file_shared || r.dying) continue;
-    ++r.in_flight;
+    ++r.counts.in_flight;
     calls_.range_flush.begin(lock, {&r, 0, r.blocks - 1}, true, &scan, &writes);
-    --r.in_flight;
+    --r.counts.in_flight;
     ctx_.map.notify();
   }
   return calls_.range_flush.end(lock, &writes);
@@ -76,9 +76,9 @@ Status ExitFlush::flush_shared() {
       at = it->first + 1;
       Region& r = *it->second;
       if (r.backing != Backing::file_shared || r.dying || (again && !r.unfinished)) continue;
-      ++r.in_flight;
+      ++r.counts.in_flight;
       if (Status s = write_region(lock, r, &scan, again); !s.ok()) tell(s);
-      --r.in_flight;
+      --r.counts.in_flight;
       ctx_.map.notify();
     }
   }
@@ -104,7 +104,8 @@ Status ExitFlush::write_region(Lock& lock, Region& r, RangeScan* scan, bool agai
 }
 
 bool ExitFlush::concerns(const Region& r) {
-  return r.backing == Backing::file_shared && r.gpu && !r.dying && !r.lost && r.told_at_exit != r.granted + 1;
+  return r.backing == Backing::file_shared && r.gpu && !r.dying && !r.lost &&
+         r.counts.told_at_exit != r.counts.granted + 1;
 }
 
 void ExitFlush::find_live(const Region& r, core::InplaceVector<LiveDevice, device::kMaxDevices>* live,
@@ -194,7 +195,7 @@ Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice
   BlockIndex first = UINT64_MAX;
   find_live(r, &live, &first);
   if (live.empty()) return {};
-  ++r.in_flight;
+  ++r.counts.in_flight;
   Status s = calls_.range_flush.write(lock, r, 0, r.blocks - 1, true, scan);
   const auto left = std::find_if(live.begin(), live.end(), [&](const LiveDevice& of) {
     lock.hold();
@@ -203,7 +204,7 @@ Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice
     return !ctx_.device_set[static_cast<size_t>(of.device)].lost && std::none_of(known.begin(), known.end(), reached);
   });
   if (left != live.end()) {
-    r.told_at_exit = r.granted + 1;
+    r.counts.told_at_exit = r.counts.granted + 1;
     if (s.ok()) {
       s = error(ETIMEDOUT,
                 "device %d has work under a live lease with VMEM_WRITE that did not end within %u ms; its later stores "
@@ -211,7 +212,7 @@ Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice
                 left->device, ctx_.config.fault_timeout_ms, ctx_.map.where(r, first).c_str());
     }
   }
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   return s;
 }

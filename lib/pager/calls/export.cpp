@@ -52,7 +52,7 @@ Status Export::export_range(const void* ptr, size_t size, device::Export how, in
                  "the range has %llu blocks of %s, and a descriptor covers one; export each block, or a dma-buf",
                  static_cast<unsigned long long>(blocks), core::human_bytes(r.block_size).c_str());
   }
-  ++r.in_flight;
+  ++r.counts.in_flight;
   int d = 0;
   Status s;
   for (BlockIndex b = span.first; s.ok() && b <= span.last;) {
@@ -78,7 +78,7 @@ Status Export::export_range(const void* ptr, size_t size, device::Export how, in
     ctx_.device_set.saw_loss(d, health);
     for (BlockIndex i = span.first; i <= span.last; ++i) tier_.blocks.unclaim(r, i);
   }
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   host_.page_in.serve_waiting(lock);
   return s;

@@ -35,10 +35,10 @@ Status HostAcquire::acquire(std::span<const vmem_range> ranges, const AcquireReq
   Lock lock(ctx_.map.mutex());
   if (Status s = check_ranges(ranges, spans); !s.ok()) return s;
   if (Status s = check_asked(spans, ask); !s.ok()) return s;
-  for (const BlockSpan& s : spans) ++s.region->in_flight;
+  for (const BlockSpan& s : spans) ++s.region->counts.in_flight;
   const core::ScopeGuard let_regions_go([&] {
     lock.hold();
-    for (const BlockSpan& s : spans) --s.region->in_flight;
+    for (const BlockSpan& s : spans) --s.region->counts.in_flight;
     ctx_.map.notify();
   });
   if (!leases_.releases.empty()) {
@@ -213,10 +213,10 @@ std::optional<Status> HostAcquire::met_failed(Lock& lock, Region& r, BlockIndex 
   if ((block.flags & core::kShowsFile) != 0) {  // the part within the file is there
     lock.unlock();
     uint64_t size = 0;
-    Status s = store::current_size(r.file, &size);
+    Status s = store::current_size(r.source.file, &size);
     lock.lock();
     if (!s.ok()) return s;
-    if (size > r.file_offset + b * r.block_size) return Status();
+    if (size > r.source.offset + b * r.block_size) return Status();
     coming->tried = true;
   }
   if (coming->tried || (block.flags & core::kLost) != 0) {

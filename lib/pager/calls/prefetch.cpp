@@ -186,12 +186,12 @@ bool Prefetch::serve_demotion(Lock& lock) {
       if (it.to_ssd) on = BlockSpan{&r, it.first, it.last};
       ctx_.queues.demotion_requests.pop_front();
     }
-    ++r.in_flight;
+    ++r.counts.in_flight;
     tier_.demoter.run(lock, batch.all());
     // The blocks are in staging frames now and go on to the SSD.
     if (on && !r.dying && !host_.reclaim_requests.full() && host_.reclaim_requests.add(*on, false))
       host_.pressure.wake_reclaim();
-    --r.in_flight;
+    --r.counts.in_flight;
     ctx_.map.notify();
     return true;
   }

@@ -39,13 +39,13 @@ RegionCensus count(Region& r, uint64_t now) {
   }
   (r.from_file() ? c.ssd_bytes : c.zero_bytes) += (r.blocks - touched) * r.block_size;
   // As in vmem_query: a block on its way to a device is in host memory until its copy is issued.
-  const uint64_t coming = (r.table.count(State::promoting) - r.issued) * r.block_size;
+  const uint64_t coming = (r.table.count(State::promoting) - r.counts.issued) * r.block_size;
   c.device_bytes -= coming;
   c.host_bytes += coming;
   c.leased_bytes = r.leases.blocks() * r.block_size;
   c.backing = r.backing;
   c.gpu = r.gpu;
-  c.heat = r.heat.levels(now);
+  c.heat = r.use.heat.levels(now);
   copy_name(c.name, r.name);
   return c;
 }
@@ -61,7 +61,7 @@ Status Query::query(const void* ptr, size_t size, vmem_residency* out) {
   if (Status s = ctx_.map.check_range(ptr, size, &span); !s.ok()) return s;
   Region& r = *span.region;
   const uintptr_t from = reinterpret_cast<uintptr_t>(ptr), to = from + size;
-  ++r.in_flight;
+  ++r.counts.in_flight;
   out->zero_bytes = out->ssd_bytes = out->host_bytes = out->device_bytes = 0;
   out->block_size = r.block_size;
   uint64_t counted = 0;
@@ -84,7 +84,7 @@ Status Query::query(const void* ptr, size_t size, vmem_residency* out) {
     }
   }
   (r.from_file() ? out->ssd_bytes : out->zero_bytes) += size - counted;
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   return {};
 }
@@ -158,7 +158,7 @@ Status Query::device_stats(int d, struct vmem_device_stats* out) {
     at = b < r.blocks ? reinterpret_cast<uintptr_t>(r.address(b)) : it->first + r.span;
     if (count != 0 || b < r.blocks) {
       const size_t size = r.block_size;
-      ++r.in_flight;
+      ++r.counts.in_flight;
       lock.unlock();
       for (const uintptr_t block : std::span(blocks.data(), count)) {
         uint64_t bytes = 0;
@@ -166,7 +166,7 @@ Status Query::device_stats(int d, struct vmem_device_stats* out) {
         out->driver_host_bytes += bytes;
       }
       lock.lock();
-      --r.in_flight;
+      --r.counts.in_flight;
       ctx_.map.notify();
     }
     it = ctx_.map.regions().lower_bound(at);

@@ -13,7 +13,8 @@
 
 namespace vmem::pager {
 
-RangeDemoter::RangeDemoter(PagerContext& ctx, Calls& calls) : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier) {}
+RangeDemoter::RangeDemoter(PagerContext& ctx, Calls& calls)
+    : ctx_(ctx), host_(calls.host), leases_(calls.leases), tier_(calls.tier) {}
 
 // The blocks that this call has claimed and not ended. If devices have their own page tables and
 // blocks are not to be written, the call begins with each block as soon as it meets it: the next is
@@ -101,7 +102,7 @@ void RangeDemoter::look_for_loss(Lock& lock) {
 // went. That ended the work for which the block was leased.
 bool RangeDemoter::went_with_its_context(const Region& r, BlockIndex b) {
   const Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
-  return core::exiting() && ctx_.device_set[r.table[b].device].lost && !frame.cpu_mapped && frame.saved;
+  return core::exiting() && ctx_.device_set[r.table[b].device].lost && !frame.dev.cpu_mapped && frame.dev.saved;
 }
 
 // Returns whether the block, which is at rest, stays as it is: because nothing need be done, or
@@ -126,7 +127,7 @@ Leave RangeDemoter::goes_how(const Region& r, BlockIndex b, Leave how) {
   // A block that cannot be copied from a lost device cannot stay there either: it is marked as
   // lost. A block that is stale on its device leaves too. A leased block stays, because a kernel
   // may use it, and the CPU's copy is written.
-  const bool goes = ctx_.device_set[r.table[b].device].lost || ctx_.map.frame_table()[r.table[b].aux].device_stale;
+  const bool goes = ctx_.device_set[r.table[b].device].lost || ctx_.map.frame_table()[r.table[b].aux].dev.stale;
   return goes ? Leave::evict : how;
 }
 
@@ -183,7 +184,7 @@ Status RangeDemoter::run(Lock& lock, Region& r, BlockIndex first, BlockIndex las
 }
 
 Status RangeDemoter::cannot_leave(const Region& r, BlockIndex b) {
-  if (const Frame& frame = ctx_.map.frame_table()[r.table[b].aux]; frame.refused || frame.apart) {
+  if (const Frame& frame = ctx_.map.frame_table()[r.table[b].aux]; frame.dev.refused || frame.dev.apart) {
     return error(EIO, "accesses of a block get SIGBUS, and the trap has not undone that for %u ms, %s",
                  ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
   }

@@ -53,7 +53,7 @@ void RangeFlush::begin(Lock& lock, const BlockSpan& span, bool keep, RangeScan* 
   Region& r = *span.region;
   Batch& batch = writes->batch;
   Completion& completion = writes->completion;
-  const Late late{r.arrived, keep ? Leave::sync : Leave::evict};
+  const Late late{r.counts.arrived, keep ? Leave::sync : Leave::evict};
   if (!batch.empty() && (r.gpu || (*batch.begin())->region->block_size != r.block_size)) write_batch(lock, &batch);
   if (r.gpu && !scan->host) {
     leases_.releases.wait_for_region(lock, r, scan);
@@ -117,8 +117,8 @@ Status RangeFlush::end(Lock& lock, Writes* writes) {
 // Writes a block that came to a device late, because the store lacks the changes that it brought.
 void RangeFlush::write_late(Lock& lock, Region& r, BlockIndex b, const Late& late, RangeScan* scan, Batch* batch,
                             Status* result) {
-  for (uint64_t seen = late.arrived; r.table[b].state == State::on_device && seen != r.arrived;) {
-    seen = r.arrived;
+  for (uint64_t seen = late.arrived; r.table[b].state == State::on_device && seen != r.counts.arrived;) {
+    seen = r.counts.arrived;
     write_batch(lock, batch);
     const Status s = calls_.range_demoter.run(lock, r, b, b, late.how, scan);
     if (result->ok()) *result = s;
@@ -131,7 +131,7 @@ Status RangeFlush::flush_file(Lock& lock, Region& r) {
   store::Io io;
   io.op = store::Io::Op::flush;
   io.urgency = core::Urgency::acquire;
-  io.file = r.file_id;
+  io.file = r.source.id;
   io.user = &wait;
   io.done = [](store::Io& done) {
     FlushWait& w = *static_cast<FlushWait*>(done.user);
@@ -152,7 +152,7 @@ Status RangeFlush::flush_file(Lock& lock, Region& r) {
     }
   }
   lock.lock();
-  if (io.result != 0) return core::system_error(io.result, "flushing file %s failed", r.file.path.c_str());
+  if (io.result != 0) return core::system_error(io.result, "flushing file %s failed", r.source.file.path.c_str());
   return {};
 }
 

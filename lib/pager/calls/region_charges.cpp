@@ -25,7 +25,7 @@ bool RegionCharges::reserve_blocks(Lock& lock, Region& r) {
       !host_.waits.queue().reserve(kWaiting) || !host_.readahead_queue.reserve(kWaiting) ||
       !host_.failed.reserve(kWaiting) || !ctx_.tables.reserve())
     return false;
-  r.reserved_blocks = at_once;
+  r.charge.reserved_blocks = at_once;
   ctx_.totals.reserved_blocks += at_once;
   ctx_.tables.count();
   return true;
@@ -56,10 +56,10 @@ Status RegionCharges::charge(Lock& lock, Region& r, uint64_t mark) {
                  core::human_bytes(overhead).c_str(), r.gpu ? "device_block_size" : "block_size");
   }
   if (!reserve_blocks(lock, r)) return no_memory_for_region(r.size);
-  r.table_granted = std::min<size_t>(r.table.most(), ctx_.budget.wanted() / 32);
+  r.charge.table_granted = std::min<size_t>(r.table.most(), ctx_.budget.wanted() / 32);
   if (r.bounces) {
     if (Status s = want_buffers(lock, r, mark); !s.ok()) {
-      ctx_.totals.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
+      ctx_.totals.reserved_blocks -= std::exchange(r.charge.reserved_blocks, 0);
       return s;
     }
   }
@@ -79,7 +79,7 @@ Status RegionCharges::charge(Lock& lock, Region& r, uint64_t mark) {
 }
 
 void RegionCharges::credit(Region& r) {
-  ctx_.totals.reserved_blocks -= std::exchange(r.reserved_blocks, 0);
+  ctx_.totals.reserved_blocks -= std::exchange(r.charge.reserved_blocks, 0);
   if (r.bounces) ctx_.frames.unwant_bounce(r.block_size);
   if (r.gpu && --ctx_.staging.of(r).regions == 0) ctx_.device_set.work().notify_all();  // others may use its frames
   ctx_.tables.credit(r);

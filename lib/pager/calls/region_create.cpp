@@ -46,22 +46,22 @@ Status open_file(const RegionSpec& what, bool direct, Region* r, store::Engine& 
     return error(EINVAL, "offset %llu + size %zu is beyond the largest file, %llu bytes",
                  static_cast<unsigned long long>(what.offset), what.size, static_cast<unsigned long long>(kEnd));
   }
-  if (Status s = store::open_mapped(what.path, what.backing == Backing::file_shared, direct, &r->file, what.offset,
-                                    what.size, what.lock);
+  if (Status s = store::open_mapped(what.path, what.backing == Backing::file_shared, direct, &r->source.file,
+                                    what.offset, what.size, what.lock);
       !s.ok())
     return s;
-  core::ScopeGuard close([r] { store::close_mapped(&r->file); });  // also on bad_alloc
-  const uint64_t have = r->file.file.size;
-  if (r->file.file.block_device && what.offset + what.size > have) {  // it cannot grow as a file does
+  core::ScopeGuard close([r] { store::close_mapped(&r->source.file); });  // also on bad_alloc
+  const uint64_t have = r->source.file.file.size;
+  if (r->source.file.file.block_device && what.offset + what.size > have) {  // it cannot grow as a file does
     return error(EINVAL, "block device %s has %llu bytes, but offset %llu + size %zu needs %llu", what.path.c_str(),
                  static_cast<unsigned long long>(have), static_cast<unsigned long long>(what.offset), what.size,
                  static_cast<unsigned long long>(what.offset) + what.size);
   }
-  if (Status s = engine.add_file(r->file.file.fd, &r->file_id); !s.ok()) return s;
+  if (Status s = engine.add_file(r->source.file.file.fd, &r->source.id); !s.ok()) return s;
   close.dismiss();
-  r->has_file = true;
-  r->sparse = store::may_have_holes(r->file);
-  r->file_offset = what.offset;
+  r->source.present = true;
+  r->source.sparse = store::may_have_holes(r->source.file);
+  r->source.offset = what.offset;
   return {};
 }
 
@@ -70,9 +70,9 @@ Status open_file(const RegionSpec& what, bool direct, Region* r, store::Engine& 
 RegionCreate::RegionCreate(PagerContext& ctx, Calls& calls) : ctx_(ctx), tier_(calls.tier), calls_(calls) {}
 
 void close_file(Region* r, store::Engine& engine) {
-  if (!r->has_file) return;
-  engine.remove_file(r->file_id);
-  store::close_mapped(&r->file);
+  if (!r->source.present) return;
+  engine.remove_file(r->source.id);
+  store::close_mapped(&r->source.file);
 }
 
 Status give_addresses_back(trap::Trap& trap, const Region& r, void* base) {
@@ -218,7 +218,7 @@ Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged)
   store::zero_digest(r.block_size);  // computed here, so that the first fault need not
   if (r.backing == Backing::anonymous || r.backing == Backing::file_private) {
     if (!ctx_.space.reserve(r.span)) return no_memory_for_region(r.size);
-    r.stored_span = r.span;
+    r.charge.stored_span = r.span;
   }
   Lock lock(ctx_.map.mutex());
   Status s = calls_.charges.charge(lock, r, mark);
@@ -281,7 +281,7 @@ Status RegionCreate::make(const RegionSpec& what, void** ptr, uint64_t mark) {
       Lock lock(ctx_.map.mutex());
       calls_.charges.credit(r);
     }
-    ctx_.space.unreserve(r.stored_span);
+    ctx_.space.unreserve(r.charge.stored_span);
     close_file(&r, ctx_.engine);
   });
   void* base = nullptr;

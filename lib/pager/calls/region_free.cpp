@@ -87,10 +87,10 @@ void RegionFree::finish_kernels(Lock& lock, Region& r) {
     return true;
   });
   // Kernels that request blocks know that no more come, and may have released all: they still run.
-  for (size_t d = 0; r.kernels != 0 && d < ctx_.device_set.size(); ++d)
+  for (size_t d = 0; r.counts.kernels != 0 && d < ctx_.device_set.size(); ++d)
     if (ctx_.device_set[d].budget.begun()) used |= uint64_t{1} << d;
   if (used == 0) return;
-  ++r.in_flight;
+  ++r.counts.in_flight;
   const uint64_t until = now_ns() + ctx_.config.fault_timeout_ms * uint64_t{1000000};
   lock.unlock();
   core::step("free.draining");
@@ -118,7 +118,7 @@ void RegionFree::finish_kernels(Lock& lock, Region& r) {
     draining.join();
     lock.lock();
   }
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
 }
 
@@ -150,14 +150,15 @@ Status RegionFree::find(void* ptr, Region** out) {
 
 // Returns -EBUSY if the region is leased or open to kernels, or is about to be leased.
 Status RegionFree::may_go(const Region& r) {
-  if (r.kernels != 0) {
+  if (r.counts.kernels != 0) {
     return error(EBUSY, "region %llu is open to kernels: %u ranges, %llu leased blocks; end them first",
-                 static_cast<unsigned long long>(r.id), r.kernels, static_cast<unsigned long long>(r.leases.blocks()));
+                 static_cast<unsigned long long>(r.id), r.counts.kernels,
+                 static_cast<unsigned long long>(r.leases.blocks()));
   }
-  if (r.leases.empty() && r.asked == 0) return {};
+  if (r.leases.empty() && r.counts.asked == 0) return {};
   if (r.leases.empty()) {
     return error(EBUSY, "region %llu has %u asynchronous leases on their way; end them first",
-                 static_cast<unsigned long long>(r.id), r.asked);
+                 static_cast<unsigned long long>(r.id), r.counts.asked);
   }
   return error(EBUSY, "region %llu has %llu leased blocks; release them first", static_cast<unsigned long long>(r.id),
                static_cast<unsigned long long>(r.leases.blocks()));
@@ -173,20 +174,20 @@ Status freed_meanwhile(const Region& r) {
 
 // Waits for releases; force: for kernels. Returns whether the region may go. Drops the lock.
 Status RegionFree::end_uses(Lock& lock, Region& r, bool force) {
-  if (!force && r.kernels != 0) return may_go(r);  // leases for kernels end all the time
+  if (!force && r.counts.kernels != 0) return may_go(r);  // leases for kernels end all the time
   if (!force && r.gpu) {
-    ++r.in_flight;
+    ++r.counts.in_flight;
     leases_.releases.wait_for_region(lock, r);
-    --r.in_flight;
+    --r.counts.in_flight;
     ctx_.map.notify();
     if (r.dying) return freed_meanwhile(r);
   }
   if (!force) return may_go(r);
   finish_kernels(lock, r);
   if (r.dying) return freed_meanwhile(r);
-  ++r.in_flight;
+  ++r.counts.in_flight;
   tier_.staging_loans.take_back(lock, r);
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   return r.dying ? freed_meanwhile(r) : Status();
 }
@@ -194,11 +195,11 @@ Status RegionFree::end_uses(Lock& lock, Region& r, bool force) {
 // Returns -EPERM if the region is sealed (mseal): it cannot be unmapped, so it stays as it is, and
 // may be freed when the process ends. Comes before anything is undone. Drops the lock.
 Status RegionFree::check_unsealed(Lock& lock, Region& r) {
-  ++r.in_flight;
+  ++r.counts.in_flight;
   lock.unlock();
   const bool sealed = host_.writer.mappings().sealed(r.base, r.span);
   lock.lock();
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   if (r.dying) return freed_meanwhile(r);
   if (!sealed) return may_go(r);
@@ -218,16 +219,16 @@ Status lost_changes(const Region& r, const Status& why) {
   return error(
       EIO, "region %llu is freed, and the changes of %llu blocks of %s (%s) that its file did not take are lost: %.*s",
       static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(blocks),
-      core::human_bytes(r.block_size).c_str(), r.file.path.c_str(), static_cast<int>(why.text().size()),
+      core::human_bytes(r.block_size).c_str(), r.source.file.path.c_str(), static_cast<int>(why.text().size()),
       why.text().data());
 }
 
 }  // namespace
 
 Status RegionFree::write_file(Lock& lock, Region& r, bool force, Status* lost) {
-  ++r.in_flight;
+  ++r.counts.in_flight;
   Status s = calls_.sync.write_for_free(lock, r, force);
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   if (r.dying) return freed_meanwhile(r);
   if (!s.ok() && lost != nullptr && s.code() != -EBUSY) {
@@ -251,9 +252,9 @@ void RegionFree::become_quiet(Lock& lock, Region& r, bool force) {
     ctx_.trap.wake(r.base, r.span).ignore();
     lock.lock();
   }
-  while (r.in_flight != 0) lock.sleep(ctx_.map.changed());
+  while (r.counts.in_flight != 0) lock.sleep(ctx_.map.changed());
   if (force) finish_kernels(lock, r);  // of leases that were granted last
-  while (r.in_flight != 0) lock.sleep(ctx_.map.changed());
+  while (r.counts.in_flight != 0) lock.sleep(ctx_.map.changed());
   forget(r);
   r.quiet = true;
 }
@@ -276,7 +277,7 @@ void RegionFree::give_memory_back(Region& r, BlockIndex b, OnDevices* on_devices
   if (core::on_a_device(block.state)) {
     ctx_.device_set[block.device].budget.frees(r.block_size);
     (*on_devices)[block.device] += r.block_size;
-    if (ctx_.map.frame_table()[block.aux].cpu_mapped) ctx_.budget.credit(r.block_size);
+    if (ctx_.map.frame_table()[block.aux].dev.cpu_mapped) ctx_.budget.credit(r.block_size);
     ctx_.cpu_mappings.forget(r, b);
     ctx_.map.free_entry(b, r);
     return;
@@ -378,8 +379,8 @@ Status RegionFree::end(void* ptr, bool force, Status* lost) {
   OnDevices on_devices = {};
   give_blocks_back(lock, r, &on_devices);
   lock.unlock();
-  ctx_.space.unreserve(gone->stored_span);
-  if (gone->stored_span != 0) host_.writer.store_has_room();
+  ctx_.space.unreserve(gone->charge.stored_span);
+  if (gone->charge.stored_span != 0) host_.writer.store_has_room();
   close_file(gone.get(), ctx_.engine);
   // Last: from here on, the addresses may belong to another region.
   if (gone->gpu) return give_managed_back(*gone, &on_devices);

@@ -18,7 +18,7 @@ Sync::Sync(PagerContext& ctx, Calls& calls) : ctx_(ctx), host_(calls.host), leas
 // left. Drops the lock.
 Status Sync::sync_blocks(Lock& lock, const BlockSpan& span, bool* skipped) {
   Region& r = *span.region;
-  ++r.in_flight;
+  ++r.counts.in_flight;
   RangeScan scan;
   Status result = calls_.range_flush.write(lock, r, span.first, span.last, true, &scan);
   if (r.backing == Backing::file_shared &&
@@ -27,7 +27,7 @@ Status Sync::sync_blocks(Lock& lock, const BlockSpan& span, bool* skipped) {
     if (result.ok()) result = flushed;
   }
   if (result.ok()) result = host_.failed.tell_lost(r, span.first, span.last, true);
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   *skipped |= scan.skipped;
   return result;
@@ -49,7 +49,7 @@ Status synced(Status result, Status earlier, bool skipped) {
 
 // Returns, once, the earlier error of the region's own file, else that of the store.
 Status Sync::take_error(Region& r) {
-  Status own = std::exchange(r.write_error, {});
+  Status own = std::exchange(r.source.write_error, {});
   return own.ok() ? ctx_.writes.take_error() : own;
 }
 
@@ -76,9 +76,9 @@ bool Sync::for_each_region(With with) {
     Region& r = *it->second;
     if (r.dying || r.id >= end) continue;
     any = true;
-    ++r.in_flight;
+    ++r.counts.in_flight;
     with(r);
-    --r.in_flight;
+    --r.counts.in_flight;
     if (r.dying) ctx_.map.notify();
   }
   return any;
@@ -90,7 +90,7 @@ Status Sync::flush_files(Lock& lock) {
   core::OwnMap<std::pair<uint64_t, uint64_t>, bool> flushed;
   for_each_region([&](Region& r) VMEM_LOCKED {
     if (r.backing != Backing::file_shared || core::broken("file_flush")) return;
-    const std::pair<uint64_t, uint64_t> file{r.file.file.device, r.file.file.inode};
+    const std::pair<uint64_t, uint64_t> file{r.source.file.file.device, r.source.file.file.inode};
     if (file.second != 0 && flushed.find(file) != flushed.end()) return;
     const Status s = calls_.range_flush.flush_file(lock, r);
     if (first.ok()) first = s;
@@ -133,7 +133,7 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
   Region& r = *span.region;
   if (location == VMEM_HOST && !r.gpu) return host_.failed.tell_lost(r, span.first, span.last, true);
   forget_hints(ctx_.queues.promotion_requests, span);
-  ++r.in_flight;
+  ++r.counts.in_flight;
   RangeScan scan;
   Status result;
   if (location == VMEM_HOST) {
@@ -143,7 +143,7 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
     result = calls_.range_flush.write(lock, r, span.first, span.last, false, &scan);
   }
   if (result.ok()) result = host_.failed.tell_lost(r, span.first, span.last, true);
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   return result;
 }
@@ -163,7 +163,7 @@ Status Sync::take_for_free(Lock& lock, Region& r) {
       return error(EBUSY,
                    "region %llu has a page that is pinned by direct I/O in flight or by a registered buffer, whose "
                    "stores would not reach file %s; end it first (%.*s)",
-                   static_cast<unsigned long long>(r.id), r.file.path.c_str(), static_cast<int>(s.text().size()),
+                   static_cast<unsigned long long>(r.id), r.source.file.path.c_str(), static_cast<int>(s.text().size()),
                    s.text().data());
     }
     lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(2));
@@ -174,14 +174,14 @@ Status Sync::take_for_free(Lock& lock, Region& r) {
 // already. If it is released before the end, those changes are written too.
 Status Sync::write_for_free(Lock& lock, Region& r, bool force) {
   for (int round = 0;; ++round) {
-    const uint64_t granted = r.granted;
+    const uint64_t granted = r.counts.granted;
     RangeScan scan;
     scan.all = force;
     scan.frees = true;
     Status s = calls_.range_flush.write(lock, r, 0, r.blocks - 1, true, &scan);
     if (s.ok() && !force && ctx_.trap.caps().pins == trap::Pins::taken_away) s = take_for_free(lock, r);
     if (!s.ok()) return s;
-    if (force || r.dying || granted == r.granted || core::broken("free_again"))
+    if (force || r.dying || granted == r.counts.granted || core::broken("free_again"))
       return host_.failed.tell_lost(r, 0, r.blocks - 1, false);
     const bool live = !r.leases.visit(0, r.blocks - 1, [](BlockIndex, BlockIndex, const Leases& leases) {
       return std::all_of(leases.begin(), leases.end(), [](const Lease& l) { return l.count == 0; });

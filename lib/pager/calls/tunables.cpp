@@ -106,7 +106,7 @@ void Tunables::follow_module() {
   ctx_.config.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
   ctx_.config.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
   for (auto& [base, r] : ctx_.map.regions())
-    r->readahead.set_max(static_cast<uint32_t>(ctx_.config.readahead_bytes / r->block_size));
+    r->use.readahead.set_max(static_cast<uint32_t>(ctx_.config.readahead_bytes / r->block_size));
   host_.faults.set_deadline(knobs.fault_timeout_ms);
   if (!there) return;
   uint64_t limit = UINT64_MAX;

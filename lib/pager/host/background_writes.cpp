@@ -41,7 +41,7 @@ bool BackgroundWrites::may_write(Region& r, BlockIndex b, uint64_t now_ns) const
 bool BackgroundWrites::take(Region& r, BlockIndex b, Batch* batch) {
   Transition* const m = host_.isolator.begin_take(r, b, true, false);
   if (m == nullptr) return false;
-  m->background = true;
+  m->write.background = true;
   ctx_.map.dirty().write_begins(r.block_size);
   batch->push_back(m);
   return true;
@@ -105,7 +105,10 @@ bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
     if (taken == 0) in_vain_ += frame.region->block_size;
     bytes += taken;
     const bool leased = taken == 0 && lent_for_writing(*frame.region, frame.block);
-    dirty.put_off(id, now_ns, leased ? Frame::Overdue::leased : taken == 0 ? Frame::Overdue::yes : Frame::Overdue::no);
+    dirty.put_off(id, now_ns,
+                  leased       ? DirtyFrame::Overdue::leased
+                  : taken == 0 ? DirtyFrame::Overdue::yes
+                               : DirtyFrame::Overdue::no);
   }
   return true;
 }

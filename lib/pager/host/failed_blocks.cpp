@@ -54,7 +54,7 @@ void FailedBlocks::mark_lost(Region& r, BlockIndex b, const Status& why) {
 // memory for one more entry, the time of the oldest is over.
 void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
-  if ((block.flags & core::kUnread) == 0) ++r.unread;
+  if ((block.flags & core::kUnread) == 0) ++r.counts.unread;
   r.table.mark(b, core::kUnread);
   if (!ctx_.trap.caps().poison) return;
   const ReadError unread{&r, b, now_ns() + FaultRetryQueue::kSlice};
@@ -69,7 +69,7 @@ void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
 void FailedBlocks::clear_unread(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   if ((block.flags & core::kUnread) == 0) return;
-  --r.unread;
+  --r.counts.unread;
   r.table.clear(b, core::kUnread);
   r.reasons.erase(b);
 }
@@ -177,12 +177,12 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     retry->times = 0;
     retry->lived_ns = 0;
     retry->mark = ctx_.deadline.look(now);
-    ++r.in_flight;
+    ++r.counts.in_flight;
     lock.unlock();
     core::settle_log();  // log before the signal
     core::step("retry.said");
     lock.lock();
-    --r.in_flight;
+    --r.counts.in_flight;
     ctx_.map.notify();
     if (r.dying) return true;
     retry = retries_.find(r, b);
@@ -220,7 +220,7 @@ void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why)
 }
 
 Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, bool again) {
-  if (!r.writable() || (r.table.count(State::poisoned) == 0 && r.unread == 0)) return {};
+  if (!r.writable() || (r.table.count(State::poisoned) == 0 && r.counts.unread == 0)) return {};
   uint64_t lost = 0;
   BlockIndex at = 0;
   for (BlockIndex b = r.table.next_populated(first); b <= last && b < r.blocks; b = r.table.next_populated(b + 1)) {
@@ -295,7 +295,7 @@ Status FailedBlocks::no_table(const Region& r, BlockIndex b) const {
       "that move; raise host_budget, choose a larger block_size, or drop what is not needed with "
       "VMEM_ADVISE_DONT_NEED; %s",
       core::human_bytes(ctx_.budget.wanted()).c_str(), core::human_bytes(ctx_.tables.bytes()).c_str(),
-      core::human_bytes(r.table_charged).c_str(), core::human_bytes(core::kPage).c_str(),
+      core::human_bytes(r.charge.table).c_str(), core::human_bytes(core::kPage).c_str(),
       core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
       core::human_bytes(ctx_.frames.least_overhead() - ctx_.budget.charged(Use::tables)).c_str(),
       core::human_bytes(ctx_.reserve.pinned()).c_str(),
@@ -350,9 +350,9 @@ std::string FailedBlocks::check() const {
       if (std::none_of(dropped_.begin(), dropped_.end(), waits))
         return "a block that was dropped for want of memory waits for none: " + std::string(ctx_.map.where(*r, b));
     }
-    if (unread == r->unread) continue;
+    if (unread == r->counts.unread) continue;
     return core::strprintf("%llu blocks of region %llu are said to be unread, %llu are",
-                           static_cast<unsigned long long>(r->unread), static_cast<unsigned long long>(r->id),
+                           static_cast<unsigned long long>(r->counts.unread), static_cast<unsigned long long>(r->id),
                            static_cast<unsigned long long>(unread));
   }
   if (unknown == unknown_blocks_) return "";

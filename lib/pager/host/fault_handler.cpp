@@ -150,7 +150,7 @@ void FaultHandler::access_of_dying(Region& r, BlockIndex b, const trap::Fault& f
         ctx_.trap.wake(page, core::kPage).ignore();
       return;
     case State::on_device:  // split page tables: the trap is in place, or a copy is mapped
-      if (ctx_.map.frame_table()[block.aux].cpu_mapped) {
+      if (ctx_.map.frame_table()[block.aux].dev.cpu_mapped) {
         ctx_.trap.unprotect(r.address(b), r.block_size).ignore();
         return;
       }
@@ -173,11 +173,11 @@ void FaultHandler::note_access(Region& r, BlockIndex b, const trap::Fault& fault
   const Block& block = r.table[b];
   const bool protection = block.state == State::resident && fault.kind == trap::FaultKind::write_protect;
   if ((block.flags & core::kFaultPending) == 0 && block.state != State::resident && block.state != State::poisoned)
-    r.heat.note(b, r.blocks, now);
+    r.use.heat.note(b, r.blocks, now);
   if (fault.kind == trap::FaultKind::read) {
-    r.stores_in_row = 0;
-  } else if (r.stores_in_row < UINT8_MAX && (!protection || (block.flags & core::kReadAhead) != 0)) {
-    ++r.stores_in_row;
+    r.use.stores_in_row = 0;
+  } else if (r.use.stores_in_row < UINT8_MAX && (!protection || (block.flags & core::kReadAhead) != 0)) {
+    ++r.use.stores_in_row;
   }
 }
 
@@ -217,9 +217,9 @@ void FaultHandler::met_absent(Region& r, BlockIndex b, const trap::Fault& fault,
   r.table.mark(b, wanted);
   DeferredWork fill;
   if (!host_.page_in.start_fill(r, b, Urgency::fault, fill)) host_.waits.starve_fault(r, b, 0, 0, fault.thread);
-  if (!fill.submit.empty()) fill.submit.tail->accessed = fault.address - reinterpret_cast<uintptr_t>(r.address(b));
+  if (!fill.submit.empty()) fill.submit.tail->read.accessed = fault.address - reinterpret_cast<uintptr_t>(r.address(b));
   host_.readahead.follow(r, b, false);
-  if (r.adapts && !fill.submit.empty()) host_.readahead.read_beside(r, b, fill.submit);
+  if (r.use.adapts && !fill.submit.empty()) host_.readahead.read_beside(r, b, fill.submit);
   after.submit.append(fill.submit);
   after.zero.append(fill.zero);
 }

@@ -193,7 +193,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   if (frame.holed) ctx_.trap.wake(at, r.block_size).ignore();
   r.table.answer_faults(m->block);
   ctx_.map.admit(r, m->block, frame.shadow);
-  if (m->started_ns != 0) ctx_.counters.fault_took(now_ns() - m->started_ns);
+  if (m->read.started_ns != 0) ctx_.counters.fault_took(now_ns() - m->read.started_ns);
   ctx_.map.free_transition(m);
   ctx_.above.memory_freed(after);
 }

@@ -28,14 +28,14 @@ void IsolatedBlocks::keep_frame(Transition* m, DeferredWork& after) {
 void IsolatedBlocks::give_buffers(Transition* m) {
   const Region& r = *m->region;
   if (m->coded != nullptr) ctx_.frames.put_bounce(m->coded, r.block_size);
-  if (m->aside != nullptr && !m->spare) {
+  if (m->write.aside != nullptr && !m->write.spare) {
     if (r.bounces) {
-      ctx_.frames.put_bounce(m->aside, r.block_size);
+      ctx_.frames.put_bounce(m->write.aside, r.block_size);
     } else {
-      ctx_.frames.put(m->aside, r.block_size);
+      ctx_.frames.put(m->write.aside, r.block_size);
     }
   }
-  m->coded = m->aside = nullptr;
+  m->coded = m->write.aside = nullptr;
 }
 
 void IsolatedBlocks::let_go(Transition* m, DeferredWork& after) {
@@ -45,22 +45,22 @@ void IsolatedBlocks::let_go(Transition* m, DeferredWork& after) {
   ctx_.map.progress().made();
   if ((block.flags & core::kReadAhead) != 0) {
     core::add(ctx_.counters.prefetch_wasted);
-    r.readahead.on_waste(m->block);
+    r.use.readahead.on_waste(m->block);
   }
   r.table.forget_read_ahead(m->block);
   r.table.clear(m->block, core::kProtected | core::kDirty);
   give_buffers(m);
-  if (m->in_place) {
+  if (m->write.in_place) {
     if (!core::broken("credit")) ctx_.budget.credit(r.block_size);
-  } else if (m->emptied) {
+  } else if (m->write.emptied) {
     ctx_.frames.put_slot(m->image, r.block_size);
     ctx_.budget.credit(r.block_size);
-  } else if (m->from_staged || in_slot(*m)) {
+  } else if (m->write.from_staged || in_slot(*m)) {
     host_.installer.give_frame(r, m->image);
   } else {
     ctx_.frames.put(m->image, r.block_size);
   }
-  ctx_.writes.settled(m->leaving);
+  ctx_.writes.settled(m->write.leaving);
   ctx_.map.free_entry(m->block, r);
   if (r.from_file() && !block.extent) r.table.forget_digest(m->block);
   r.table.let_go(m->block);
@@ -75,20 +75,22 @@ void IsolatedBlocks::let_go(Transition* m, DeferredWork& after) {
 void IsolatedBlocks::stay_in_place(Transition* m) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  if (!m->in_place && r.transfer != Transfer::install) ctx_.frames.put_slot(m->image, r.block_size);
+  if (!m->write.in_place && r.transfer != Transfer::install) ctx_.frames.put_slot(m->image, r.block_size);
   Frame& frame = ctx_.map.frame_table()[block.aux];
-  const bool proven = m->in_place && frame.proven && (block.flags & core::kProtected) != 0;
+  const bool proven = m->write.in_place && frame.proven && (block.flags & core::kProtected) != 0;
   r.table.keep_in_place(m->block);
-  const bool differs = m->only_clean && !m->clean;
-  const bool same = m->status.ok() && m->in_place && !differs && (block.flags & core::kDigest) != 0 &&
+  const bool differs = m->write.only_clean && !m->write.clean;
+  const bool same = m->status.ok() && m->write.in_place && !differs && (block.flags & core::kDigest) != 0 &&
                     !lent_for_writing(r, m->block) && !frame.holed;
   bool stays = same && (block.flags & core::kStorePending) == 0;
-  if (!stays && m->in_place) stays = ctx_.trap.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
+  if (!stays && m->write.in_place)
+    stays = ctx_.trap.unprotect(r.address(m->block), r.block_size).code() == -EPERM && same;
   r.table.clear(m->block, core::kProtected);
   // A device that pinned pages before they were protected stores unseen. If the trap cannot see
   // pins, the block counts as proven all the same, except after a background write, which comes at
   // any time.
-  const bool seen = ctx_.trap.caps().pins == trap::Pins::unseen && (!m->background || core::broken("compare_again"));
+  const bool seen =
+      ctx_.trap.caps().pins == trap::Pins::unseen && (!m->write.background || core::broken("compare_again"));
   frame.proven = stays && (proven || seen);
   if (stays) {
     r.table.mark(m->block, core::kProtected);
@@ -106,16 +108,17 @@ void IsolatedBlocks::stay_in_place(Transition* m) {
 void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  ctx_.writes.settled(m->leaving);
+  ctx_.writes.settled(m->write.leaving);
   give_buffers(m);
   Frame& frame = ctx_.map.frame_table()[block.aux];
-  if ((m->keep || m->probe) && frame.admitted) ctx_.map.policy(block.aux).unhold(block.aux);
+  if ((m->write.keep || m->write.probe) && frame.admitted) ctx_.map.policy(block.aux).unhold(block.aux);
   // A dirty block that had to be clean is set aside when it is chosen next.
-  frame.could_not_leave = m->reclaims && !m->probe && !m->only_clean && (block.flags & core::kFaultPending) == 0;
-  const bool same_in_store = m->status.ok() && !m->probe && (m->clean || m->io.size != 0);
+  frame.could_not_leave =
+      m->write.reclaims && !m->write.probe && !m->write.only_clean && (block.flags & core::kFaultPending) == 0;
+  const bool same_in_store = m->status.ok() && !m->write.probe && (m->write.clean || m->io.size != 0);
   if (same_in_store) ctx_.map.note_clean(r, m->block);
 
-  if (m->in_place || (!m->status.ok() && !m->from_staged && !m->out)) {
+  if (m->write.in_place || (!m->status.ok() && !m->write.from_staged && !m->write.out)) {
     stay_in_place(m);
     return;
   }
@@ -127,7 +130,7 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
     return;
   }
   const bool wanted = (block.flags & core::kFaultPending) != 0;
-  if (m->from_staged && (!wanted || m->in_staging)) {
+  if (m->write.from_staged && (!wanted || m->in_staging)) {
     r.table.keep_staged(m->block);
     ctx_.map.admit(r, m->block, ctx_.map.nonresident_age().shadow());
     const BlockIndex b = m->block;
@@ -137,7 +140,8 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
   }
   frame.shadow = ctx_.map.nonresident_age().shadow();
   // If the trap keeps frames, the block goes back protected, so that its next store is seen.
-  m->protect = m->background && same_in_store && r.transfer == Transfer::install && ctx_.trap.caps().write_protect &&
+  m->protect = m->write.background && same_in_store && r.transfer == Transfer::install &&
+               ctx_.trap.caps().write_protect &&
                (block.flags & (core::kDigest | core::kStorePending)) == core::kDigest && !lent_for_writing(r, m->block);
   host_.installer.start_installing(m, after.install);
 }
@@ -145,9 +149,9 @@ void IsolatedBlocks::put_back(Transition* m, DeferredWork& after) {
 void IsolatedBlocks::lose_taken(Transition* m) {
   Region& r = *m->region;
   const FrameId id = r.table[m->block].aux;
-  ctx_.writes.settled(m->leaving);
+  ctx_.writes.settled(m->write.leaving);
   give_buffers(m);
-  if ((m->keep || m->probe) && ctx_.map.frame_table()[id].admitted) ctx_.map.policy(id).unhold(id);
+  if ((m->write.keep || m->write.probe) && ctx_.map.frame_table()[id].admitted) ctx_.map.policy(id).unhold(id);
   ctx_.frames.put_slot(m->image, r.block_size);
   ctx_.budget.credit(r.block_size);
   ctx_.map.free_entry(m->block, r);
@@ -168,7 +172,7 @@ void IsolatedBlocks::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
   Transition* m = hold_for_drop(r, b);
   const Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
   m->image = frame.bytes;
-  m->from_staged = true;
+  m->write.from_staged = true;
   m->in_staging = in_staging(frame.pool);
   leaves(m);
   let_go(m, after);
@@ -183,16 +187,16 @@ Status IsolatedBlocks::drop_contents(Lock& lock, Region& r, BlockIndex b, Deferr
   }
   Transition* m = hold_for_drop(r, b);
   Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
-  m->in_place = r.transfer != Transfer::install;
-  frame.in_place = m->in_place;
+  m->write.in_place = r.transfer != Transfer::install;
+  frame.in_place = m->write.in_place;
   frame.dropping = true;
-  m->image = m->in_place ? r.address(b) : frame.bytes;
+  m->image = m->write.in_place ? r.address(b) : frame.bytes;
   leaves(m);
   lock.unlock();
   Status dropped = drop_one(ctx_.trap, r, b) ? Status() : error(EBUSY, "a page of the block is pinned");
   lock.lock();
   if (!dropped.ok()) {
-    m->in_place = true;
+    m->write.in_place = true;
     m->status = dropped;
     put_back(m, after);
     return dropped;

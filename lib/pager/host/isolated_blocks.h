@@ -17,7 +17,9 @@ class IsolatedBlocks {
   IsolatedBlocks(PagerContext& ctx, HostTier& host);
 
   // Counts the memory of the transition's block as about to come free.
-  void leaves(Transition* m) VMEM_LOCKED { ctx_.writes.leaves(m->leaving, m->region->block_size, leaves_pool(*m)); }
+  void leaves(Transition* m) VMEM_LOCKED {
+    ctx_.writes.leaves(m->write.leaving, m->region->block_size, leaves_pool(*m));
+  }
 
   // State isolating or writing_back.
   // - let_go() frees the memory: the block is in the store, or unpopulated.

@@ -41,28 +41,29 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
   Transition* m = ctx_.map.new_transition(r, b);
   m->image = image;
   m->way = core::Way::host_to_ssd;
-  m->keep = keep;
-  m->probe = probe;
-  m->from_staged = held;
-  m->in_place = in_place;
+  m->write.keep = keep;
+  m->write.probe = probe;
+  m->write.from_staged = held;
+  m->write.in_place = in_place;
   m->in_staging = in_staging(frame.pool);
-  m->clean = !r.writable() || (!held && stood_protected(ctx_.trap.caps().pins, block, frame)) ||
-             (m->in_staging && proven_clean(block));
-  m->elsewhere = (block.flags & core::kUnknown) != 0;
-  m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
+  m->write.clean = !r.writable() || (!held && stood_protected(ctx_.trap.caps().pins, block, frame)) ||
+                   (m->in_staging && proven_clean(block));
+  m->write.elsewhere = (block.flags & core::kUnknown) != 0;
+  m->write.has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
   frame.in_place = in_place;
   frame.dropping = frame.holed = false;
-  if (!probe && !m->clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
+  if (!probe && !m->write.clean && r.codec != store::Codec::raw && r.backing != Backing::file_shared) {
     m->coded = ctx_.frames.get_bounce(r.block_size);  // none free: this image is stored raw
     // If the program has changed rights in the region, blocks are not compressed in place.
-    if (m->coded != nullptr && in_place && r.guarded && (m->aside = ctx_.frames.get_bounce(r.block_size)) == nullptr) {
+    if (m->coded != nullptr && in_place && r.guarded &&
+        (m->write.aside = ctx_.frames.get_bounce(r.block_size)) == nullptr) {
       ctx_.frames.put_bounce(m->coded, r.block_size);
       m->coded = nullptr;
     }
   }
   // Memory that a pin has kept before does not count as leaving: other blocks are reclaimed
   // instead.
-  if (!keep && !probe && !frame.pinned) ctx_.writes.leaves(m->leaving, r.block_size, leaves_pool(*m));
+  if (!keep && !probe && !frame.pins.pinned) ctx_.writes.leaves(m->write.leaving, r.block_size, leaves_pool(*m));
   if ((keep || probe) && frame.admitted) ctx_.map.policy(block.aux).hold(block.aux);
   return m;
 }
@@ -110,9 +111,9 @@ Status Isolator::digest_in_place(Transition* m, Look* look) {
     }
     look->left -= std::min(look->left, bytes);
     int error = 0;
-    if (m->aside != nullptr) {
-      error = core::read_guarded(m->aside + at, from, bytes, r.absent);
-      digester.update(m->aside + at, bytes);
+    if (m->write.aside != nullptr) {
+      error = core::read_guarded(m->write.aside + at, from, bytes, r.absent);
+      digester.update(m->write.aside + at, bytes);
     } else if (r.guarded || !look->loads) {
       error = digest_guarded(digester, from, bytes, r.absent);
     } else {
@@ -128,7 +129,7 @@ Status Isolator::digest_in_place(Transition* m, Look* look) {
     VMEM_LOG_ONCE(core::Level::warning, "%.*s", static_cast<int>(s.text().size()), s.text().data());
     return s;
   }
-  if (m->aside != nullptr) m->image = m->aside;
+  if (m->write.aside != nullptr) m->image = m->write.aside;
   m->digest = digester.finish();
   return {};
 }
@@ -136,7 +137,7 @@ Status Isolator::digest_in_place(Transition* m, Look* look) {
 // Runs on threads that answer for the trap, so it must not fault.
 bool Isolator::still_same(const Transition* m) const {
   const Region& r = *m->region;
-  if (ctx_.trap.caps().pins != trap::Pins::taken_away || m->aside != nullptr) return true;
+  if (ctx_.trap.caps().pins != trap::Pins::taken_away || m->write.aside != nullptr) return true;
   std::array<std::byte, size_t{16} << 10> room;
   store::Digester digester;
   for (size_t at = 0; at < r.block_size; at += room.size()) {
@@ -153,28 +154,28 @@ void Isolator::take_one(Transition* m, Look* look) {
   const Block& block = r.table[m->block];
   std::byte* const at = r.address(m->block);
   core::step("evict.taking");
-  if (!m->from_staged) {
+  if (!m->write.from_staged) {
     // Blocks in place are write-protected by now, and others are in their slots, or the status says
     // why not.
-    if (!m->in_place && r.transfer != Transfer::copy)
+    if (!m->write.in_place && r.transfer != Transfer::copy)
       m->status = ctx_.trap.take(at, r.block_size, m->image, r.transfer);
     if (!m->status.ok()) {
       settle_torn_take(m);
       return;
     }
-    m->out = !m->in_place;
+    m->write.out = !m->write.in_place;
   }
   core::step("evict.taken");
-  if (m->probe || m->clean) return;
-  if (m->in_place) {
+  if (m->write.probe || m->write.clean) return;
+  if (m->write.in_place) {
     m->status = digest_in_place(m, look);
     if (!m->status.ok()) return;
   } else {
     m->digest = store::digest(m->image, r.block_size);
   }
-  m->clean = m->has_digest && (core::broken("compare") || m->digest == block.digest);
-  if (!m->clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
-    m->clean = m->zeros = true;
+  m->write.clean = m->write.has_digest && (core::broken("compare") || m->digest == block.digest);
+  if (!m->write.clean && r.backing == Backing::anonymous && m->digest == store::zero_digest(r.block_size)) {
+    m->write.clean = m->write.zeros = true;
   }
 }
 
@@ -184,7 +185,7 @@ void Isolator::take_one(Transition* m, Look* look) {
 void Isolator::take_to_slots(std::span<Transition* const> batch) {
   core::InplaceVector<std::byte*, Batch::capacity()> slots;
   const auto goes = [](const Transition& m) {
-    return !m.in_place && !m.from_staged && m.region->transfer == Transfer::copy;
+    return !m.write.in_place && !m.write.from_staged && m.region->transfer == Transfer::copy;
   };
   bool any_pinned = false;
   for (size_t i = 0, n = 1; i < batch.size(); i += n, n = 1) {
@@ -209,7 +210,7 @@ void Isolator::take_to_slots(std::span<Transition* const> batch) {
       // stopped half way it is not known which are whole.
       const bool alone = run > 1 && !all.ok() && !half_way(all);
       for (Transition* m : transitions.subspan(k, run)) {
-        if (alone) m->clean = !r.writable();  // pages that went and came back are no longer protected
+        if (alone) m->write.clean = !r.writable();  // pages that went and came back are no longer protected
         m->status = alone ? take(*m, 1) : all;
       }
     }
@@ -220,10 +221,10 @@ void Isolator::take_to_slots(std::span<Transition* const> batch) {
 void Isolator::empty_clean(std::span<Transition* const> batch) {
   core::InplaceVector<trap::Range, Batch::capacity()> ranges;
   for (Transition* m : batch) {
-    if (!m->status.ok() || m->probe || !m->clean || m->keep || !in_slot(*m)) continue;
+    if (!m->status.ok() || m->write.probe || !m->write.clean || m->write.keep || !in_slot(*m)) continue;
     const auto at = reinterpret_cast<uintptr_t>(m->image);
     const size_t size = m->region->block_size;
-    m->emptied = true;
+    m->write.emptied = true;
     if (!ranges.empty() && ranges.back().address + ranges.back().size == at) {
       ranges.back().size += size;
     } else {
@@ -236,7 +237,9 @@ void Isolator::empty_clean(std::span<Transition* const> batch) {
 
 // Drops the pages of blocks that are in place and that the store has.
 void Isolator::drop_clean(std::span<Transition* const> batch) {
-  const auto goes = [](const Transition& m) { return m.status.ok() && !m.probe && m.clean && m.in_place && !m.keep; };
+  const auto goes = [](const Transition& m) {
+    return m.status.ok() && !m.write.probe && m.write.clean && m.write.in_place && !m.write.keep;
+  };
   DropList drops;
   {
     // From here on, absent pages of these blocks are our doing: an access waits until the block is
@@ -246,8 +249,8 @@ void Isolator::drop_clean(std::span<Transition* const> batch) {
       if (!goes(*m)) continue;
       Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
       if (frame.holed) {  // the hole may have been stored to since it was looked at
-        m->keep = true;
-        ctx_.writes.settled(m->leaving);
+        m->write.keep = true;
+        ctx_.writes.settled(m->write.leaving);
         continue;
       }
       frame.dropping = true;
@@ -264,7 +267,8 @@ void Isolator::drop_clean(std::span<Transition* const> batch) {
 // After a failed take(): drops what is left of a torn block, and empties the slot whatever it has.
 void Isolator::settle_torn_take(Transition* m) {
   Region& r = *m->region;
-  if (m->in_place || r.transfer == Transfer::install || (!half_way(m->status) && m->status.code() != -EEXIST)) return;
+  if (m->write.in_place || r.transfer == Transfer::install || (!half_way(m->status) && m->status.code() != -EEXIST))
+    return;
   if (half_way(m->status)) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
                    m->status.text().data(), ctx_.map.place(r, m->block).c_str());
@@ -285,10 +289,10 @@ void Isolator::isolate(std::span<Transition*> batch, Batch* writes) {
   for (Transition* m : batch) {
     if (std::exchange(last, m->region) != m->region) look = {};
     take_one(m, &look);
-    if (!m->status.ok() || m->probe) continue;
-    if (m->clean) {
-      drops |= m->in_place && !m->keep;
-    } else if (!m->only_clean) {
+    if (!m->status.ok() || m->write.probe) continue;
+    if (m->write.clean) {
+      drops |= m->write.in_place && !m->write.keep;
+    } else if (!m->write.only_clean) {
       writes->push_back(m);
     }
   }

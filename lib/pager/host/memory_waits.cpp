@@ -47,7 +47,7 @@ uint64_t MemoryWaits::pinned_bytes() const {
   uint64_t bytes = 0;
   for (core::FrameId id = 0; id < ctx_.map.frame_table().size(); ++id) {
     const Frame& frame = ctx_.map.frame_table()[id];
-    if (frame.region != nullptr && frame.pinned) bytes += frame.region->block_size;
+    if (frame.region != nullptr && frame.pins.pinned) bytes += frame.region->block_size;
   }
   return bytes;
 }
@@ -140,12 +140,12 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
                    static_cast<int>(why.text().size()), why.text().data());
     // Log before the signal. The block is in no queue but keeps its mark, so that later requests
     // wait.
-    ++r.in_flight;
+    ++r.counts.in_flight;
     lock.unlock();
     core::settle_log();
     core::step("starved.said");
     lock.lock();
-    --r.in_flight;
+    --r.counts.in_flight;
     ctx_.map.notify();
     queue_.unmark(r, s.block);
     if (r.dying) return true;

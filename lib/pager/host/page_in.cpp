@@ -19,15 +19,15 @@ constexpr uint8_t kStoresInRow = 4;  // after so many first accesses that are st
 // Clears the frame of a fill. A frame without memory gets pages that the kernel has cleared.
 void make_zeros(const Transition& m, const FramePool& frames) {
   const size_t size = m.region->block_size;
-  if (m.fresh || (m.io.unpopulated && frames.populate(m.image, size).ok())) return;
+  if (m.read.fresh || (m.io.unpopulated && frames.populate(m.image, size).ok())) return;
   memset(m.image, 0, size);
 }
 
 // Returns how many bytes of the block its file has now.
 size_t bytes_there(const Region& r, BlockIndex b) {
   uint64_t size = 0;
-  if (!store::current_size(r.file, &size).ok()) return 0;
-  const uint64_t from = r.file_offset + b * r.block_size;
+  if (!store::current_size(r.source.file, &size).ok()) return 0;
+  const uint64_t from = r.source.offset + b * r.block_size;
   return size <= from ? 0 : std::min<uint64_t>(size - from, r.file_bytes(b));
 }
 
@@ -56,7 +56,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   m->image = bytes;
   m->coded = scratch;
   m->in_staging = true;
-  m->was_unpopulated = from == State::unpopulated;
+  m->read.was_unpopulated = from == State::unpopulated;
   m->way = core::Way::ssd_to_host;
   host_.reader.prepare_read(m, urgency, *this);
   after.submit.push_back(m);
@@ -104,12 +104,12 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   Transition* m = ctx_.map.new_transition(r, b);
   m->image = image;
   m->coded = scratch;
-  if (urgency == Urgency::fault) m->started_ns = waited != nullptr ? waited->since_ns : now_ns();
+  if (urgency == Urgency::fault) m->read.started_ns = waited != nullptr ? waited->since_ns : now_ns();
   m->mark = waited != nullptr ? waited->mark : ctx_.deadline.look(m->begun_ns);
   m->way = core::Way::ssd_to_host;
-  m->was_unpopulated = from == State::unpopulated;
-  m->fresh = fresh && r.transfer == Transfer::install;
-  m->io.unpopulated = fresh && !m->fresh && !coded;
+  m->read.was_unpopulated = from == State::unpopulated;
+  m->read.fresh = fresh && r.transfer == Transfer::install;
+  m->io.unpopulated = fresh && !m->read.fresh && !coded;
   if (from == State::unpopulated && !r.from_file()) {
     core::add(ctx_.counters.zero_fills);
     r.table.set_digest(b, store::zero_digest(size));
@@ -133,7 +133,7 @@ void PageIn::say_failed(const Transition& m) {
   const int length = static_cast<int>(m.status.text().size());
   const char* const text = m.status.text().data();
   const size_t there = m.cut ? core::round_up(bytes_there(*m.region, m.block), core::kPage) : 0;
-  if (there != 0 && (m.accessed < there || m.accessed == SIZE_MAX)) {
+  if (there != 0 && (m.read.accessed < there || m.read.accessed == SIZE_MAX)) {
     VMEM_LOG_OFTEN(core::Level::info, "%.*s", length, text);
   } else if (m.cut) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access beyond its end gets SIGBUS", length, text);
@@ -210,7 +210,7 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
 void PageIn::settle_read(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  ReadGroup* const together = m->read_group;
+  ReadGroup* const together = m->read.group;
   ctx_.map.progress().made();
   host_.failed.clear_unread(r, m->block);
   const bool wanted = (block.flags & core::kFaultPending) != 0 || leased(r, m->block);
@@ -234,7 +234,8 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   }
   // If every block is stored to, write protection of a block that was read ahead only costs a
   // second trap.
-  const bool stored_soon = !wanted && m->speculative && (m->stored_soon || r.stores_in_row >= kStoresInRow);
+  const bool stored_soon =
+      !wanted && m->read.speculative && (m->read.stored_soon || r.use.stores_in_row >= kStoresInRow);
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kStorePending) == 0 &&
                (block.flags & core::kDigest) != 0 && !stored_soon;
   // The others were read by the same transfer. A block that will be stored to does not wait for
@@ -246,8 +247,8 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
 // Notes that the file has a hole at the block and behind it.
 void PageIn::note_hole(const Transition& m) {
   Region& r = *m.region;
-  r.hole_first = m.block;
-  r.hole_end = std::min<uint64_t>((m.hole_end - r.file_offset) / r.block_size, r.blocks);
+  r.source.hole_first = m.block;
+  r.source.hole_end = std::min<uint64_t>((m.read.hole_end - r.source.offset) / r.block_size, r.blocks);
 }
 
 // Clears the frame. Drops and retakes the lock; the state stays reading.
@@ -268,13 +269,13 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   core::step("fill.read");
   if (!zero) host_.reader.verify_read(m);
   Lock lock(ctx_.map.mutex());
-  ReadGroup* const together = m->read_group;
+  ReadGroup* const together = m->read.group;
   core::ScopeGuard was_read([&] {
     if (together != nullptr && --together->left == 0) after.install.append(together->ready);
   });
   const bool nobody_asked =
-      (block.flags & core::kFaultPending) == 0 && (m->meanwhile || (m->speculative && !leased(r, m->block)));
-  bool fatal_for_touch = !m->status.ok() && !m->refused && !nobody_asked;
+      (block.flags & core::kFaultPending) == 0 && (m->read.meanwhile || (m->read.speculative && !leased(r, m->block)));
+  bool fatal_for_touch = !m->status.ok() && !m->read.refused && !nobody_asked;
   bool shows_file = false;
   if (fatal_for_touch) {
     lock.unlock();  // no other thread acts on a block in state reading
@@ -286,7 +287,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   if (m->coded != nullptr) ctx_.frames.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
   host_.readahead_queue.ended(*m);
-  if (m->hole) {
+  if (m->read.hole) {
     note_hole(*m);
     if (nobody_asked && (block.flags & core::kPrefetched) == 0) {
       abandon_fill(m, after);  // zeros are made faster than they are moved
@@ -295,14 +296,14 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
     clear_hole(lock, m);
   }
   if (!m->status.ok() && nobody_asked) {  // a later access reads the block again
-    if (!m->cut && !m->refused) {
+    if (!m->cut && !m->read.refused) {
       VMEM_LOG_OFTEN(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
                      m->status.text().data());
     }
     abandon_fill(m, after);
     return;
   }
-  if (m->refused) {
+  if (m->read.refused) {
     put_off_fill(m, after);
     return;
   }
@@ -382,7 +383,7 @@ void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
 // Gives the frame of a fill memory if it has none yet. Returns false if there is none: then the
 // block is absent again, a fault on it waits for memory, and the transition is over.
 bool PageIn::populate(Transition* m, DeferredWork& after) {
-  if (!m->fresh) return true;
+  if (!m->read.fresh) return true;
   Region& r = *m->region;
   core::step("fill.populate");
   const Status s = ctx_.frames.populate(m->image, r.block_size);
@@ -397,7 +398,7 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   r.table.forget_read_ahead(m->block);
   r.table.abandon_read(b);
   host_.pressure.hold_back_after_refusal(s);
-  if ((block.flags & core::kFaultPending) != 0) host_.waits.starve_fault(r, b, m->started_ns, m->mark);
+  if ((block.flags & core::kFaultPending) != 0) host_.waits.starve_fault(r, b, m->read.started_ns, m->mark);
   m->status = {};  // waiters look at the block again
   ctx_.map.free_transition(m);
   ctx_.above.memory_freed(after);

@@ -15,7 +15,7 @@ constexpr uint64_t kIdleRooms = 16;    // a stream is idle if memory was filled 
 
 // Returns true for a declared scan of more than memory holds: its blocks are not used again soon.
 bool scanned(const Region& r, uint64_t room) {
-  return r.access == policy::Access::sequential && r.span >= room / 2;
+  return r.advice.access == policy::Access::sequential && r.span >= room / 2;
 }
 
 }  // namespace
@@ -44,9 +44,9 @@ void Readahead::used(Region& r, BlockIndex b) {
 
 void Readahead::follow(Region& r, BlockIndex b, bool marker) {
   const uint64_t limit = ctx_.budget.ahead_limit();
-  const auto w = r.readahead.on_fault(b, marker, {limit / r.block_size, ctx_.map.nonresident_age().pages()});
-  pass(r, r.readahead.passed(), true);
-  pass(r, r.readahead.given_up(), false);
+  const auto w = r.use.readahead.on_fault(b, marker, {limit / r.block_size, ctx_.map.nonresident_age().pages()});
+  pass(r, r.use.readahead.passed(), true);
+  pass(r, r.use.readahead.given_up(), false);
   if (w) {
     const uint64_t bytes = w->count * r.block_size;
     if (ctx_.map.frame_table().ahead_bytes() + bytes > limit) give_up_idle(bytes);
@@ -58,12 +58,12 @@ void Readahead::follow(Region& r, BlockIndex b, bool marker) {
 // b stays the first, and the others follow in the order of their addresses. Upwards, all are one
 // read. Downwards, the others are one read that no thread waits for. Streams read ahead separately.
 void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
-  if (r.access != policy::Access::normal || r.readahead.streams() || !host_.waits.queue().empty()) return;
-  const BlockIndex first = r.fault_around.first(b);
+  if (r.advice.access != policy::Access::normal || r.use.readahead.streams() || !host_.waits.queue().empty()) return;
+  const BlockIndex first = r.use.fault_around.first(b);
   uint64_t present = 0;
-  for (uint32_t i = 0; i < r.fault_around.count(b); ++i)
+  for (uint32_t i = 0; i < r.use.fault_around.count(b); ++i)
     present |= uint64_t{core::in_memory(r.table[first + i].state)} << i;
-  policy::Run run = r.fault_around.around(b, present);
+  policy::Run run = r.use.fault_around.around(b, present);
   if (run.count < 2) return;
   run.count = std::min(run.count, 1 + ctx_.budget.ahead_limit() / r.block_size / 4);
   // A run goes on as it began: if the block before b was stored to, the next ones will be.
@@ -89,14 +89,14 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
     }
     Transition* m = fill.submit.pop();
     m->io.urgency = Urgency::fault;  // as for b: engines merge reads of one urgency
-    m->stored_soon = stores;
+    m->read.stored_soon = stores;
     host_.readahead_queue.started(*m);
     core::add(ctx_.counters.fault_around_blocks);
     run.stride > 0 ? others.push_back(m) : others.push_front(m);
   }
   if (r.transfer == trap::Transfer::copy && !stores) place_together(others, host_.page_in.together());
   reads.append(others);
-  r.readahead.presume(run);
+  r.use.readahead.presume(run);
 }
 
 // The reader of a stream has passed these blocks (used), or no reader comes for them. In a declared
@@ -120,7 +120,7 @@ void Readahead::pass(Region& r, const policy::Run& run, bool used) {
     if (!leave || !frame.admitted) continue;
     bool pinned = false;
     if (temperature(r, b, &pinned) != policy::Temperature::normal || pinned) continue;
-    ctx_.map.policy(block.aux).advise(block.aux, policy::Temperature::cold, r.priority, false);
+    ctx_.map.policy(block.aux).advise(block.aux, policy::Temperature::cold, r.advice.priority, false);
   }
 }
 
@@ -134,7 +134,7 @@ void Readahead::give_up_idle(uint64_t bytes) {
   looked_ahead_ = ctx_.map.nonresident_age().pages();
   for (auto& [base, region] : ctx_.map.regions()) {
     for (size_t i = 0; i < policy::ReadAhead::kStreams && bytes != 0; ++i) {
-      const policy::Run run = region->readahead.give_up(ctx_.map.nonresident_age().pages() - kIdleRooms * room);
+      const policy::Run run = region->use.readahead.give_up(ctx_.map.nonresident_age().pages() - kIdleRooms * room);
       if (run.count == 0) break;
       pass(*region, run, false);
       bytes -= std::min(bytes, run.count * region->block_size);
@@ -146,7 +146,7 @@ void Readahead::give_up_idle(uint64_t bytes) {
 // whole scan, and writeback keeps pace with the stores.
 void Readahead::drop_behind(Region& r) {
   if (!scanned(r, ctx_.frames.room()) || host_.reclaim_requests.full()) return;
-  const policy::Run run = r.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
+  const policy::Run run = r.use.readahead.leave_behind(std::max<uint64_t>(2, (uint64_t{16} << 20) / r.block_size));
   if (run.count == 0) return;
   const auto last =
       static_cast<BlockIndex>(static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count - 1) * run.stride);
@@ -156,7 +156,8 @@ void Readahead::drop_behind(Region& r) {
 
 void Readahead::speculate(Region& r, const policy::Window& w, Urgency urgency) {
   if (w.count == 0) return;
-  if (!host_.readahead_queue.add({&r, w.first, w.stride, w.count, w.marker, urgency})) r.readahead.on_dropped(w.count);
+  if (!host_.readahead_queue.add({&r, w.first, w.stride, w.count, w.marker, urgency}))
+    r.use.readahead.on_dropped(w.count);
 }
 
 void Readahead::pump_speculative(DeferredWork& after) {
@@ -170,7 +171,7 @@ void Readahead::pump_speculative(DeferredWork& after) {
     }
     if (s.urgency == Urgency::readahead &&
         ctx_.map.frame_table().ahead_bytes() + r.block_size > ctx_.budget.ahead_limit()) {
-      r.readahead.on_cut({s.next, s.stride, s.count});
+      r.use.readahead.on_cut({s.next, s.stride, s.count});
       host_.readahead_queue.pop();
       continue;
     }

@@ -23,19 +23,19 @@ void ReadaheadQueue::forget(const Region& r) {
 }
 
 void ReadaheadQueue::started(Transition& m) {
-  m.speculative = true;
-  if (!std::exchange(m.reads_ahead, true)) in_flight_ += m.region->block_size;
+  m.read.speculative = true;
+  if (!std::exchange(m.read.reads_ahead, true)) in_flight_ += m.region->block_size;
 }
 
 void ReadaheadQueue::ended(Transition& m) {
-  if (std::exchange(m.reads_ahead, false)) in_flight_ -= m.region->block_size;
+  if (std::exchange(m.read.reads_ahead, false)) in_flight_ -= m.region->block_size;
 }
 
 std::string ReadaheadQueue::check(std::span<const std::unique_ptr<Transition>> transitions) const {
   if (queue_.size() > kMost) return "too many windows wait to be read ahead";
   uint64_t counted = 0;
   for (const auto& m : transitions) {
-    if (!m->reads_ahead) continue;
+    if (!m->read.reads_ahead) continue;
     if (m->begun_ns == 0) return "a move is over, and its block is said to be read ahead";
     counted += m->region->block_size;
   }

@@ -142,7 +142,7 @@ bool Reclaim::admit_aside(uint64_t now_ns) {
     const State state = r.table[frame.block].state;
     if (state != State::resident && state != State::staged) continue;
     if (file_refuses(r, now_ns)) {
-      aside_ns_ = std::min(aside_ns_, r.refused_until_ns);
+      aside_ns_ = std::min(aside_ns_, r.source.refused_until_ns);
       continue;
     }
     ctx_.map.admit(r, frame.block, ctx_.map.nonresident_age().shadow());
@@ -186,7 +186,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging) {
     // Others go first, while there are others, if the store is full and has no room for this block
     // yet, or if the block could not be taken lately.
     const bool fits_not = full && r.backing == Backing::anonymous && !r.table[b].extent && !only_clean;
-    if ((fits_not || now < frame.pinned_until_ns) && !r.dying && !victims[i].refused) {
+    if ((fits_not || now < frame.pins.until_ns) && !r.dying && !victims[i].refused) {
       passed = true;
       if (!probe) ctx_.map.admit_refused(r, b);
       continue;
@@ -202,8 +202,8 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging) {
     // compiled again.
     Transition* m = r.dying || holds_for_lease(r, b) ? nullptr : host_.isolator.begin_take(r, b, false, probe);
     if (m != nullptr) {
-      m->only_clean = must_be_clean;
-      m->reclaims = true;
+      m->write.only_clean = must_be_clean;
+      m->write.reclaims = true;
       batch.push_back(m);
     } else if (!victims[i].probe && !r.dying) {
       // No slot for its image: blocks that need none can leave. If others got slots, it gets one.

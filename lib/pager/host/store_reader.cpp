@@ -32,31 +32,31 @@ store::Digester* StoreReader::take_digester() {
 }
 
 void StoreReader::give_back_digester(Transition* m) {
-  if (m->digester == nullptr) return;
-  free_digesters_.fetch_or(1u << (m->digester - digesters_.data()), std::memory_order_release);
-  m->digester = nullptr;
-  m->digested = 0;
+  if (m->read.digester == nullptr) return;
+  free_digesters_.fetch_or(1u << (m->read.digester - digesters_.data()), std::memory_order_release);
+  m->read.digester = nullptr;
+  m->read.digested = 0;
 }
 
 // The first `bytes` of an image have arrived, and the rest is being read.
 void StoreReader::came(store::Io& io, size_t bytes) {
   auto* const m = static_cast<Transition*>(io.user);
-  if (m->tells) m->then->io_came(m, bytes);
-  if (!m->digests) return;
-  if (m->digester == nullptr) m->digester = m->reader->take_digester();
-  if (m->digester == nullptr) return;
-  m->digester->update(m->image + m->digested, bytes - m->digested);
-  m->digested = bytes;
+  if (m->move.tells) m->then->io_came(m, bytes);
+  if (!m->read.digests) return;
+  if (m->read.digester == nullptr) m->read.digester = m->read.reader->take_digester();
+  if (m->read.digester == nullptr) return;
+  m->read.digester->update(m->image + m->read.digested, bytes - m->read.digested);
+  m->read.digested = bytes;
   core::step("fill.digest");
 }
 
 // Returns the digest of an image that has arrived in full.
 core::Digest StoreReader::digest(Transition* m) {
   const size_t size = m->region->block_size;
-  if (m->digester == nullptr) return store::digest(m->image, size);
-  m->digester->update(m->image + m->digested, size - m->digested);
-  m->digested = size;
-  return m->digester->finish();
+  if (m->read.digester == nullptr) return store::digest(m->image, size);
+  m->read.digester->update(m->image + m->read.digested, size - m->read.digested);
+  m->read.digested = size;
+  return m->read.digester->finish();
 }
 
 bool StoreReader::verifies(const Region& r) const {
@@ -69,10 +69,10 @@ void StoreReader::verify_read(Transition* m) {
   const Block& block = r.table[m->block];
   core::add(ctx_.counters.read_bytes, m->io.transferred);
   if (m->io.result != 0) {
-    m->refused = refused(m->io.result) && !core::broken("read_refused");
-    if (!m->refused) core::add(ctx_.counters.io_errors);
-    m->status = core::system_error(m->refused ? -ENOMEM : m->io.result, "%s, %s",
-                                   m->refused ? "the kernel has no memory to read" : "reading failed",
+    m->read.refused = refused(m->io.result) && !core::broken("read_refused");
+    if (!m->read.refused) core::add(ctx_.counters.io_errors);
+    m->status = core::system_error(m->read.refused ? -ENOMEM : m->io.result, "%s, %s",
+                                   m->read.refused ? "the kernel has no memory to read" : "reading failed",
                                    ctx_.map.place(r, m->block).c_str());
   } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
     m->cut = true;
@@ -100,7 +100,7 @@ void StoreReader::prepare_read(Transition* m, Urgency urgency, IoEnd& end, bool 
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   m->then = &end;
-  m->reader = this;
+  m->read.reader = this;
   store::Io& io = m->io;
   io.op = store::Io::Op::read;
   io.urgency = urgency;
@@ -112,22 +112,22 @@ void StoreReader::prepare_read(Transition* m, Urgency urgency, IoEnd& end, bool 
     io.size = block.extent.length();
     io.buffer = m->coded != nullptr ? m->coded : m->image;
   } else {
-    io.file = r.file_id;
-    io.offset = r.file_offset + m->block * r.block_size;
+    io.file = r.source.id;
+    io.offset = r.source.offset + m->block * r.block_size;
     io.size = r.block_size;
     io.buffer = m->image;
     io.short_read_is_zero = true;
   }
-  m->digests = m->coded == nullptr && (block.extent ? verifies(r) : r.writable());
-  m->tells = m->coded == nullptr && wants_parts;
-  if (m->digests || m->tells) io.progress = came;
+  m->read.digests = m->coded == nullptr && (block.extent ? verifies(r) : r.writable());
+  m->move.tells = m->coded == nullptr && wants_parts;
+  if (m->read.digests || m->move.tells) io.progress = came;
 }
 
 bool StoreReader::find_hole(Transition* m) {
   const Region& r = *m->region;
-  if (!r.sparse || !m->was_unpopulated) return false;
-  if (!store::find_hole(r.file.file.fd, m->io.offset, r.file_bytes(m->block), &m->hole_end)) return false;
-  m->hole = true;
+  if (!r.source.sparse || !m->read.was_unpopulated) return false;
+  if (!store::find_hole(r.source.file.file.fd, m->io.offset, r.file_bytes(m->block), &m->read.hole_end)) return false;
+  m->read.hole = true;
   m->io.size = 0;
   return true;
 }

@@ -54,27 +54,27 @@ void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
   std::sort(cluster.begin(), cluster.end(), address_order);
   for (size_t i = 0; i < cluster.size();) {
     size_t n = 1;
-    while (i + n < cluster.size() && cluster[i + n]->stored == cluster[i]->stored) ++n;
+    while (i + n < cluster.size() && cluster[i + n]->write.stored == cluster[i]->write.stored) ++n;
     std::array<core::Extent, Batch::capacity()> extents;
-    if (ctx_.space.allocate(cluster[i]->stored, 0, std::span(extents).first(n)).ok()) {
-      for (size_t k = 0; k < n; ++k) cluster[i + k]->extent = extents[k];
+    if (ctx_.space.allocate(cluster[i]->write.stored, 0, std::span(extents).first(n)).ok()) {
+      for (size_t k = 0; k < n; ++k) cluster[i + k]->write.extent = extents[k];
     } else {
       for (size_t k = 0; k < n; ++k) {
         Transition* const m = cluster[i + k];
-        m->status = ctx_.space.allocate(m->stored, 0, {&m->extent, 1});
+        m->status = ctx_.space.allocate(m->write.stored, 0, {&m->write.extent, 1});
       }
     }
     // Without room, overwrite the old copy: the block stays in memory until the new one is whole.
     for (size_t k = i; k < i + n; ++k) {
       Transition* const m = cluster[k];
       const core::Extent old = m->region->table[m->block].extent;
-      if (!old || old.codec() != 0 || old.length() != m->stored) continue;
-      const bool full = m->status.ok() && !core::broken("full_disk") && ctx_.space.expected_to_fail(m->extent);
+      if (!old || old.codec() != 0 || old.length() != m->write.stored) continue;
+      const bool full = m->status.ok() && !core::broken("full_disk") && ctx_.space.expected_to_fail(m->write.extent);
       if (!full && m->status.code() != -ENOSPC) continue;
-      if (full) ctx_.space.release(m->extent);
+      if (full) ctx_.space.release(m->write.extent);
       m->status = {};
-      m->extent = old;
-      m->new_extent = false;
+      m->write.extent = old;
+      m->write.new_extent = false;
     }
     i += n;
   }
@@ -83,7 +83,7 @@ void StoreWriter::allocate_cluster(std::span<Transition*> cluster) {
 // Returns true if our own loads may read the image: the program may have changed the rights of
 // pages that are in place.
 bool StoreWriter::may_load(const Transition& m) const {
-  if (!m.in_place || m.aside != nullptr) return true;
+  if (!m.write.in_place || m.write.aside != nullptr) return true;
   const Region& r = *m.region;
   return pager::may_load(mappings_, r, r.address(m.block), r.block_size);
 }
@@ -93,32 +93,32 @@ void StoreWriter::prepare_writes(std::span<Transition* const> transitions) {
   for (Transition* m : transitions) {
     Region& r = *m->region;
     if (r.backing == Backing::file_shared) continue;
-    m->stored = r.block_size;
-    m->codec = store::Codec::raw;
-    if (m->in_place) core::may_wait_for_a_fault("a block is compressed in its place");
+    m->write.stored = r.block_size;
+    m->write.codec = store::Codec::raw;
+    if (m->write.in_place) core::may_wait_for_a_fault("a block is compressed in its place");
     if (m->coded != nullptr && may_load(*m)) {
-      store::encode(r.codec, m->image, r.block_size, m->coded, &m->stored, &m->codec);
+      store::encode(r.codec, m->image, r.block_size, m->coded, &m->write.stored, &m->write.codec);
     } else if (m->coded != nullptr) {
       // Write a copy raw: a write from the block's place might need a copy later, and find no
       // buffer.
-      m->aside = std::exchange(m->coded, nullptr);
-      if (core::read_guarded(m->aside, m->image, r.block_size, r.absent) == 0) {
-        m->image = m->aside;
+      m->write.aside = std::exchange(m->coded, nullptr);
+      if (core::read_guarded(m->write.aside, m->image, r.block_size, r.absent) == 0) {
+        m->image = m->write.aside;
         m->digest = store::digest(m->image, r.block_size);  // a page may have become a guard page since it was hashed
       }
     }
     const core::Extent old = r.table[m->block].extent;
-    if (old && old.codec() == 0 && m->codec == store::Codec::raw && r.block_size > kClusterBlock) {
-      m->extent = old;
-      m->new_extent = m->elsewhere && ctx_.space.allocate(m->stored, 0, {&m->extent, 1}).ok();
-      if (!m->new_extent) m->extent = old;
+    if (old && old.codec() == 0 && m->write.codec == store::Codec::raw && r.block_size > kClusterBlock) {
+      m->write.extent = old;
+      m->write.new_extent = m->write.elsewhere && ctx_.space.allocate(m->write.stored, 0, {&m->write.extent, 1}).ok();
+      if (!m->write.new_extent) m->write.extent = old;
       continue;
     }
-    m->new_extent = true;
-    if (m->codec == store::Codec::raw && r.block_size <= kClusterBlock) {
+    m->write.new_extent = true;
+    if (m->write.codec == store::Codec::raw && r.block_size <= kClusterBlock) {
       cluster.push_back(m);
     } else {
-      m->status = ctx_.space.allocate(m->stored, static_cast<unsigned>(m->codec), {&m->extent, 1});
+      m->status = ctx_.space.allocate(m->write.stored, static_cast<unsigned>(m->write.codec), {&m->write.extent, 1});
     }
   }
   allocate_cluster(cluster.all());
@@ -140,13 +140,13 @@ void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
     io.absent = r.absent;
   };
   if (r.backing == Backing::file_shared) {
-    m->stored = r.file_bytes(m->block);
-    prepare(m->io, r.file_id, r.file_offset + m->block * r.block_size, m->image, m->stored);
+    m->write.stored = r.file_bytes(m->block);
+    prepare(m->io, r.source.id, r.source.offset + m->block * r.block_size, m->image, m->write.stored);
     m->io.within_file = true;
   } else {
-    prepare(m->io, ctx_.space.file(m->extent), m->extent.offset(), m->codec == store::Codec::raw ? m->image : m->coded,
-            m->stored);
-    if (!m->new_extent) r.table.forget_digest(m->block);  // until that copy is whole
+    prepare(m->io, ctx_.space.file(m->write.extent), m->write.extent.offset(),
+            m->write.codec == store::Codec::raw ? m->image : m->coded, m->write.stored);
+    if (!m->write.new_extent) r.table.forget_digest(m->block);  // until that copy is whole
   }
   // A store shows that reading ahead was worth it. On a device only a lease shows that: the block
   // may have been dirty before it came.
@@ -159,12 +159,12 @@ void StoreWriter::to_store(Transition* m, IoEnd& end, DeferredWork& after) {
 }
 
 bool StoreWriter::find_elsewhere(Transition* m) {
-  if (m->status.ok() || m->stored == 0 || !is_of_the_path(m->status) || core::broken("one_path")) return false;
-  if (m->region->backing == Backing::file_shared || m->tries + 1 >= ctx_.space.paths()) return false;
-  const core::Extent failed = m->extent;
+  if (m->status.ok() || m->write.stored == 0 || !is_of_the_path(m->status) || core::broken("one_path")) return false;
+  if (m->region->backing == Backing::file_shared || m->write.tries + 1 >= ctx_.space.paths()) return false;
+  const core::Extent failed = m->write.extent;
   ctx_.space.avoid(failed);
   core::Extent other;
-  if (!ctx_.space.allocate(m->stored, static_cast<unsigned>(m->codec), {&other, 1}).ok()) return false;
+  if (!ctx_.space.allocate(m->write.stored, static_cast<unsigned>(m->write.codec), {&other, 1}).ok()) return false;
   if (ctx_.space.expected_to_fail(other)) {
     ctx_.space.release(other);
     return false;
@@ -174,11 +174,11 @@ bool StoreWriter::find_elsewhere(Transition* m) {
       core::system_error(m->status.code(), "a write failed, and its bytes are written to another place, %s",
                          ctx_.space.describe(failed).c_str());
   VMEM_LOG_OFTEN(core::Level::warning, "%.*s", static_cast<int>(why.text().size()), why.text().data());
-  if (m->new_extent) ctx_.space.release(failed);
-  m->extent = other;
-  m->new_extent = true;
+  if (m->write.new_extent) ctx_.space.release(failed);
+  m->write.extent = other;
+  m->write.new_extent = true;
   m->status = {};
-  ++m->tries;
+  ++m->write.tries;
   return true;
 }
 
@@ -209,11 +209,11 @@ void StoreWriter::store_has_room() {
 }
 
 void StoreWriter::give_back_extent(Transition* m) {
-  if (!m->new_extent || !m->extent) return;
+  if (!m->write.new_extent || !m->write.extent) return;
   if (has_no_room(m->status)) {
-    ctx_.space.refuse(m->extent);
+    ctx_.space.refuse(m->write.extent);
   } else {
-    ctx_.space.release(m->extent);
+    ctx_.space.release(m->write.extent);
   }
 }
 

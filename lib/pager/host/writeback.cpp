@@ -19,7 +19,7 @@ namespace {
 
 // Returns why the block could not be taken out; 0 if it was, or if only its write could not begin.
 int untaken(const Transition& m) {
-  return m.stored != 0 ? 0 : m.status.code();
+  return m.write.stored != 0 ? 0 : m.status.code();
 }
 
 }  // namespace
@@ -45,7 +45,7 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
     bool all_pinned = true;
     for (const Transition* m : batch) {
       const Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
-      all_pinned = all_pinned && untaken(*m) != 0 && m->reclaims && m->begun_ns < frame.pinned_until_ns;
+      all_pinned = all_pinned && untaken(*m) != 0 && m->write.reclaims && m->begun_ns < frame.pins.until_ns;
     }
     if (all_pinned) ctx_.writes.pinned(now_ns());
     for (Transition* m : batch) settle_taken(m, after);
@@ -58,20 +58,21 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
 // says.
 void Writeback::settle_taken(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
-  if (!m->keep)  // pages that stay in place are not checked for pins
+  if (!m->write.keep)  // pages that stay in place are not checked for pins
     found_pinned(ctx_.map.frame_table()[r.table[m->block].aux], untaken(*m), now_ns());
-  if (m->probe && m->status.ok()) {
+  if (m->write.probe && m->status.ok()) {
     host_.isolated.keep_frame(m, after);
   } else if (m->torn) {
     host_.isolated.lose_taken(m);
-  } else if (!m->status.ok() && m->background) {
+  } else if (!m->status.ok() && m->write.background) {
     put_back_dirty(m, after);
   } else if (!m->status.ok()) {
-    if (m->stored != 0) {
+    if (m->write.stored != 0) {
       ctx_.map.frame_table()[r.table[m->block].aux].unwritten = true;
       host_.writer.note_write_failure(m);
     } else {
-      ctx_.map.frame_table()[r.table[m->block].aux].unwritten |= m->only_clean;  // or it would be tried over and over
+      ctx_.map.frame_table()[r.table[m->block].aux].unwritten |=
+          m->write.only_clean;  // or it would be tried over and over
       if (m->status.code() == -EBUSY && m->completion != nullptr) {
         m->status =
             core::error(EBUSY, "%s stays in memory: I/O in flight or a registered buffer has pinned a page of it",
@@ -79,9 +80,9 @@ void Writeback::settle_taken(Transition* m, DeferredWork& after) {
       }
     }
     host_.isolated.put_back(m, after);
-  } else if (m->clean) {
+  } else if (m->write.clean) {
     finish_clean(m, after);
-  } else if (m->only_clean) {
+  } else if (m->write.only_clean) {
     ctx_.map.frame_table()[r.table[m->block].aux].unwritten = true;
     host_.isolated.put_back(m, after);
   } else {
@@ -112,12 +113,12 @@ void Writeback::put_back_dirty(Transition* m, DeferredWork& after) {
 void Writeback::finish_clean(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  const bool gone = (m->in_place && !m->keep) || m->emptied;
-  if (m->zeros) {  // the store's copy, if any, is out of date; zeros need none
+  const bool gone = (m->write.in_place && !m->write.keep) || m->write.emptied;
+  if (m->write.zeros) {  // the store's copy, if any, is out of date; zeros need none
     host_.failed.forget_store_copy(r, m->block);
     r.table.set_digest(m->block, m->digest);
   }
-  if (m->keep || (!gone && (block.flags & core::kFaultPending) != 0)) {
+  if (m->write.keep || (!gone && (block.flags & core::kFaultPending) != 0)) {
     host_.isolated.put_back(m, after);
     return;
   }
@@ -140,14 +141,14 @@ bool Writeback::write_aside(Transition* m) {
   std::byte* copy = nullptr;
   {
     Lock lock(ctx_.map.mutex());
-    copy = m->aside = r.bounces ? ctx_.frames.get_bounce(r.block_size) : ctx_.frames.get(r.block_size, 0);
+    copy = m->write.aside = r.bounces ? ctx_.frames.get_bounce(r.block_size) : ctx_.frames.get(r.block_size, 0);
     if (copy == nullptr && core::broken("spare_copy")) return false;
     if (copy == nullptr) {
-      m->spare = true;
+      m->write.spare = true;
       if (!spare_.take(m)) return true;
     }
   }
-  if (copy == nullptr) copy = m->aside = spare_.memory(r.block_size);
+  if (copy == nullptr) copy = m->write.aside = spare_.memory(r.block_size);
   return copy != nullptr && write_copy(m, copy);
 }
 
@@ -182,8 +183,8 @@ void Writeback::pass_spare(DeferredWork& after) {
     while (!wanted.empty()) settle_write(wanted.pop(), after);
     Transition* const m = spare_.pass(ctx_.map.mutex());
     if (m == nullptr) return;
-    m->aside = spare_.memory(m->region->block_size);
-    if (m->aside != nullptr && write_copy(m, m->aside)) return;
+    m->write.aside = spare_.memory(m->region->block_size);
+    if (m->write.aside != nullptr && write_copy(m, m->write.aside)) return;
     settle_write(m, after);
   }
 }
@@ -191,13 +192,13 @@ void Writeback::pass_spare(DeferredWork& after) {
 void Writeback::finish_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   core::step("evict.written");
-  if (m->status.code() == -EFAULT && m->in_place && m->aside == nullptr && write_aside(m)) return;
+  if (m->status.code() == -EFAULT && m->write.in_place && m->write.aside == nullptr && write_aside(m)) return;
   if (host_.writer.find_elsewhere(m)) {
     Lock lock(ctx_.map.mutex());
     host_.writer.to_store(m, *this, after);
     return;
   }
-  m->cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->stored;
+  m->cut = m->status.ok() && r.backing == Backing::file_shared && m->io.transferred < m->write.stored;
   if (m->cut) drop_cut_off(m);
   end_write(m, after);
 }
@@ -215,7 +216,7 @@ void Writeback::retry_pinned(Lock& lock) {
 }
 
 void Writeback::end_write(Transition* m, DeferredWork& after) {
-  const bool spare = m->spare;
+  const bool spare = m->write.spare;
   settle_write(m, after);
   if (spare) pass_spare(after);
 }
@@ -223,19 +224,21 @@ void Writeback::end_write(Transition* m, DeferredWork& after) {
 void Writeback::settle_write(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const bool cut = m->cut;
-  const bool dropped = m->status.ok() && (m->in_place || in_slot(*m)) && !m->keep && (cut || drop_written(m));
-  const bool same = !m->status.ok() || !m->in_place || !m->keep || host_.isolator.still_same(m);
+  const bool dropped =
+      m->status.ok() && (m->write.in_place || in_slot(*m)) && !m->write.keep && (cut || drop_written(m));
+  const bool same = !m->status.ok() || !m->write.in_place || !m->write.keep || host_.isolator.still_same(m);
   Lock lock(ctx_.map.mutex());
   const Block& block = r.table[m->block];
-  if (!m->status.ok() && m->background) {
+  if (!m->status.ok() && m->write.background) {
     put_back_dirty(m, after);
     ctx_.above.memory_freed(after);
     return;
   }
   if (!m->status.ok()) {
-    if (m->status.code() == -EFAULT && m->in_place && m->completion == nullptr) {  // no memory for the copy: later
+    if (m->status.code() == -EFAULT && m->write.in_place &&
+        m->completion == nullptr) {  // no memory for the copy: later
       host_.failed.mark_unknown(r, m->block);
-      if (m->reclaims) ctx_.writes.pinned(now_ns());
+      if (m->write.reclaims) ctx_.writes.pinned(now_ns());
     } else {
       ctx_.map.frame_table()[block.aux].unwritten = true;
       host_.writer.note_write_failure(m);
@@ -248,11 +251,11 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
   r.backing == Backing::file_shared ? ctx_.writes.file_succeeded(r) : ctx_.writes.succeeded();
   ctx_.map.progress().made();
   core::add(ctx_.counters.write_bytes, m->io.transferred);
-  if (m->background) core::add(ctx_.counters.background_write_bytes, m->io.transferred);
+  if (m->write.background) core::add(ctx_.counters.background_write_bytes, m->io.transferred);
   if (r.backing != Backing::file_shared) {
     // Under the lock: after it is dropped, the region may be freed and the store may end.
-    if (m->new_extent && block.extent) ctx_.space.release(block.extent);
-    r.table.set_extent(m->block, m->extent);
+    if (m->write.new_extent && block.extent) ctx_.space.release(block.extent);
+    r.table.set_extent(m->block, m->write.extent);
   }
   r.table.set_digest(m->block, m->digest);
   // The file has only a part of the block, or other bytes may have been written than were hashed.
@@ -260,7 +263,7 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
   r.table.clear(m->block, core::kDirty);
   ctx_.map.frame_table()[block.aux].unwritten = ctx_.map.frame_table()[block.aux].droppable = false;
   host_.failed.clear_unknown(r, m->block);
-  if (!dropped && (m->keep || (!cut && (block.flags & core::kFaultPending) != 0))) {
+  if (!dropped && (m->write.keep || (!cut && (block.flags & core::kFaultPending) != 0))) {
     host_.isolated.put_back(m, after);
   } else {
     host_.isolated.let_go(m, after);  // let_go() reads the block back if it is wanted
@@ -276,23 +279,23 @@ bool Writeback::drop_written(Transition* m) {
   {
     Lock lock(ctx_.map.mutex());
     if ((r.table[m->block].flags & core::kFaultPending) != 0) {
-      m->keep = true;  // saves a read
-      ctx_.writes.settled(m->leaving);
+      m->write.keep = true;  // saves a read
+      ctx_.writes.settled(m->write.leaving);
       return false;
     }
-    ctx_.map.frame_table()[r.table[m->block].aux].dropping = m->in_place;
+    ctx_.map.frame_table()[r.table[m->block].aux].dropping = m->write.in_place;
   }
   if (in_slot(*m)) {
     ctx_.trap.release_frames(m->image, r.block_size).ignore();
-    m->emptied = true;
+    m->write.emptied = true;
     return true;
   }
   if (drop_one(ctx_.trap, r, m->block)) return true;
   Lock lock(ctx_.map.mutex());
   ctx_.map.frame_table()[r.table[m->block].aux].dropping = false;
-  m->keep = true;
-  ctx_.writes.settled(m->leaving);
-  if (m->reclaims) ctx_.writes.pinned(now_ns());
+  m->write.keep = true;
+  ctx_.writes.settled(m->write.leaving);
+  if (m->write.reclaims) ctx_.writes.pinned(now_ns());
   return false;
 }
 
@@ -308,30 +311,30 @@ void Writeback::drop_cut_off(Transition* m) {
     Lock lock(ctx_.map.mutex());
     const FrameId id = r.table[m->block].aux;
     Frame& frame = ctx_.map.frame_table()[id];
-    if (frame.holed || (m->keep && (leased(r, m->block) || frame.lent_to_kernels))) {
+    if (frame.holed || (m->write.keep && (leased(r, m->block) || frame.lent_to_kernels))) {
       stays_cut_off(m);
       return;
     }
-    if (m->keep) {
+    if (m->write.keep) {
       if (frame.admitted) ctx_.map.policy(id).unhold(id);
       ctx_.map.withdraw(id);
-      m->keep = false;
+      m->write.keep = false;
       host_.isolated.leaves(m);
     }
     frame.dropping = true;
   }
-  if (m->in_place && !(host_.isolator.still_same(m) && drop_one(ctx_.trap, r, m->block))) {
+  if (m->write.in_place && !(host_.isolator.still_same(m) && drop_one(ctx_.trap, r, m->block))) {
     Lock lock(ctx_.map.mutex());
     ctx_.map.frame_table()[r.table[m->block].aux].dropping = false;
     stays_cut_off(m);
     return;
   }
   VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
-                 m->stored - m->io.transferred, ctx_.map.place(r, m->block).c_str());
+                 m->write.stored - m->io.transferred, ctx_.map.place(r, m->block).c_str());
 }
 
 void Writeback::stays_cut_off(Transition* m) {
-  if (!std::exchange(m->keep, true)) ctx_.writes.settled(m->leaving);
+  if (!std::exchange(m->write.keep, true)) ctx_.writes.settled(m->write.leaving);
 }
 
 }  // namespace vmem::pager

@@ -31,7 +31,7 @@ Status AcquireRequests::ask(std::span<const vmem_range> ranges, int location, vo
   for (const vmem_range& range : ranges) {
     ctx_.map.check_range(range.ptr, range.size, &span).ignore();  // checked above, under this hold of the lock
     ask->regions.push_back(span.region->id);
-    ++span.region->asked;
+    ++span.region->counts.asked;
   }
   return {};
 }
@@ -40,7 +40,7 @@ void AcquireRequests::withdraw(std::span<const vmem_range> ranges, AcquireReques
   Lock lock(ctx_.map.mutex());
   for (size_t i = 0; i < ask->regions.size(); ++i) {
     Region* const r = ctx_.map.find(reinterpret_cast<uintptr_t>(ranges[i].ptr));
-    if (r != nullptr && r->id == ask->regions[i]) --r->asked;
+    if (r != nullptr && r->id == ask->regions[i]) --r->counts.asked;
   }
   ask->regions.clear();
   ctx_.map.notify();

@@ -62,7 +62,7 @@ Status LeaseManager::grant(const BlockSpan& span, unsigned access, int location,
   ctx_.tables.charge_leases(r);
   count(r, location, change.leased, 0, true);
   count(r, location, 0, change.ending, false);
-  ++r.granted;
+  ++r.counts.granted;
   return {};
 }
 

@@ -43,7 +43,7 @@ void StreamReleases::forget_saved(const PendingRelease& ending) {
   for (const BlockSpan& s : ending.spans) {
     for (BlockIndex b = s.first; b <= s.last; ++b) {
       const Block& block = s.region->table[b];
-      if (core::on_a_device(block.state)) ctx_.map.frame_table()[block.aux].saved = false;
+      if (core::on_a_device(block.state)) ctx_.map.frame_table()[block.aux].dev.saved = false;
     }
   }
 }
@@ -100,7 +100,7 @@ void StreamReleases::reap(Lock& lock) {
       const PendingRelease* const e = pending_.find(look.id);
       if (!look.over || e == nullptr) continue;
       if (!look.health.ok()) ctx_.device_set.saw_loss(look.device, look.health);
-      for (const BlockSpan& s : e->spans) ++s.region->in_flight;
+      for (const BlockSpan& s : e->spans) ++s.region->counts.in_flight;
       ended_ns_[static_cast<size_t>(e->device)] = now_ns();
       leases_.grants.end(*e);
       pending_.end(*e, &over);
@@ -109,7 +109,7 @@ void StreamReleases::reap(Lock& lock) {
     for (const PendingRelease& e : over) {
       for (const BlockSpan& s : e.spans) {
         ctx_.map.match_holds(lock, s);
-        --s.region->in_flight;
+        --s.region->counts.in_flight;
       }
     }
     if (!over.empty()) ctx_.map.notify();
@@ -231,10 +231,10 @@ void StreamReleases::wait_for_region(Lock& lock, Region& r, RangeScan* scan) {
 Status StreamReleases::check_device_stale(std::span<const BlockSpan> spans, bool* wait) {
   for (const BlockSpan& s : spans) {
     const Region& r = *s.region;
-    if (r.device_stale == 0) continue;
+    if (r.counts.device_stale == 0) continue;
     for (BlockIndex b = r.table.next_populated(s.first); b <= s.last && b < r.blocks;
          b = r.table.next_populated(b + 1)) {
-      if (!core::on_a_device(r.table[b].state) || !ctx_.map.frame_table()[r.table[b].aux].device_stale)
+      if (!core::on_a_device(r.table[b].state) || !ctx_.map.frame_table()[r.table[b].aux].dev.stale)
         continue;  // stale also while a sync demotes it
       const Leases* leases = r.leases.find(b);
       if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
@@ -262,9 +262,9 @@ void StreamReleases::add(Lock& lock, std::span<const BlockSpan> spans, void* end
     }
     e = next;
   }
-  for (const BlockSpan& s : spans) ++s.region->in_flight;
+  for (const BlockSpan& s : spans) ++s.region->counts.in_flight;
   for (const BlockSpan& s : spans) ctx_.map.match_holds(lock, s);
-  for (const BlockSpan& s : spans) --s.region->in_flight;
+  for (const BlockSpan& s : spans) --s.region->counts.in_flight;
   ctx_.map.notify();
   // If no memory is short, reclaim threads sleep, and a release gives them nothing to do.
   if (host_.waits.must_evict() || !host_.waits.queue().empty() || ctx_.above.short_of_staging(kStagingPools))

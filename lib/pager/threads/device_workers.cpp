@@ -85,13 +85,13 @@ bool DeviceWorkers::on_touch(uintptr_t address, bool store) {
       tier_.blocks.will_change(*r, b);
       // Claim the block: it must not leave as clean after the store has been let in.
       tier_.blocks.claim(*r, b);
-      ++r->in_flight;
+      ++r->counts.in_flight;
       lock.unlock();
       core::step("touch.opening");
       const bool opened = ctx_.devices->open({&range, 1}, device::Access::read_write).ok();
       lock.lock();
       tier_.blocks.unclaim(*r, b);
-      --r->in_flight;
+      --r->counts.in_flight;
       ctx_.map.notify();
       DeferredWork after;
       tier_.promoter.pump(after);
@@ -179,7 +179,7 @@ void DeviceWorkers::reclaim_host_pages(Lock& lock) {
   size_t passed = 0;
   for (auto& [base, region] : ctx_.map.regions()) {
     Region& r = *region;
-    if (!r.gpu || r.dying || r.lost || r.read_mostly || base + r.span <= look_at_) continue;
+    if (!r.gpu || r.dying || r.lost || r.advice.read_mostly || base + r.span <= look_at_) continue;
     BlockIndex b = r.table.next_populated(look_at_ > base ? (look_at_ - base) / r.block_size : 0);
     for (; b < r.blocks && found.size() < kDriverLook && passed < kDriverPass; b = r.table.next_populated(b + 1)) {
       ++passed;
@@ -192,7 +192,7 @@ void DeviceWorkers::reclaim_host_pages(Lock& lock) {
     if (found.size() == kDriverLook || passed == kDriverPass) break;
   }
   if (found.size() < kDriverLook && passed < kDriverPass) look_at_ = 0;  // all regions have been scanned
-  for (const auto& [r, b] : found) ++r->in_flight;
+  for (const auto& [r, b] : found) ++r->counts.in_flight;
   lock.unlock();
   for (const auto& [r, b] : found) {
     uint64_t bytes = 0;
@@ -208,7 +208,7 @@ void DeviceWorkers::reclaim_host_pages(Lock& lock) {
       continue;
     if (Transition* m = tier_.demoter.begin(*r, b, Leave::host)) batch.push_back(m);
   }
-  for (const auto& [r, b] : found) --r->in_flight;
+  for (const auto& [r, b] : found) --r->counts.in_flight;
   ctx_.map.notify();
   if (batch.empty()) return;
   tier_.demoter.run(lock, batch.all());

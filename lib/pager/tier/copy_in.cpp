@@ -46,26 +46,28 @@ void CopyIn::run(Batch& batch, int d) {
 void CopyIn::pull(Batch& batch, int d) {
   core::InplaceVector<trap::Range, Batch::capacity()> drops;
   for (Transition* m : batch) {
-    if (m->source != nullptr) copy_aside(m);
+    if (m->move.source != nullptr) copy_aside(m);
   }
   core::step("device.pulled");
   {
     Lock lock(ctx_.map.mutex());
     for (Transition* m : batch) {
-      if (m->source == nullptr || !m->status.ok() || m->out) continue;
+      if (m->move.source == nullptr || !m->status.ok() || m->write.out) continue;
       Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
       if (frame.holed) {  // the program may have stored to it since the copy
         m->status = core::error(EBUSY, "the program dropped a page of the block meanwhile");
         continue;
       }
       frame.dropping = true;
-      if (m->source == m->region->address(m->block))
-        drops.push_back({reinterpret_cast<uintptr_t>(m->source), m->region->block_size});
+      if (m->move.source == m->region->address(m->block))
+        drops.push_back({reinterpret_cast<uintptr_t>(m->move.source), m->region->block_size});
     }
   }
   if (!drops.empty() && !drop_pages(ctx_.trap, drops.all())) {
     for (Transition* m : batch) {
-      if (m->source == nullptr || !m->status.ok() || m->out || m->source != m->region->address(m->block)) continue;
+      if (m->move.source == nullptr || !m->status.ok() || m->write.out ||
+          m->move.source != m->region->address(m->block))
+        continue;
       if (!drop_one(ctx_.trap, *m->region, m->block)) m->status = core::error(EBUSY, "a page of the block is pinned");
     }
   }
@@ -73,7 +75,7 @@ void CopyIn::pull(Batch& batch, int d) {
   {
     Lock lock(ctx_.map.mutex());
     for (Transition* m : batch) {
-      if (m->source != nullptr) pulled(m, d);
+      if (m->move.source != nullptr) pulled(m, d);
     }
     batch.erase_if([&](Transition* m) {
       lock.hold();
@@ -89,17 +91,17 @@ void CopyIn::pull(Batch& batch, int d) {
 // State isolating if the block is in place. m->status says whether the staging frame has the bytes.
 void CopyIn::copy_aside(Transition* m) {
   Region& r = *m->region;
-  if (m->source == r.address(m->block)) {
+  if (m->move.source == r.address(m->block)) {
     core::step("device.taking");
-    m->status =
-        ctx_.trap.caps().pins == trap::Pins::taken_away ? take_aside(m) : ctx_.trap.protect(m->source, r.block_size);
+    m->status = ctx_.trap.caps().pins == trap::Pins::taken_away ? take_aside(m)
+                                                                : ctx_.trap.protect(m->move.source, r.block_size);
     if (!m->status.ok()) return;
-    if (!m->out && copy_protected(r, m->image, m->source) != 0) {
+    if (!m->write.out && copy_protected(r, m->image, m->move.source) != 0) {
       m->status = core::error(EFAULT, "pages of the block are unreadable: it stays in host memory");
       return;
     }
   } else {
-    memcpy(m->image, m->source, r.block_size);
+    memcpy(m->image, m->move.source, r.block_size);
   }
   core::add(ctx_.counters.copied_bytes, r.block_size);
 }
@@ -115,10 +117,10 @@ Status CopyIn::take_aside(Transition* m) {
     ctx_.map.frame_table()[r.table[m->block].aux].in_place = false;
   }
   if (slot == nullptr) return core::error(ENOMEM, "no address space for the image of a block");
-  Status s = ctx_.trap.take(m->source, r.block_size, slot, trap::Transfer::copy);
-  m->out = s.ok();
-  if (m->out) memcpy(m->image, slot, r.block_size);
-  if (m->out || half_way(s)) ctx_.trap.release_frames(slot, r.block_size).ignore();
+  Status s = ctx_.trap.take(m->move.source, r.block_size, slot, trap::Transfer::copy);
+  m->write.out = s.ok();
+  if (m->write.out) memcpy(m->image, slot, r.block_size);
+  if (m->write.out || half_way(s)) ctx_.trap.release_frames(slot, r.block_size).ignore();
   if (half_way(s)) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(s.text().size()),
                    s.text().data(), ctx_.map.place(r, m->block).c_str());
@@ -158,8 +160,8 @@ void CopyIn::pulled(Transition* m, int d) {
     ctx_.map.admit(r, m->block, ctx_.map.nonresident_age().shadow());
     return;
   }
-  if (m->source != r.address(m->block)) {
-    ctx_.frames.put_bounce(m->source, r.block_size);
+  if (m->move.source != r.address(m->block)) {
+    ctx_.frames.put_bounce(m->move.source, r.block_size);
   } else {
     ctx_.map.note_clean(r, m->block);
     r.table.begin_promote(m->block, d);
@@ -169,7 +171,7 @@ void CopyIn::pulled(Transition* m, int d) {
   r.table.clear(m->block, core::kProtected);
   frame.in_place = frame.dropping = frame.promoted = false;
   frame.bytes = nullptr;
-  m->source = nullptr;
+  m->move.source = nullptr;
 }
 
 // Makes the blocks on their device and issues the copies.
@@ -181,14 +183,14 @@ void CopyIn::begin_in(InBatch& in) {
   size_t smallest = SIZE_MAX;
   for (const Transition* m : batch) {
     const uintptr_t at = reinterpret_cast<uintptr_t>(m->region->address(m->block));
-    const size_t size = m->region->block_size, copied = m->parts.copied;
+    const size_t size = m->region->block_size, copied = m->move.parts.copied;
     all.push_back({at, size});
-    if (!m->parts.made) to_make.push_back({at, size});
+    if (!m->move.parts.made) to_make.push_back({at, size});
     // populate() clears a managed block. Elsewhere a copy of zeros clears it, so that map() need
     // not wait for the device.
     if (m->image == nullptr && !ctx_.device_set.own_page_tables()) continue;
-    frames.push_back(
-        {at + copied, m->image == nullptr ? nullptr : m->image + copied, size - copied, copied != 0, m->parts.ticket});
+    frames.push_back({at + copied, m->image == nullptr ? nullptr : m->image + copied, size - copied, copied != 0,
+                      m->move.parts.ticket});
     smallest = std::min(smallest, size);
   }
   const std::span<const device::Range> ranges = all.all();
@@ -202,7 +204,7 @@ void CopyIn::begin_in(InBatch& in) {
   in.made = s.ok();
   if (!in.made) {
     for (Transition* m : batch)
-      if (m->parts.made) tier_.pipelined_copy.give_back(m);
+      if (m->move.parts.made) tier_.pipelined_copy.give_back(m);
     return;
   }
   // Wake threads that faulted before populate() replaced the trap: they retry, and park in the
@@ -216,8 +218,9 @@ void CopyIn::begin_in(InBatch& in) {
   if (s.ok() && !ahead) s = ctx_.devices->map(ranges);
   for (Transition* m : batch) {
     // Otherwise in.ticket covers the copies of the parts, too.
-    if (m->parts.ticket != nullptr && in.ticket == nullptr) wait_for_copy(*ctx_.devices, d, m->parts.ticket).ignore();
-    m->parts.ticket.reset();
+    if (m->move.parts.ticket != nullptr && in.ticket == nullptr)
+      wait_for_copy(*ctx_.devices, d, m->move.parts.ticket).ignore();
+    m->move.parts.ticket.reset();
   }
 }
 
@@ -226,9 +229,9 @@ void CopyIn::note_issued(const InBatch& in) {
   uint64_t copied = 0;
   for (Transition* m : in.transitions) {
     Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
-    frame.issued = true;
-    ++m->region->issued;
-    frame.ticket = in.ticket;
+    frame.dev.issued = true;
+    ++m->region->counts.issued;
+    frame.dev.ticket = in.ticket;
     if (m->image != nullptr) copied += m->region->block_size;
   }
   ctx_.device_set[static_cast<size_t>(in.device)].in_bytes += copied;
@@ -307,15 +310,15 @@ void CopyIn::arrived(Transition* m) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
   Frame& frame = ctx_.map.frame_table()[block.aux];
-  frame.issued = false;
-  --r.issued;
-  frame.ticket.reset();
+  frame.dev.issued = false;
+  --r.counts.issued;
+  frame.dev.ticket.reset();
   frame.bytes = nullptr;
   const uint32_t shadow = frame.shadow;
   r.table.end_promote(m->block);
-  ++r.arrived;
+  ++r.counts.arrived;
   if (!ctx_.device_set.own_page_tables()) r.table.answer_faults(m->block);  // begin_in() woke them
-  if (frame.hinted) r.table.mark(m->block, core::kReadAhead | core::kPrefetched);
+  if (frame.dev.hinted) r.table.mark(m->block, core::kReadAhead | core::kPrefetched);
   if (m->image != nullptr && !tier_.supply.keep_copy(r, m->block, m->image)) ctx_.staging.of(r).frames.put(m->image);
   ctx_.map.admit(r, m->block, shadow);
   tier_.blocks.answer(r, m->block);
@@ -333,10 +336,10 @@ void CopyIn::undo(Transition* m, const Status& why, bool trapped, DeferredWork& 
   ++g.failures;
   m->status = why;
   Frame& frame = ctx_.map.frame_table()[block.aux];
-  const bool lent = frame.issued && frame.changed;
-  r.issued -= frame.issued ? 1 : 0;
-  frame.issued = false;
-  frame.ticket.reset();
+  const bool lent = frame.dev.issued && frame.dev.changed;
+  r.counts.issued -= frame.dev.issued ? 1 : 0;
+  frame.dev.issued = false;
+  frame.dev.ticket.reset();
   if (!trapped) r.lost = true;
   if (lent) {
     if (m->image != nullptr) ctx_.staging.of(r).frames.put(m->image);
@@ -365,7 +368,8 @@ Batch CopyIn::take_ready(std::span<const BlockSpan> spans, int d) {
   core::OwnVector<Transition*>& ready = ctx_.device_set[static_cast<size_t>(d)].ready;
   const auto rest = std::remove_if(ready.begin(), ready.end(), [&](Transition* m) {
     const size_t size = m->region->block_size;
-    const bool is_mine = m->source == nullptr && !mine.full() && (mine.size() < 2 || bytes + size <= kBatchBytes) &&
+    const bool is_mine = m->move.source == nullptr && !mine.full() &&
+                         (mine.size() < 2 || bytes + size <= kBatchBytes) &&
                          std::any_of(spans.begin(), spans.end(), [&](const BlockSpan& s) {
                            return s.region == m->region && s.first <= m->block && m->block <= s.last;
                          });
@@ -392,7 +396,7 @@ bool CopyIn::end_issued(Lock& lock, int d) {
   TransitionList& issued = ctx_.device_set[static_cast<size_t>(d)].issued;
   if (issued.empty()) return false;
   const auto ticket_of = [&](const Transition* m) VMEM_LOCKED -> const device::Ticket& {
-    return ctx_.map.frame_table()[m->region->table[m->block].aux].ticket;
+    return ctx_.map.frame_table()[m->region->table[m->block].aux].dev.ticket;
   };
   {
     InBatch in{.device = d, .ticket = ticket_of(issued.head), .made = true};

@@ -47,7 +47,7 @@ Transition* CpuMapper::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
   }
   Transition* m = ctx_.map.new_transition(r, b);
   m->image = bytes;
-  m->kept = kept;
+  m->move.kept = kept;
   m->in_staging = true;
   m->device = block.device;
   m->way = core::Way::from_device;
@@ -61,7 +61,7 @@ Transition* CpuMapper::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
 Status CpuMapper::show_part(const Transition& m, size_t from, size_t to, bool* placed) {
   Region& r = *m.region;
   Status s;
-  if (!m.kept && from != to) {
+  if (!m.move.kept && from != to) {
     device::Ticket ticket;
     const device::Copy copy{reinterpret_cast<uintptr_t>(r.address(m.block)) + from, m.image + from, to - from};
     s = ctx_.devices->copy_out(m.device, {&copy, 1}, &ticket);
@@ -110,18 +110,18 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   ctx_.device_set.saw_loss(m->device, health);
   const Block& block = r.table[b];
   Frame& frame = ctx_.map.frame_table()[block.aux];
-  if (m->kept) {
+  if (m->move.kept) {
     ctx_.map.copies().unhold(block.aux);
   } else {
     // Keep the copy of a read-mostly block: later loads need no transfer.
-    const bool stays = m->status.ok() && r.places.at(b).read_mostly && !frame.changed;
+    const bool stays = m->status.ok() && r.advice.places.at(b).read_mostly && !frame.dev.changed;
     if (!stays || !tier_.supply.keep_copy(r, b, m->image)) ctx_.staging.of(r).frames.put(m->image);
   }
   const bool shown = m->status.ok();
   if (shown) {
     ctx_.cpu_mappings.show(r, b, now_ns());
     core::add(ctx_.counters.copied_bytes, r.block_size);
-    if (!m->kept) {
+    if (!m->move.kept) {
       ctx_.device_set[static_cast<size_t>(m->device)].out_bytes += r.block_size;
       core::add(ctx_.counters.device_to_host_bytes, r.block_size);
     }
@@ -143,7 +143,7 @@ bool CpuMapper::hide(Lock& lock, Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   const int d = block.device;
   tier_.blocks.claim(r, b);
-  ++r.in_flight;
+  ++r.counts.in_flight;
   lock.unlock();
   core::step("device.hiding");
   const Status probed = ctx_.devices->probe(d);  // a driver reports an illegal address at the next call
@@ -158,7 +158,7 @@ bool CpuMapper::hide(Lock& lock, Region& r, BlockIndex b) {
     ctx_.budget.credit(r.block_size);
   }
   tier_.blocks.unclaim(r, b);
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
   host_.page_in.serve_waiting(lock);
   return hidden;
@@ -174,7 +174,7 @@ bool CpuMapper::rescue(Lock& lock) {
            b = r->table.next_populated(b + 1)) {
         const core::Block& block = r->table[b];
         if (block.state != State::on_device || block.device != d) continue;
-        if (!ctx_.map.frame_table()[block.aux].cpu_mapped && !ctx_.map.copies().has(block.aux)) continue;
+        if (!ctx_.map.frame_table()[block.aux].dev.cpu_mapped && !ctx_.map.copies().has(block.aux)) continue;
         if (Transition* m = tier_.demoter.begin(*r, b, Leave::host)) {
           batch.push_back(m);
         } else {
@@ -193,9 +193,9 @@ bool CpuMapper::rescue(Lock& lock) {
 // does not see what the device stores to the block without a lease from then on, so this needs the
 // program's read-mostly advice.
 bool CpuMapper::may_show(const Region& r, BlockIndex b) {
-  const auto said = r.places.at(b);
+  const auto said = r.advice.places.at(b);
   return said.read_mostly && said.preferred != VMEM_HOST && ctx_.trap.caps().write_protect &&
-         !ctx_.map.frame_table()[r.table[b].aux].displaced;
+         !ctx_.map.frame_table()[r.table[b].aux].dev.displaced;
 }
 
 // Returns whether one more copy leaves enough memory for all waiters and for the reserve.
@@ -258,7 +258,7 @@ bool CpuMapper::hide_oldest(Lock& lock) {
   if (!ctx_.cpu_mappings.any() || !host_.waits.must_evict()) return false;
   const CpuMapping* const s = oldest();
   if (s == nullptr) return false;
-  ctx_.map.frame_table()[s->region->table[s->block].aux].displaced = true;
+  ctx_.map.frame_table()[s->region->table[s->block].aux].dev.displaced = true;
   return hide(lock, *s->region, s->block);
 }
 

@@ -21,7 +21,7 @@ namespace {
 core::InplaceVector<device::Range, Batch::capacity()> gone_of(const OutPart& part) {
   core::InplaceVector<device::Range, Batch::capacity()> gone;
   for (const Transition* m : part.transitions) {
-    if (m->leave != Leave::sync)
+    if (m->move.leave != Leave::sync)
       gone.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   }
   return gone;
@@ -35,12 +35,12 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   if (!ctx_.map.reserve_transition() || !ctx_.cpu_mappings.unrefuse(r, b)) return nullptr;
   const Block& block = r.table[b];
   const bool dirty = !proven_clean(block);
-  const bool shown = ctx_.map.frame_table()[block.aux].cpu_mapped && how != Leave::sync;
+  const bool shown = ctx_.map.frame_table()[block.aux].dev.cpu_mapped && how != Leave::sync;
   const bool kept = how != Leave::drop && !shown && ctx_.map.copies().has(block.aux);
   const bool copy = !shown && !kept && (how == Leave::host || how == Leave::sync || (how == Leave::evict && dirty));
   // The shown copy is newer than the device's, or the device is lost.
-  const bool from_cpu = copy && ctx_.map.frame_table()[block.aux].cpu_mapped &&
-                        (ctx_.map.frame_table()[block.aux].device_stale || ctx_.device_set[block.device].lost);
+  const bool from_cpu = copy && ctx_.map.frame_table()[block.aux].dev.cpu_mapped &&
+                        (ctx_.map.frame_table()[block.aux].dev.stale || ctx_.device_set[block.device].lost);
   std::byte* bytes = nullptr;
   if (kept) bytes = ctx_.map.copies().hold(block.aux);
   if (copy) {
@@ -49,24 +49,24 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   }
   Transition* m = ctx_.map.new_transition(r, b);
   m->image = bytes;
-  m->cpu_mapped = shown;
-  if (from_cpu) m->source = r.address(b);
+  m->move.cpu_mapped = shown;
+  if (from_cpu) m->move.source = r.address(b);
   m->device = block.device;
   m->way = core::Way::from_device;
-  m->leave = how;
-  m->clean = !copy;
-  m->kept = kept;
+  m->move.leave = how;
+  m->write.clean = !copy;
+  m->move.kept = kept;
   m->in_staging = true;
-  m->has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
-  m->elsewhere = (block.flags & core::kUnknown) != 0;
+  m->write.has_digest = (block.flags & core::kDigest) != 0 && (block.flags & core::kUnknown) == 0;
+  m->write.elsewhere = (block.flags & core::kUnknown) != 0;
   r.table.begin_demote(b);
   Frame& frame = ctx_.map.frame_table()[block.aux];
   frame.in_place = from_cpu;
   if (how == Leave::sync) {
-    frame.saved = core::exiting();  // will_change() clears it, also during the copy and the write
+    frame.dev.saved = core::exiting();  // will_change() clears it, also during the copy and the write
     if (frame.admitted) ctx_.map.policy(block.aux).hold(block.aux);
   } else {
-    m->was_spilled = ctx_.map.spilled().remove(block.aux);
+    m->move.was_spilled = ctx_.map.spilled().remove(block.aux);
     if (frame.admitted) ctx_.map.policy(block.aux).remove(block.aux);
     frame.admitted = false;
     ctx_.device_set[block.device].budget.leaves(r.block_size);
@@ -81,7 +81,7 @@ void Demoter::begin_part(OutPart& part) {
   for (const Transition* m : part.transitions) {
     const device::Range range{reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size};
     all.push_back(range);
-    if (m->image != nullptr && !m->kept && m->source == nullptr)
+    if (m->image != nullptr && !m->move.kept && m->move.source == nullptr)
       copies.push_back({range.address, m->image, range.size});
   }
   for (const device::Copy& copy : copies) part.bytes += copy.size;
@@ -101,9 +101,9 @@ void Demoter::begin_part(OutPart& part) {
 // State demoting. Copies the bytes that the CPU is shown, to be written.
 Status Demoter::copy_shown(Transition* m) {
   Region& r = *m->region;
-  Status s = ctx_.trap.protect(m->source, r.block_size);
+  Status s = ctx_.trap.protect(m->move.source, r.block_size);
   core::step("device.copying_shown");
-  if (s.ok() && copy_protected(r, m->image, m->source) != 0)
+  if (s.ok() && copy_protected(r, m->image, m->move.source) != 0)
     s = core::error(EFAULT, "pages of the CPU's copy are unreadable");
   if (s.ok()) {
     core::add(ctx_.counters.copied_bytes, r.block_size);
@@ -111,7 +111,7 @@ Status Demoter::copy_shown(Transition* m) {
   Lock lock(ctx_.map.mutex());
   Frame& frame = ctx_.map.frame_table()[r.table[m->block].aux];
   frame.in_place = false;
-  if (frame.device_stale) ctx_.trap.unprotect(m->source, r.block_size).ignore();  // stores continue during the write
+  if (frame.dev.stale) ctx_.trap.unprotect(m->move.source, r.block_size).ignore();  // stores continue during the write
   return s;
 }
 
@@ -141,8 +141,8 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
   }
   core::InplaceVector<trap::Range, Batch::capacity()> dropped;
   for (Transition* m : part.transitions) {
-    if (m->source != nullptr) m->status = copy_shown(m);
-    if (s.ok() && m->cpu_mapped && m->leave == Leave::drop)
+    if (m->move.source != nullptr) m->status = copy_shown(m);
+    if (s.ok() && m->move.cpu_mapped && m->move.leave == Leave::drop)
       dropped.push_back({reinterpret_cast<uintptr_t>(m->region->address(m->block)), m->region->block_size});
   }
   if (!dropped.empty()) drop_until_unpinned(ctx_.trap, dropped.all());
@@ -161,8 +161,8 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
     core::add(ctx_.counters.device_to_host_bytes, part.bytes);
   }
   for (Transition* m : part.transitions) {
-    if (m->leave == Leave::sync) {
-      if (m->source == nullptr) m->status = m->kept ? s : copied;
+    if (m->move.leave == Leave::sync) {
+      if (m->move.source == nullptr) m->status = m->move.kept ? s : copied;
       writes.push_back(m);
     } else if (refused && part.hidden) {
       m->status = s;
@@ -236,19 +236,20 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
   const BlockIndex b = m->block;
   const Block& block = r.table[b];
   ctx_.device_set[static_cast<size_t>(m->device)].budget.left(r.block_size);
-  const bool dirty = !proven_clean(block) && m->leave != Leave::drop && !m->cpu_mapped;
+  const bool dirty = !proven_clean(block) && m->move.leave != Leave::drop && !m->move.cpu_mapped;
   ctx_.cpu_mappings.forget(r, b);
-  if (m->cpu_mapped && m->leave == Leave::drop) ctx_.budget.credit(r.block_size);
+  if (m->move.cpu_mapped && m->move.leave == Leave::drop) ctx_.budget.credit(r.block_size);
   lost = lost && !ctx_.device_set.own_page_tables();  // the trap is still in place there
   if (lost) {
     m->status = error(EIO, "the addresses of %s were lost with device %d", ctx_.map.where(r, b).c_str(), m->device);
-  } else if (dirty && !m->kept) {
+  } else if (dirty && !m->move.kept) {
     m->status = copied;
   }
-  if (ctx_.map.frame_table()[block.aux].hinted && m->leave == Leave::evict) core::add(ctx_.counters.prefetch_wasted);
+  if (ctx_.map.frame_table()[block.aux].dev.hinted && m->move.leave == Leave::evict)
+    core::add(ctx_.counters.prefetch_wasted);
   r.table.clear(b, core::kReadAhead | core::kPrefetched);
   if (lost) r.lost = true;
-  if (dirty && !m->kept && !copied.ok()) {
+  if (dirty && !m->move.kept && !copied.ok()) {
     lose_left(m, copied);
     ctx_.map.free_transition(m);
     return;
@@ -279,7 +280,7 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
   const BlockIndex b = m->block;
   const Block& block = r.table[b];
   DeviceState& g = ctx_.device_set[static_cast<size_t>(m->device)];
-  if (m->cpu_mapped && m->leave != Leave::drop) {  // the pages in place become the block
+  if (m->move.cpu_mapped && m->move.leave != Leave::drop) {  // the pages in place become the block
     ctx_.map.free_entry(b, r);
     ++g.evictions;
     ctx_.map.new_entry(r, b, nullptr);
@@ -289,7 +290,7 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     ctx_.trap.unprotect(r.address(b), r.block_size).ignore();
     ctx_.map.note_dirty(r, b);
     ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
-  } else if (m->kept) {
+  } else if (m->move.kept) {
     ++g.evictions;
     ++g.clean_drops;
     core::add(ctx_.counters.clean_drops);
@@ -315,7 +316,7 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     ++g.clean_drops;
     core::add(ctx_.counters.clean_drops);
     r.table.clear(b, core::kDirty);
-    if (m->leave == Leave::drop)
+    if (m->move.leave == Leave::drop)
       host_.failed.forget_store_copy(r, b);  // an older version, which must not be read again
     if (r.from_file() && !block.extent) r.table.forget_digest(b);
     r.table.end_demote(b);

@@ -10,9 +10,9 @@ DeviceBlocks::DeviceBlocks(PagerContext& ctx) : ctx_(ctx) {}
 void DeviceBlocks::will_change(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   r.table.mark(b, core::kDirty);
-  ctx_.map.frame_table()[block.aux].changed = true;
-  ctx_.map.frame_table()[block.aux].undecided = false;
-  ctx_.map.frame_table()[block.aux].saved = false;
+  ctx_.map.frame_table()[block.aux].dev.changed = true;
+  ctx_.map.frame_table()[block.aux].dev.undecided = false;
+  ctx_.map.frame_table()[block.aux].dev.saved = false;
   ctx_.map.copies().drop(block.aux);
 }
 
@@ -20,10 +20,10 @@ void DeviceBlocks::may_change(Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   Frame& frame = ctx_.map.frame_table()[block.aux];
   // Another lease is undecided, or was never decided.
-  if (frame.changed) return will_change(r, b);
-  frame.undecided = frame.changed = true;
-  frame.was_dirty = (block.flags & core::kDirty) != 0;
-  frame.saved = false;
+  if (frame.dev.changed) return will_change(r, b);
+  frame.dev.undecided = frame.dev.changed = true;
+  frame.dev.was_dirty = (block.flags & core::kDirty) != 0;
+  frame.dev.saved = false;
   r.table.mark(b, core::kDirty);
 }
 
@@ -33,9 +33,9 @@ void DeviceBlocks::not_changed(const BlockSpan& span, int d) {
     const Block& block = r.table[b];
     if (!core::on_a_device(block.state) || block.device != d) continue;
     Frame& frame = ctx_.map.frame_table()[block.aux];
-    if (!frame.undecided || frame.cpu_mapped) continue;
-    frame.undecided = frame.changed = false;
-    if (!frame.was_dirty) r.table.clear(b, core::kDirty);
+    if (!frame.dev.undecided || frame.dev.cpu_mapped) continue;
+    frame.dev.undecided = frame.dev.changed = false;
+    if (!frame.dev.was_dirty) r.table.clear(b, core::kDirty);
   }
 }
 
@@ -75,7 +75,7 @@ void DeviceBlocks::know_again(const Transition& m) {
   Region& r = *m.region;
   const Block& block = r.table[m.block];
   if (ctx_.map.spilled().is(block.aux)) return;
-  if (m.was_spilled && block.device == m.device) {
+  if (m.move.was_spilled && block.device == m.device) {
     ctx_.map.spilled().add(block.aux, block.device);
   } else {
     ctx_.map.admit(r, m.block, ctx_.map.nonresident_age().shadow());
@@ -86,7 +86,7 @@ bool DeviceBlocks::has_come(const Region& r, BlockIndex b, int d) {
   const Block& block = r.table[b];
   return core::on_a_device(block.state) && block.device == d &&
          (block.state == State::on_device ||
-          (block.state == State::promoting && ctx_.map.frame_table()[block.aux].issued));
+          (block.state == State::promoting && ctx_.map.frame_table()[block.aux].dev.issued));
 }
 
 }  // namespace vmem::pager

@@ -69,9 +69,9 @@ int DeviceReclaim::home_with_room(const Region& r, BlockIndex b) {
 bool DeviceReclaim::worth_keeping_near(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   const Frame& frame = ctx_.map.frame_table()[block.aux];
-  if (frame.cpu_mapped || r.lost || ctx_.device_set[block.device].lost) return false;
+  if (frame.dev.cpu_mapped || r.lost || ctx_.device_set[block.device].lost) return false;
   if (proven_clean(block) && !block.extent && !r.from_file()) return false;  // zeros
-  const int preferred = r.places.at(b).preferred;
+  const int preferred = r.advice.places.at(b).preferred;
   if (preferred == VMEM_HOST) return false;
   if (preferred >= 0 && preferred != block.device) return true;
   return !ctx_.map.copies().has(block.aux) || r.block_size >= kWorthCopying;
@@ -109,7 +109,7 @@ bool DeviceReclaim::spill(Region& r, BlockIndex b, Batch& spilling, int* peer) {
   if (to < 0 || !has_room_for(d, to, r.block_size, now_ns())) return false;
   *peer = to;
   Transition* m = tier_.peer_migrator.begin(r, b, to);
-  m->spills = true;
+  m->move.spills = true;
   if (to != home) ctx_.map.spilled().add(r.table[b].aux, static_cast<size_t>(to));
   spilling.push_back(m);
   return true;
@@ -165,7 +165,7 @@ Transition* DeviceReclaim::begin_leave_for_others(int d) {
     Region& r = *w.region;
     for (BlockIndex b = w.next; b <= w.last && looked < kLook; ++b, ++looked) {
       if (r.table[b].state != State::on_device || r.table[b].device != d ||
-          ctx_.map.frame_table()[r.table[b].aux].cpu_mapped)
+          ctx_.map.frame_table()[r.table[b].aux].dev.cpu_mapped)
         continue;
       const Leases* leases = r.leases.find(b);
       if (leases == nullptr || leases->front().location == d) continue;

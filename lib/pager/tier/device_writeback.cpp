@@ -13,12 +13,12 @@ void DeviceWriteback::write(std::span<Transition* const> transitions, DeferredWo
   for (Transition* m : transitions) {
     if (!m->status.ok()) continue;
     m->digest = store::digest(m->image, m->region->block_size);
-    m->clean = m->has_digest && m->digest == m->region->table[m->block].digest;
-    if (!m->clean) changed.push_back(m);
+    m->write.clean = m->write.has_digest && m->digest == m->region->table[m->block].digest;
+    if (!m->write.clean) changed.push_back(m);
   }
   host_.writer.prepare_writes(changed.all());
   for (Transition* m : transitions) {
-    if (!m->status.ok() || m->clean) {
+    if (!m->status.ok() || m->write.clean) {
       finish_write(m, after);
       continue;
     }
@@ -36,7 +36,7 @@ void DeviceWriteback::io_ended(Transition* m) {
 
 void DeviceWriteback::give_back_frame(Transition* m) {
   Region& r = *m->region;
-  if (m->kept) {
+  if (m->move.kept) {
     ctx_.map.copies().unhold(r.table[m->block].aux);
   } else if (m->image != nullptr) {
     ctx_.staging.of(r).frames.put(m->image);
@@ -47,12 +47,12 @@ void DeviceWriteback::give_back_frame(Transition* m) {
 void DeviceWriteback::note_written(Transition* m, bool cut) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  if (!m->clean) {
-    core::add(ctx_.counters.write_bytes, cut ? m->io.transferred : m->stored);
+  if (!m->write.clean) {
+    core::add(ctx_.counters.write_bytes, cut ? m->io.transferred : m->write.stored);
     if (r.backing != Backing::file_shared) {
       // Under the lock, as in finish_write().
-      if (m->new_extent && block.extent) ctx_.space.release(block.extent);
-      r.table.set_extent(m->block, m->extent);
+      if (m->write.new_extent && block.extent) ctx_.space.release(block.extent);
+      r.table.set_extent(m->block, m->write.extent);
     }
     r.table.set_digest(m->block, m->digest);
     if (cut) r.table.forget_digest(m->block);  // only a part is in the file
@@ -62,7 +62,7 @@ void DeviceWriteback::note_written(Transition* m, bool cut) {
   }
   // Under a lease for writing the device may have stored more since; so may the CPU to a shown
   // copy.
-  if (!cut && !lent_for_writing(r, m->block) && !ctx_.map.frame_table()[block.aux].device_stale)
+  if (!cut && !lent_for_writing(r, m->block) && !ctx_.map.frame_table()[block.aux].dev.stale)
     r.table.clear(m->block, core::kDirty);
 }
 
@@ -80,26 +80,27 @@ void DeviceWriteback::finish_write(Transition* m, DeferredWork& after) {
   // state (on_touch).
   const Status opened = ctx_.devices->open({&range, 1}, device::Access::read);
   core::step("device.opened");
-  const bool cut = m->status.ok() && !m->clean && r.backing == Backing::file_shared && m->io.transferred < m->stored;
+  const bool cut =
+      m->status.ok() && !m->write.clean && r.backing == Backing::file_shared && m->io.transferred < m->write.stored;
   if (cut) {
     VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
-                   m->stored - m->io.transferred, ctx_.map.place(r, m->block).c_str());
+                   m->write.stored - m->io.transferred, ctx_.map.place(r, m->block).c_str());
   }
   Lock lock(ctx_.map.mutex());
   const Block& block = r.table[m->block];
   if (m->coded != nullptr) ctx_.frames.put_bounce(m->coded, r.block_size);
   m->coded = nullptr;
-  if (!m->status.ok() && m->stored == 0) {
+  if (!m->status.ok() && m->write.stored == 0) {
     m->status = error(-m->status.code(), "%.*s: not written, %s", static_cast<int>(m->status.text().size()),
                       m->status.text().data(), ctx_.map.where(r, m->block).c_str());
   }
   if (m->status.ok()) {
     note_written(m, cut);
-  } else if (m->stored != 0) {
+  } else if (m->write.stored != 0) {
     host_.writer.note_write_failure(m);
     host_.writer.give_back_extent(m);
   }
-  if (!m->status.ok() || cut) ctx_.map.frame_table()[block.aux].saved = false;
+  if (!m->status.ok() || cut) ctx_.map.frame_table()[block.aux].dev.saved = false;
   give_back_frame(m);
   if (!opened.ok() && m->status.ok()) m->status = opened;
   tier_.blocks.stays(r, m->block);

@@ -55,23 +55,24 @@ Status KernelRanges::open(const vmem_range& range, int d, uint64_t budget, Kerne
     out->block_size = r.block_size;
     out->blocks = static_cast<uint32_t>(blocks);
     out->frames = static_cast<uint32_t>(frames);
-    out->readahead =
-        r.access == policy::Access::random ? 0 : static_cast<uint32_t>(ctx_.config.readahead_bytes / r.block_size);
+    out->readahead = r.advice.access == policy::Access::random
+                         ? 0
+                         : static_cast<uint32_t>(ctx_.config.readahead_bytes / r.block_size);
     out->device = d;
     out->region = r.id;
-    ++r.kernels;
+    ++r.counts.kernels;
     ++ctx_.staging.kernel_ranges;
-    ++r.in_flight;
+    ++r.counts.in_flight;
     region = &r;
   }
   Status s = ctx_.devices->make_paging_words(d, out->blocks, out->frames, &out->words);
   Lock lock(ctx_.map.mutex());
   if (!s.ok()) {
-    --region->kernels;
+    --region->counts.kernels;
     --ctx_.staging.kernel_ranges;
   }
   while (ctx_.staging.ending != 0) lock.sleep(ctx_.map.changed());  // unpinning may wait for kernels
-  --region->in_flight;
+  --region->counts.in_flight;
   ctx_.map.notify();
   return s;
 }
@@ -83,7 +84,7 @@ void KernelRanges::close(KernelRange* range) {
   --ctx_.staging.kernel_ranges;
   ctx_.device_set.work().notify_all();
   Region* const r = ctx_.map.find(range->first);
-  if (r != nullptr && r->id == range->region) --r->kernels;
+  if (r != nullptr && r->id == range->region) --r->counts.kernels;
   ctx_.map.notify();
 }
 

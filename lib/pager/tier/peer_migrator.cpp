@@ -28,9 +28,9 @@ Transition* PeerMigrator::begin(Region& r, BlockIndex b, int d) {
   Frame& frame = ctx_.map.frame_table()[block.aux];
   Transition* m = ctx_.map.new_transition(r, b);
   m->device = block.device;
-  m->migrates = true;
+  m->move.migrates = true;
   m->way = core::Way::between_devices;
-  m->was_spilled = ctx_.map.spilled().remove(block.aux);
+  m->move.was_spilled = ctx_.map.spilled().remove(block.aux);
   if (frame.admitted) ctx_.map.policy(block.aux).remove(block.aux);
   frame.admitted = false;
   frame.pool = static_cast<uint8_t>(kDevicePools + d);
@@ -76,7 +76,7 @@ void PeerMigrator::settle(Transition* m, int d) {
   if (!m->status.ok()) {
     from.budget.stays(r.block_size, true);
     g.budget.credit(r.block_size);
-    if (m->spills) {
+    if (m->move.spills) {
       ctx_.map.spilled().remove(block.aux);
       ctx_.map.spilled().refuse(static_cast<size_t>(d), now_ns() + kRefusedFor);
     } else {
@@ -85,14 +85,14 @@ void PeerMigrator::settle(Transition* m, int d) {
     }
     r.table.set_device(m->block, m->device);
     frame.pool = static_cast<uint8_t>(kDevicePools + m->device);
-    frame.hinted = (block.flags & core::kReadAhead) != 0;
+    frame.dev.hinted = (block.flags & core::kReadAhead) != 0;
   } else {
-    if (frame.hinted) r.table.mark(m->block, core::kReadAhead | core::kPrefetched);
+    if (frame.dev.hinted) r.table.mark(m->block, core::kReadAhead | core::kPrefetched);
     from.budget.left(r.block_size, true);
     from.out_bytes += r.block_size;
     g.in_bytes += r.block_size;
-    if (m->spills) ++from.evictions;
-    (m->spills ? from.to_peers : g.from_peers) += m->spills || m->was_spilled ? r.block_size : 0;
+    if (m->move.spills) ++from.evictions;
+    (m->move.spills ? from.to_peers : g.from_peers) += m->move.spills || m->move.was_spilled ? r.block_size : 0;
   }
   tier_.blocks.stays(r, m->block);
   tier_.blocks.know_again(*m);

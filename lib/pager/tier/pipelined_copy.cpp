@@ -22,25 +22,25 @@ bool PipelinedCopy::wants(const Region& r) const {
 
 // Copies when half of the rest has come: the last of the five copies of a 32 MiB block is 2 MiB.
 void PipelinedCopy::came(Transition* m, size_t bytes) {
-  CopiedParts& parts = m->parts;
+  CopiedParts& parts = m->move.parts;
   const size_t left = m->region->block_size - parts.told;
   if (2 * (bytes - parts.told) < left) return;
   parts.told = bytes;
   const Lock lock(ctx_.map.mutex());
-  if (m->speculative && !leased(*m->region, m->block)) return;
+  if (m->read.speculative && !leased(*m->region, m->block)) return;
   parts.come = bytes / device::kUnit * device::kUnit;
   if (parts.busy || parts.waits) return;  // a worker will see it, and copies it together with what comes until then
   if (!parts.refused && parts.come > parts.copied) wait(m);
 }
 
 void PipelinedCopy::wait(Transition* m) {
-  m->parts.waits = true;
+  m->move.parts.waits = true;
   waiting_.push_back(m);
   ctx_.device_set.work().notify_one();
 }
 
 bool PipelinedCopy::is_left(Transition* m) {
-  CopiedParts& parts = m->parts;
+  CopiedParts& parts = m->move.parts;
   // A worker frees the device memory: this is an I/O thread.
   if (!parts.busy && (!parts.made || m->status.ok())) {
     if (parts.waits) waiting_.remove(m);
@@ -55,7 +55,7 @@ bool PipelinedCopy::is_left(Transition* m) {
 bool PipelinedCopy::serve(Lock& lock) {
   if (waiting_.empty()) return false;
   Transition* const m = waiting_.pop();
-  CopiedParts& parts = m->parts;
+  CopiedParts& parts = m->move.parts;
   parts.waits = false;
   parts.busy = true;
   if (!parts.over) {
@@ -86,7 +86,7 @@ bool PipelinedCopy::serve(Lock& lock) {
 // Runs on the block's worker. A part that is refused now is copied, or refused, when the read is
 // over.
 void PipelinedCopy::copy(Transition* m, size_t come) {
-  CopiedParts& parts = m->parts;
+  CopiedParts& parts = m->move.parts;
   const device::Range range = range_of(*m);
   bool torn = false;
   if (!parts.made) parts.made = ctx_.devices->populate({&range, 1}, m->device, &torn).ok();
@@ -102,7 +102,7 @@ void PipelinedCopy::copy(Transition* m, size_t come) {
 }
 
 void PipelinedCopy::give_back(Transition* m) {
-  CopiedParts& parts = m->parts;
+  CopiedParts& parts = m->move.parts;
   const device::Range range = range_of(*m);
   // An error means that the device is lost.
   if (parts.ticket != nullptr) wait_for_copy(*ctx_.devices, m->device, parts.ticket).ignore();

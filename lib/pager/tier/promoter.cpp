@@ -78,7 +78,7 @@ void Promoter::read_meanwhile(PromotionRequest& request, DeferredWork& after) {
     if (state != State::stored && !(state == State::unpopulated && r.from_file())) continue;
     if (r.dying || MemoryWaitQueue::marked(r.table[b]) || !host_.page_in.start_staging(r, b, request.urgency, after))
       return;
-    after.submit.tail->meanwhile = true;
+    after.submit.tail->read.meanwhile = true;
   }
 }
 
@@ -118,7 +118,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
         tier_.blocks.adopt(r, b);
         return Start::done;
       }
-      if (ctx_.map.frame_table()[block.aux].cpu_mapped) return Start::done;  // an acquire hides it first
+      if (ctx_.map.frame_table()[block.aux].dev.cpu_mapped) return Start::done;  // an acquire hides it first
       if (urgency != Urgency::acquire && leased(r, b)) return Start::done;
       break;
     case State::poisoned:
@@ -150,7 +150,7 @@ Start Promoter::start(Region& r, BlockIndex b, int d, Urgency urgency, DeferredW
   const State from = block.state;
   const bool hinted = urgency != Urgency::acquire;
   if (from == State::on_device) {  // from another device, directly
-    ctx_.map.frame_table()[block.aux].hinted = hinted;
+    ctx_.map.frame_table()[block.aux].dev.hinted = hinted;
     if (hinted) core::add(ctx_.counters.prefetched_blocks);
     g.incoming.push_back(tier_.peer_migrator.begin(r, b, d));
     ctx_.device_set.work().notify_one();
@@ -193,8 +193,8 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
   Frame& frame = ctx_.map.frame_table()[block.aux];
   if (frame.admitted) ctx_.map.policy(block.aux).remove(block.aux);
   frame.admitted = false;
-  frame.changed = frame.undecided = false;
-  frame.hinted = hinted;
+  frame.dev.changed = frame.dev.undecided = false;
+  frame.dev.hinted = hinted;
   if ((block.flags & core::kReadAhead) != 0) host_.readahead.used(r, b);
   Transition* m = ctx_.map.new_transition(r, b);
   m->device = d;
@@ -203,7 +203,7 @@ void Promoter::claim_in_host(Region& r, BlockIndex b, int d, bool hinted, std::b
     m->image = frame.bytes;
   } else {
     m->image = bytes;
-    m->source = from == State::staged ? frame.bytes : r.address(b);
+    m->move.source = from == State::staged ? frame.bytes : r.address(b);
   }
   if (from == State::resident) {
     if (!stood_protected(ctx_.trap.caps().pins, block, frame)) r.table.mark(b, core::kDirty);
@@ -229,7 +229,7 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   const uint32_t shadow = block.aux;
   const FrameId id = ctx_.map.new_entry(r, b, nullptr, static_cast<uint8_t>(kDevicePools + d));
   ctx_.map.frame_table()[id].shadow = shadow;
-  ctx_.map.frame_table()[id].hinted = hinted;
+  ctx_.map.frame_table()[id].dev.hinted = hinted;
   r.table.clear(b, core::kDirty);
   r.table.begin_promote(b, d);
   ctx_.tables.charge(r);
@@ -239,8 +239,8 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   m->image = bytes;
   m->coded = scratch;
   m->in_staging = true;
-  m->was_unpopulated = from == State::unpopulated;
-  m->speculative = hinted;
+  m->read.was_unpopulated = from == State::unpopulated;
+  m->read.speculative = hinted;
   if (bytes == nullptr) {
     core::add(ctx_.counters.zero_fills);
     r.table.set_digest(b, store::zero_digest(r.block_size));
@@ -265,12 +265,13 @@ void Promoter::io_ended(Transition* m) {
 // or, if the kernel had no memory for the read, asks again later. A CPU access reads again.
 void Promoter::keep_failure(Transition* m) {
   Region& r = *m->region;
-  if (m->refused) {
-    const bool wanted = !m->speculative || (r.table[m->block].flags & core::kFaultPending) != 0 || leased(r, m->block);
+  if (m->read.refused) {
+    const bool wanted =
+        !m->read.speculative || (r.table[m->block].flags & core::kFaultPending) != 0 || leased(r, m->block);
     if (wanted) host_.failed.read_later(r, m->block, m->status);
     return;
   }
-  VMEM_LOG_OFTEN(m->speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
+  VMEM_LOG_OFTEN(m->read.speculative ? core::Level::warning : core::Level::error, "%.*s, on its way to device %d",
                  static_cast<int>(m->status.text().size()), m->status.text().data(), m->device);
   r.keep_reason(m->block, m->status);
 }

@@ -56,7 +56,7 @@ bool StagingAllocator::keep_copy(Region& r, BlockIndex b, std::byte* bytes) {
   temperature(r, b, &pinned);
   // A pinned block does not leave, and a copy of a block that changes is worthless.
   const Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
-  if (pinned || (frame.changed && !frame.undecided) || r.dying || !ctx_.map.reserve_block()) return false;
+  if (pinned || (frame.dev.changed && !frame.dev.undecided) || r.dying || !ctx_.map.reserve_block()) return false;
   ctx_.map.copies().keep(r, b, bytes);
   return true;
 }
@@ -67,7 +67,7 @@ bool StagingAllocator::evict_copy(FrameId id) {
   // The tables name the destination of a block that moves between devices; the source may be lost.
   const bool may_be_last =
       ctx_.device_set[block.device].lost || (block.state == State::demoting && ctx_.device_set.size() > 1);
-  const bool goes = !may_be_last || proven_clean(block) || ctx_.map.frame_table()[block.aux].undecided;
+  const bool goes = !may_be_last || proven_clean(block) || ctx_.map.frame_table()[block.aux].dev.undecided;
   goes ? ctx_.map.copies().evict(id) : ctx_.map.copies().refuse(id);
   return goes;
 }

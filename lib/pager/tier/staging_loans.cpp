@@ -37,13 +37,13 @@ void StagingLoans::take_from_device(Lock& lock, Region& r, BlockIndex first, int
     const BlockIndex b = first + blocks[i];
     const Block& block = r.table[b];
     const bool idle = block.state == State::on_device && block.device == d && !leased(r, b);
-    if (!idle || ctx_.map.frame_table()[block.aux].cpu_mapped || !ctx_.map.copies().has(block.aux)) continue;
+    if (!idle || ctx_.map.frame_table()[block.aux].dev.cpu_mapped || !ctx_.map.copies().has(block.aux)) continue;
     if (Transition* m = tier_.demoter.begin(r, b, Leave::evict)) batch.push_back(m);
   }
   if (batch.empty()) return;
-  ++r.in_flight;
+  ++r.counts.in_flight;
   tier_.demoter.run(lock, batch.all());
-  --r.in_flight;
+  --r.counts.in_flight;
   ctx_.map.notify();
 }
 
