@@ -102,8 +102,8 @@ Status MemoryWaits::given_up(const MemoryWaiter& s) {
                      static_cast<unsigned>(ctx_.map.progress().waited(s.mark) / 1000000), cause.ok() ? "" : ": ",
                      static_cast<int>(cause.text().size()), cause.text().data(), if_pinned(": "),
                      if_pinned(core::human_bytes(pinned).c_str()),
-                     if_pinned(" of it is pinned, by direct I/O that is under way or by registered buffers, and "),
-                     if_pinned(core::human_bytes(leased).c_str()), if_pinned(" is leased; "), if_pinned(advice),
+                     if_pinned(" of it is pinned by direct I/O that is under way or by registered buffers, "),
+                     if_pinned(core::human_bytes(leased).c_str()), if_pinned(" by leases; "), if_pinned(advice),
                      ctx_.map.where(*s.region, s.block).c_str());
 }
 
