@@ -78,9 +78,17 @@ class Residency(NamedTuple):
     block_size: int
 
 
+def _residency(ptr: int, nbytes: int) -> Residency:
+    out = ResidencyStruct()
+    out.size = ctypes.sizeof(out)
+    if nbytes:
+        check(lib.vmem_query(ptr, nbytes, ctypes.byref(out)))
+    return Residency(*struct_values(out))
+
+
 class Range:
     """Bytes of one region: the base of Region and Array. Calls act on every block that the bytes
-    touch."""
+    touch, and do nothing for an empty array."""
 
     __slots__ = ("_handle", "__weakref__")
     _handle: _memory.Handle
@@ -103,31 +111,32 @@ class Range:
         """A hint: starts to move the bytes toward a location (HOST, SSD, a CUDA ordinal) and
         returns at once. With a stream it takes effect when the stream gets there."""
         self._check()
-        check(lib.vmem_prefetch(self.ptr, self.nbytes, location, stream_handle(stream)))
+        if self.nbytes:
+            check(lib.vmem_prefetch(self.ptr, self.nbytes, location, stream_handle(stream)))
 
     def advise(self, advice: Union[Advice, str, int], location: int = HOST) -> None:
         """Announces how the bytes will be used: an Advice, or its name ("sequential", "random",
         "cold", ..). Only the preferred location and accessed by use `location`."""
         self._check()
-        check(lib.vmem_advise(self.ptr, self.nbytes, advice_of(advice), location))
+        if self.nbytes:
+            check(lib.vmem_advise(self.ptr, self.nbytes, advice_of(advice), location))
 
     def evict(self, location: int = SSD) -> None:
         """Moves the bytes out to HOST or SSD and returns when that is done. Leased blocks are skipped."""
         self._check()
-        check(lib.vmem_evict(self.ptr, self.nbytes, location))
+        if self.nbytes:
+            check(lib.vmem_evict(self.ptr, self.nbytes, location))
 
     def sync(self) -> None:
         """Returns when the bytes have a copy on the SSD; for a shared file it is durable."""
         self._check()
-        check(lib.vmem_sync(self.ptr, self.nbytes))
+        if self.nbytes:
+            check(lib.vmem_sync(self.ptr, self.nbytes))
 
     def query(self) -> Residency:
-        """How many of the bytes are in each tier now."""
+        """How many of the bytes are in each tier now; all figures are 0 for an empty array."""
         self._check()
-        out = ResidencyStruct()
-        out.size = ctypes.sizeof(out)
-        check(lib.vmem_query(self.ptr, self.nbytes, ctypes.byref(out)))
-        return Residency(*struct_values(out))
+        return _residency(self.ptr, self.nbytes)
 
     def read_from(self, file: Union[str, bytes, int, "os.PathLike[Any]", IO[bytes]], offset: int = 0) -> int:
         """Fills the bytes from byte `offset` on from a file: a path, a descriptor, or a binary file
@@ -437,8 +446,4 @@ def sync(*what: Any) -> None:
 def query(what: Any) -> Residency:
     """Calls Range.query() for a Region, an Array, or a NumPy array or tensor over one."""
     ptr, nbytes, _, _keep = span_of(what, READ)
-    out = ResidencyStruct()
-    out.size = ctypes.sizeof(out)
-    if nbytes:
-        check(lib.vmem_query(ptr, nbytes, ctypes.byref(out)))
-    return Residency(*struct_values(out))
+    return _residency(ptr, nbytes)

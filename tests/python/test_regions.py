@@ -264,9 +264,24 @@ def test_ranges_and_shapes_outside_a_region_are_refused(host):
         with pytest.raises(vmem.Error) as e:
             region.prefetch(location=3)
         assert e.value.errno == errno.ENODEV
-        with pytest.raises(vmem.Error) as e:
-            region[0:0].query()
-        assert e.value.errno == errno.EINVAL
+
+
+def test_calls_for_an_empty_array_do_nothing(host):
+    region = vmem.alloc(MIB, host_only=True)
+    region.numpy()[:] = 1
+    for empty in (region[5:5], region.array("float32", (3, 0), MIB), region[7:3]):
+        empty.prefetch()
+        empty.advise("dont_need")
+        empty.evict()
+        empty.sync()
+        assert empty.query() == vmem.query(empty) == vmem.query(region.numpy()[0:0]) == (0, 0, 0, 0, 0)
+        empty.acquire().release()
+        assert empty.write_to(os.devnull) == empty.read_from("/dev/zero") == 0
+    assert region.query().host_bytes == MIB and region.numpy().all()
+    empty = None
+    region.free()
+    with pytest.raises(vmem.Error):
+        region.evict()
 
 
 def test_arrays_have_their_part_of_the_region(host):
