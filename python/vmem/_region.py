@@ -155,10 +155,13 @@ class Region(Range):
         if len(sizes) > MAX_DIMENSIONS:  # NumPy 1 would copy them before it counts
             raise ValueError(f"a shape of {len(sizes)} dimensions; there can be {MAX_DIMENSIONS}")
         nbytes = product(sizes, kind.itemsize, self.nbytes)
+        if offset > self.nbytes:
+            raise ValueError(f"byte {offset} is past the end of {self.name}, which has {self.nbytes} bytes")
         if nbytes is None or offset + nbytes > self.nbytes:
+            needs = f"more than {self.nbytes}" if nbytes is None else nbytes
             raise ValueError(
-                f"an array of {short(sizes)} {kind.name} at byte {offset} needs {nbytes or 'more'} bytes; {self.name} "
-                f"has {self.nbytes}"
+                f"an array of {short(sizes)} {kind.name} at byte {offset} needs {needs} bytes; {self.name} has "
+                f"{self.nbytes}"
             )
         return Array(self._handle.export(), self._handle.ptr + offset, kind, sizes, nbytes)
 

@@ -238,6 +238,12 @@ def test_ranges_and_shapes_outside_a_region_are_refused(host):
             region.array("uint8", MIB + 1)
         with pytest.raises(ValueError, match="at byte 8"):
             region.array("float32", (512, 512), offset=8)
+        for shape in (None, 0, (4, 0), 5):
+            with pytest.raises(ValueError, match="^byte 1048577 is past the end of region, which has 1048576 bytes$"):
+                region.array("uint8", shape, offset=MIB + 1)
+        assert region.array("uint8", offset=MIB).nbytes == 0
+        with pytest.raises(ValueError, match="needs more than 1048576 bytes; region has 1048576$"):
+            region.array("uint8", (1 << 62, 1 << 62))
         with pytest.raises(ValueError):
             region.array("uint8", 1, offset=-1)
         with pytest.raises(ValueError, match="negative"):
