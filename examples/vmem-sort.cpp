@@ -29,6 +29,7 @@
 #include <utility>
 #include <vector>
 
+#include "api/memory_limit.h"
 #include "common/command_line.h"
 #include "common/input.h"
 #include "common/own_files.h"
@@ -388,8 +389,7 @@ void merge_part(const Part& part, const vmem::region& sorted, unsigned char* end
     memcpy(to, h.cursor.at, h.key);
     to += h.key;
     if (record == 0 && to < end) *to++ = '\n';
-    unreported += h.length;
-    if (unreported > 4 << 20) {
+    if ((unreported += h.length) > 4 << 20) {
       progress.add(std::exchange(unreported, 0));
       // These blocks are complete and not needed soon: evict them before blocks of the input.
       unsigned char* const whole = to - reinterpret_cast<uintptr_t>(to) % block;
@@ -445,11 +445,7 @@ uint64_t mismatches(const vmem::region& output, size_t record, uint64_t checksum
     before = c.at;
     before_key = key;
     c.at += n;
-    unreported += n;
-    if (unreported > 4 << 20) {
-      progress.add(unreported);
-      unreported = 0;
-    }
+    if ((unreported += n) > 4 << 20) progress.add(std::exchange(unreported, 0));
   }
   if (sum != checksum) fprintf(stderr, "the output does not have the items of the input\n");
   return wrong + (sum != checksum);
@@ -609,7 +605,12 @@ int run(Settings s) {
   uint64_t block = 2 << 20;
   while (block > (64 << 10) && 24 * s.threads * 4 * block > memory) block /= 2;
   vmem::set("block_size", std::to_string(block));
-  const size_t index_bytes = in_place_sort(s.record) != nullptr ? 0 : memory / (6 * s.threads);
+  // An index needs no more entries than there are items; a line has at least one byte.
+  const uint64_t needed = (size / std::max<size_t>(s.record, 1) + 1) * sizeof(Index::value_type);
+  const size_t index_bytes = in_place_sort(s.record) != nullptr ? 0 : std::min(memory / (6 * s.threads), needed);
+  if (const uint64_t all = index_bytes * s.threads, there = vmem::api::usable_memory(""); all > there)
+    throw input::Refused(
+        vmem::core::strprintf("--budget %zu: the index takes %zu bytes of memory, there are %zu", memory, all, there));
   vmem::set("host_budget", std::to_string(std::max<uint64_t>(memory - index_bytes * s.threads, 8 << 20)));  // minimum
   vmem::check(vmem_init());
   const uint64_t budget = std::stoull(vmem::get("host_budget"));

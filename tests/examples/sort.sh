@@ -62,6 +62,18 @@ short_lines_are_read_once() {
   read=$(sed -n 's/^| SSD read .*| \([0-9]*\)\.\([0-9]*\) \/.*/\1\2/p' said); cat said
   [ "$read" -lt 40 ]  # in hundredths of a GB; the file has 2.5
 }
+# The index is made for the items that there are, not for all of a large budget.
+budget_above_the_memory() {
+  local budget
+  seq 1000 | shuf --random-source=<(yes) >a
+  for budget in 1TiB 1PiB; do
+    rm -f a.sorted; "$sort" --budget $budget --threads 64 a >said 2>&1; says 'verified . 0 mismatches in 1000 lines' 0 $? && sort a | cmp - a.sorted || return
+  done
+  rm -f a a.sorted; truncate -s 20G a 2>/dev/null || { echo "no such file on this file system"; return 0; }
+  "$sort" --budget 1PiB --threads 64 a >said 2>&1
+  grep -qE 'index takes [0-9]+ bytes of memory, there are [0-9]+$|are needed beside it' said || { cat said; return 1; }
+  only a
+}
 no_whole_records() { head -c 1000 /dev/urandom >a; cp a b; run a --record-bytes 64; says 'no whole number of records of 64' 2 $? && cmp a b && only a b; }
 same_file_refused() {  # by its name, by a link, by another name
   local to
@@ -213,6 +225,7 @@ step "an empty file" empty_file
 step "records of 1, 8, 10, 64 and 100 bytes" records_of_any_size
 step "an index of many short lines takes no more memory" index_in_the_budget
 step "short lines are merged without reading runs over and over" short_lines_are_read_once
+step "a budget above the memory of the machine" budget_above_the_memory
 step "a file that is no whole number of records is refused" no_whole_records
 step "input and output may not be one file by accident" same_file_refused
 step "--in-place, through a link: sorted, with its mode and its name" in_place

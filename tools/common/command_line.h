@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <new>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -108,6 +109,8 @@ int run_to_end(const char* name, Run run) {
   int status = 1;
   try {
     status = run();
+  } catch (const std::bad_alloc&) {
+    fprintf(stderr, "%s: out of memory\n", name);
   } catch (const std::exception& e) {
     fprintf(stderr, "%s: %s\n", name, vmem::core::printable(e.what()).c_str());
     if (dynamic_cast<const input::Refused*>(&e) != nullptr) status = 2;
