@@ -2,7 +2,7 @@
 # check.sh [NAME..]: runs the checks that need no run of the library; all, or those named. $BUILD
 # must be built.
 #
-#   format layers interfaces header names settings manual docs readme words sizes shell python statics tidy
+#   format layers interfaces header names settings manual docs prose readme words sizes shell python statics tidy
 # TIDY_FILES=N: clang-tidy reads only the N most recently changed sources; .ci/run does this, and
 # the nightly run reads all. Each check prints "ok" or what is wrong; a missing tool is a reported
 # skip. Exit 1 if anything is wrong.
@@ -144,6 +144,16 @@ check_docs() {
     python3 scripts/lib/plot_bench.py --check; } 2>&1 | report docs
 }
 
+# Sentences of comments and documents that have to be read twice: at most one in a hundred.
+check_prose() {
+  command -v python3 >/dev/null || { missing prose python3; return; }
+  local planted=; planted=$(mktemp -d)
+  { for _ in $(seq 50); do echo '// What is had by nobody stays.'; echo; done >"$planted/a.h"
+    [ "$(python3 scripts/lib/check_prose.py "$planted/a.h" | wc -l)" = 50 ] || echo "check_prose.py does not find planted sentences"
+    tracked '*.cpp' '*.h' '*.hpp' '*.cu' '*.cuh' '*.c' '*.md' '*.py' '*.sh' '*.mk' | xargs python3 scripts/lib/check_prose.py; } 2>&1 | report prose
+  rm -rf "$planted"
+}
+
 # The README's example is the one that is built and run.
 check_readme() {
   { diff -q <(sed -n '/^```cpp$/,/^```$/p' README.md | sed '1d;$d') examples/hello.cpp >/dev/null || echo "README.md: its example is not examples/hello.cpp"; } | report readme
@@ -223,7 +233,7 @@ check_tidy() {
 packages=$(dpkg-query -W -f '${Package} ${Version}\n' '*-dev' 2>/dev/null) && CHECK_SYSTEM=$(sha256sum <<<"$packages") && export CHECK_SYSTEM
 find "${VMEM_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/vmem}/passed" -type f -mtime +30 -delete 2>/dev/null
 
-[ $# -gt 0 ] || set -- format layers interfaces header names settings manual docs readme words sizes shell python statics tidy
+[ $# -gt 0 ] || set -- format layers interfaces header names settings manual docs prose readme words sizes shell python statics tidy
 for name in "$@"; do
   declare -F "check_$name" >/dev/null || { echo "check: no check '$name'" >&2; exit 2; }
   "check_$name"

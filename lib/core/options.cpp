@@ -81,8 +81,7 @@ constexpr OptionInfo kTable[] = {
     {Option::transfer, "transfer", OptionKind::choice, "", "auto", 0, 0, "auto|move|copy", false,
      "How userfaultfd puts bytes in place; auto moves pages if the kernel can (6.8), else copies. A value other than "
      "auto selects userfaultfd."},
-    {Option::device, "device", OptionKind::choice, "", "auto", 0, 0, device_choices,
-     false,
+    {Option::device, "device", OptionKind::choice, "", "auto", 0, 0, device_choices, false,
      "Which device tier to use (docs/device-tier.md): auto takes what is available, handles first; handles are CUDA's "
      "physical handles (devices with their own page tables), managed is its unified memory, each an error if not "
      "available; cuda, an older name, is auto with that error. sim and sim-handles are simulated devices like those "

@@ -184,7 +184,7 @@ def table_of_rooms():
     with open("lib/ROOMS", encoding="utf-8") as f:
         for line in f:
             words = line.partition("#")[0].split()
-            if words and "->" not in words:
+            if words and words[1:2] not in (["->"], ["="]):
                 may[words[0]] = words[1:]
     return {room: {f"lib/{other}" for other, named in may.items()
                    if other != room and (room == "core" or any(fnmatch.fnmatch(room, one) for one in named))}

@@ -42,7 +42,7 @@ def read_rooms():
     with open("lib/ROOMS", encoding="utf-8") as f:
         for line in f:
             words = line.partition("#")[0].split()
-            if words and "->" not in words:
+            if words and words[1:2] not in (["->"], ["="]):
                 rooms[words[0]] = words[1:]
     return {room: {one for name in named for one in fnmatch.filter(rooms, name)} - {room}
             for room, named in rooms.items()}
