@@ -57,6 +57,7 @@ class FakeDevices : public device::Devices {
   std::vector<Came> came_in;                      // copies to the devices
   std::atomic<size_t> prepared = 0, punched = 0;  // blocks
   std::atomic<size_t> waits = 0;                  // for copies
+  std::atomic<size_t> polled = 0;                 // events of streams
   std::atomic<size_t> migrated = 0;               // ranges, or attempts
   std::function<void(int to)> while_migrating;
   std::function<void()> while_preparing, while_waiting;
@@ -118,6 +119,7 @@ class FakeDevices : public device::Devices {
   }
   core::Status poll(const device::Ticket&, bool* done) override {
     if (!streams) return no();
+    ++polled;
     *done = reached;
     return lost >= 0 ? core::error(EIO, "as the test wants it") : core::Status();
   }

@@ -24,6 +24,8 @@ int untaken(const Transition& m) {
 
 }  // namespace
 
+Writeback::Writeback(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
+
 void Writeback::evict_batch(Lock& lock, std::span<Transition*> batch) {
   if (batch.empty()) return lock.give_way();
   lock.unlock();
