@@ -43,7 +43,7 @@ struct PagerContext {
   Config config;
   core::Counters counters;
   HostBudget budget VMEM_GUARDED_BY(core::big_lock);
-  FramePool frames VMEM_GUARDED_BY(core::big_lock);
+  FramePool frames;  // under the lock, but for populate()
   StagingPoolSet staging VMEM_GUARDED_BY(core::big_lock);
   DeviceQueues queues VMEM_GUARDED_BY(core::big_lock);
   RegionTotals totals VMEM_GUARDED_BY(core::big_lock);
