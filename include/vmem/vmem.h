@@ -176,10 +176,10 @@ int vmem_version(void);
  * accesses; the message says how to enable one. -ENOTSUP: the kernel's pages are not of 4 KiB, or
  * valgrind runs the program.
  *
- * The threads have SCHED_OTHER, nice 0, the default I/O priority and the CPUs that the main thread
- * had when the library was loaded (setting `cpus`), whatever the calling thread has, if the user
- * may set that: threads of an ordinary user keep the nice value of the first caller. -EAGAIN: the
- * calling thread has SCHED_DEADLINE, which cannot make threads.
+ * The library's threads have SCHED_OTHER, nice 0 and the default I/O priority, whatever the calling
+ * thread has. They run on the CPUs that the main thread had when the library was loaded (setting
+ * `cpus`). An ordinary user may not lower a nice value: the threads keep that of the first caller.
+ * -EAGAIN: the calling thread has SCHED_DEADLINE, which cannot make threads.
  *
  * A child of fork() may make this call and any other. It makes regions of its own, with the
  * settings that its parent had. It does not inherit its parent's regions: calls for them, their
@@ -206,8 +206,8 @@ int vmem_init(void);
  * exit() in the middle of a call, further calls on that thread fail with -EDEADLK. Changes may then
  * be lost, with a message, if the thread holds what is needed to write them.
  *
- * Exit ends even beside work that never does. It waits for streams for at most fault_timeout_ms in
- * which none reaches a release, as long for all the work of a device with a live lease for writing,
+ * Exit ends even beside work that never does. It waits for streams until none has reached a release
+ * for fault_timeout_ms. It waits as long for all the work of a device with a live lease for writing,
  * and 30 seconds for a disk or a device that does not answer. The log says what was not written.
  * While it waits for a device it writes the blocks that need none.
  *
@@ -253,7 +253,7 @@ int vmem_get(const char *name, char *value, size_t size);
  * Lines from before this call still go to the old sink. When it returns no thread is inside the old
  * sink any more, unless a sink made the call: hold no lock that the old sink takes. The line that
  * says why an access gets SIGBUS is as a rule delivered before the signal, if the sink takes no
- * longer than a second. exit() delivers the lines that are left; if another thread is still in the
+ * longer than a second. exit() delivers the lines that are left. If another thread is still in the
  * sink after a second, the rest goes to stderr. _exit() and signals may lose lines. A forked child
  * starts without a line and without a sink.
  */
@@ -573,11 +573,12 @@ int vmem_kernel_end(struct vmem_kernel *kernel, void *stream);
 
 /*
  * Exports the memory of leased blocks at a device, as a descriptor in *fd that the caller closes
- * (close on exec). flags 0: of the one block that has the range, for cuMemImportFromShareableHandle
- * in another process (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR): block_size bytes (vmem_query),
- * from an address that is a multiple of it. VMEM_EXPORT_DMA_BUF: a dma-buf of all blocks that have
- * a byte of the range, for another driver, such as that of a network card. Waits for copies under
- * way; the caller waits for work on streams.
+ * (close on exec). With flags 0 it is a handle of the one block that has the range, for
+ * cuMemImportFromShareableHandle in another process (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR). It
+ * has block_size bytes (vmem_query), from an address that is a multiple of it. With
+ * VMEM_EXPORT_DMA_BUF it is a dma-buf of all blocks that have a byte of the range, for another
+ * driver, such as that of a network card. The call waits for copies under way; the caller waits for
+ * work on streams.
  *
  * Each block of the range must be under a live lease at one device, which must last as long as
  * another process or driver uses the memory. Their stores count only under a lease for writing, and

@@ -2,8 +2,8 @@
 // the blocks of one priority and is asked for one victim at a time.
 //
 // Order of eviction: cold, then low, normal and high priority, then hot, then pinned. Cold blocks
-// that were used go before cold blocks that were read ahead and not used yet. Two rules soften this
-// order:
+// that were used go before cold blocks that were read ahead and not used yet. Three rules soften
+// this order:
 // - A class keeps a floor of 1/16 of the memory while a higher class has more than its own floor: a
 //   high-priority scan slows the others but never starves them.
 // - Held blocks are in no list, so that no search has to pass them.

@@ -14,6 +14,7 @@ PATTERNS = {
     "starts with Of": r"^Of (what|an?|the|those|one|two|it|all)\b",
     "continues the line above": r"^\.\.\s*\w",
     "is had": r"\b(is|are|was|be) had\b",
+    "more than 40 words": r"^(?:\S+\s+){40,}\S+",
 }
 SLASHES = re.compile(r"^\s*(?://+|/\*+|\*(?!/))\s?(.*?)(?:\*/)?\s*$|^.*\S\s+//\s(.*)$")
 HASH = re.compile(r"^\s*#(?!!)\s?(.*)$")
@@ -31,7 +32,10 @@ def texts(path):
         else:
             found = comment.match(line)
             text = next((part.strip() for part in found.groups() if part), "") if found else ""
-        if lines and (not text or text.startswith(("-", ".."))):
+        # An item of a list, a row of a table and a comment behind code stand alone.
+        alone = (re.match(r"\s*[-*] ", line) if document else found and found.lastindex == 2) or re.match(
+            r"-|\.\.|\d+\. |.*\S   ", text)
+        if lines and (not text or alone):
             yield start, " ".join(lines)
             lines = []
         if text:
@@ -46,7 +50,7 @@ def main(paths):
     for path in paths:
         folder = path.rsplit("/", 1)[0] if "/" in path else "."
         for number, text in texts(path):
-            for sentence in re.split(r"(?<=[.;:!?])\s+(?=[A-Z(])", re.sub(r"`[^`]*`", "CODE", text)):
+            for sentence in re.split(r"(?<=[.;:!?])\s+(?=[A-Z(-])", re.sub(r"`[^`]*`", "CODE", text)):
                 if len(sentence.split()) < 3:
                     continue
                 total[folder] += 1

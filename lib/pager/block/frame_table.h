@@ -41,7 +41,7 @@ struct DeviceFrame {
   // not used.
   bool undecided = false, was_dirty = false;
   bool hinted = false;                  // brought by a hint, and not used by a lease yet
-  core::FrameId copy = core::kNoFrame;  // its host copy. Of a free frame: the next free number
+  core::FrameId copy = core::kNoFrame;  // its host copy; in a free frame, the next free number
   bool cpu_mapped = false;              // a charged, write-protected copy is in place for the CPU
   bool stale = false;                   // cpu_mapped: the copy is writable and has stores that the device lacks
   uint8_t missed = 0;                   // cpu_mapped: accesses that found no page of the copy
@@ -63,7 +63,7 @@ struct DirtyFrame {
   Overdue overdue = Overdue::no;
   core::FrameId before = core::kNoFrame, after = core::kNoFrame;
 };
-// What the last try to take the block found; see found_pinned().
+// The result of the last try to take the block; see found_pinned().
 struct FramePins {
   bool pinned = false;    // a page of it was pinned
   uint8_t tries = 0;      // how often in a row it could not be taken

@@ -107,7 +107,7 @@ struct RegionUse {
   policy::Heat heat;
   uint8_t stores_in_row = 0;  // first accesses of blocks that were stores, since the last load
 };
-// What the program advised.
+// The program's advice.
 struct RegionAdvice {
   policy::Access access = policy::Access::normal;
   policy::Priority priority = policy::Priority::normal;
