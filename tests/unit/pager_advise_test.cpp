@@ -1,8 +1,10 @@
 // Advice: what the pager keeps of it, which policies and devices receive it, and dropped contents.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
+#include <utility>
 #include <vector>
 
 #include "edit_block.h"
@@ -81,6 +83,30 @@ TEST_F(PagerAdvise, WhatUndoesNothingIsNotKeptAndSoManyRangesAreTheMost) {
   EXPECT_EQ(advise(r, 599, 599, VMEM_ADVISE_COLD).code(), -ENOSPC);
   EXPECT_TRUE(advise(r, 0, 599, VMEM_ADVISE_HOT).ok()) << "it takes their place";
   EXPECT_EQ(r.advice.advised.size(), 1u);
+}
+
+TEST_F(PagerAdvise, EqualAdviceOnNeighboursIsOneRange) {
+  Region& r = region(600);
+  for (BlockIndex b = 0; b < 600; ++b) ASSERT_TRUE(advise(r, b, b, VMEM_ADVISE_COLD).ok()) << b;
+  EXPECT_EQ(r.advice.advised.size(), 1u);
+}
+
+TEST_F(PagerAdvise, TheLastAdviceCountsWhateverRangesGrowTogether) {
+  Region& r = region(64);
+  std::vector<Temperature> want(64, Temperature::normal);
+  uint32_t random = 1;
+  const auto below = [&](uint32_t n) { return (random = random * 1664525 + 1013904223) / 65536 % n; };
+  for (int i = 0; i < 2000; ++i) {
+    static const std::pair<int, Temperature> kAdvice[] = {{VMEM_ADVISE_COLD, Temperature::cold},
+                                                          {VMEM_ADVISE_HOT, Temperature::hot},
+                                                          {VMEM_ADVISE_NORMAL, Temperature::normal}};
+    const auto [advice, temperature] = kAdvice[below(3)];
+    const BlockIndex first = below(64), last = std::min<BlockIndex>(63, first + below(8));
+    ASSERT_TRUE(advise(r, first, last, advice).ok()) << i;
+    std::fill(want.begin() + static_cast<std::ptrdiff_t>(first), want.begin() + static_cast<std::ptrdiff_t>(last) + 1,
+              temperature);
+    for (BlockIndex b = 0; b < 64; ++b) ASSERT_EQ(of(r, b), want[b]) << "advice " << i << ", block " << b;
+  }
 }
 
 TEST_F(PagerAdvise, PrioritiesAndOrdersAreOfTheWholeRegion) {

@@ -102,6 +102,20 @@ Status Advise::advise(const void* ptr, size_t size, int advice, int location) {
   return {};
 }
 
+// Lets equal advice that overlaps the range or lies beside it cover the range too. Does nothing if
+// newer advice covers a part of the range, because the last advice counts.
+bool Advise::extend(Region& r, const AdvisedRange& range) {
+  for (auto a = r.advice.advised.rbegin(); a != r.advice.advised.rend(); ++a) {
+    const bool beside = a->first <= range.last + 1 && range.first <= a->last + 1;
+    if (beside && a->temperature == range.temperature && a->pinned == range.pinned) {
+      a->first = std::min(a->first, range.first), a->last = std::max(a->last, range.last);
+      return true;
+    }
+    if (a->first <= range.last && range.first <= a->last) return false;
+  }
+  return false;
+}
+
 // Keeps advice with its region. normal: the advice undoes older advice about the range.
 Status Advise::keep(Region& r, const AdvisedRange& range, bool normal) {
   r.advice.advised.reserve(r.advice.advised.size() + 1);
@@ -117,7 +131,7 @@ Status Advise::keep(Region& r, const AdvisedRange& range, bool normal) {
   const bool says =
       !normal || std::any_of(r.advice.advised.begin(), r.advice.advised.end(),
                              [&](const AdvisedRange& a) { return a.first <= range.last && range.first <= a.last; });
-  if (!says) return {};
+  if (!says || extend(r, range)) return {};
   if (r.advice.advised.size() >= kMostRanges) {
     return error(ENOSPC, "region %llu has %zu ranges with advice already; advise larger ranges",
                  static_cast<unsigned long long>(r.id), kMostRanges);

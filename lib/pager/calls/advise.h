@@ -36,6 +36,7 @@ class Advise {
   core::Status note_places(const BlockSpan& span, const Place& place) VMEM_LOCKED;
   core::Status advise_block(Lock& lock, Region& r, core::BlockIndex b, const Place& place, bool* claimed) VMEM_LOCKED;
   core::Status advise_device(Lock& lock, const BlockSpan& span, const Place& place) VMEM_LOCKED;
+  static bool extend(Region& r, const AdvisedRange& range);
   core::Status keep(Region& r, const AdvisedRange& range, bool normal) VMEM_LOCKED;
   void tell_policies(Lock& lock, const BlockSpan& span) VMEM_LOCKED;
   core::Status drop_contents(const void* ptr, size_t size) VMEM_UNLOCKED;
