@@ -173,8 +173,8 @@ int vmem_version(void);
  * Reads the environment, probes the kernel and starts the runtime's threads. Optional: the first
  * call that needs the runtime does it. -EINVAL: a bad environment variable; the message has its
  * name, its value and the accepted form. -EPERM or -ENOSYS: the kernel offers no way to trap
- * accesses; the message says how to enable one. -ENOTSUP: the kernel's pages are not of 4 KiB, or
- * valgrind runs the program.
+ * accesses; the message says how to enable one. -EMFILE, -ENFILE: no descriptor is free. -ENOTSUP:
+ * the kernel's pages are not of 4 KiB, or valgrind runs the program.
  *
  * The library's threads have SCHED_OTHER, nice 0 and the default I/O priority, whatever the calling
  * thread has. They run on the CPUs that the main thread had when the library was loaded (setting

@@ -28,7 +28,9 @@ struct Opened {
   bool user_mode_only = false;
 };
 
-core::Status not_permitted(int device, int full, int limited) {
+core::Status cannot_open(int device, int full, int limited) {
+  if (limited == -EMFILE || limited == -ENFILE)
+    return core::system_error(-limited, "userfaultfd: no descriptor is free; raise `ulimit -n` or close some");
   if (full == -ENOSYS && limited == -ENOSYS)
     return core::error(ENOSYS, "this kernel has no userfaultfd (CONFIG_USERFAULTFD), or a seccomp filter hides it");
   const auto words = [](int error) {
@@ -68,7 +70,7 @@ core::Status open_best(const UserfaultOptions& options, Opened* out) {
     *out = {limited, true};
     return {};
   }
-  return not_permitted(device, full, limited);
+  return cannot_open(device, full, limited);
 }
 
 // Scratch memory: a trapped range and a frame range, 2 MiB each.

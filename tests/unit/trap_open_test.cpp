@@ -76,6 +76,13 @@ TEST(TrapOpen, WhereTheKernelHasNoneTheErrorSaysSo) {
   EXPECT_NE(s.text().find("CONFIG_USERFAULTFD"), std::string_view::npos) << s.text();
 }
 
+TEST(TrapOpen, WithoutAFreeDescriptorTheErrorSaysSo) {
+  const core::Status s = make_under_seccomp(EMFILE);
+  if (s.code() == -ENOTSUP) GTEST_SKIP() << s.text();
+  EXPECT_EQ(s.code(), -EMFILE);
+  EXPECT_NE(s.text().find("ulimit -n"), std::string_view::npos) << s.text();
+}
+
 TEST(TrapOpen, EachFallbackCanBeForced) {
   const auto caps_of = [](const UserfaultOptions& options, Caps* caps) {
     std::unique_ptr<Trap> trap;
