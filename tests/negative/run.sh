@@ -101,7 +101,7 @@ while IFS='|' read -r name length tests; do
     if [ $status = 77 ] || { [ $status = 0 ] && grep -q '\[  SKIPPED \]' "$log"; }; then
       echo "skipped: $t: cannot run here"; skipped=$((skipped + 1)); continue
     elif [ $status != 0 ] || grep -q ' 0 tests from' "$log"; then
-      echo "FAIL $t fails on the library as it is (status $status)"; tail -5 "$log"; failed=$((failed + 1)); continue
+      echo "FAIL $t fails on the library as it is (status $status)"; head -40 "$log"; failed=$((failed + 1)); continue
     fi
     run_test "$dir" "$dir" "$t"; status=$?
     # On a busy machine fewer calls overlap in the same time: repeat a timed control with more
