@@ -11,7 +11,6 @@
 #include "pager/host/memory_waits.h"
 #include "pager/host/page_in.h"
 #include "pager/host/readahead.h"
-#include "pager/host/readahead_queue.h"
 #include "pager/host/reclaim.h"
 #include "pager/host/reclaim_requests.h"
 #include "pager/host/store_reader.h"
