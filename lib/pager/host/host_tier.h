@@ -5,7 +5,6 @@
 #include "pager/host/failed_blocks.h"
 #include "pager/host/fault_handler.h"
 #include "pager/host/installer.h"
-#include "pager/host/isolated_blocks.h"
 #include "pager/host/isolator.h"
 #include "pager/host/memory_pressure.h"
 #include "pager/host/memory_waits.h"
@@ -36,7 +35,6 @@ struct HostTier {
   Readahead readahead;
   Isolator isolator;
   StoreWriter writer;
-  IsolatedBlocks isolated;
   Writeback writeback;
   BackgroundWrites background;
   TruncatedFiles truncated_files;
