@@ -54,9 +54,11 @@ void Reclaim::loop() {
       continue;
     }
     if (host_.failed.ask_again(lock, now)) continue;
-    if (now >= pins_ns_ && host_.writeback.any_pinned()) {
+    if (now >= pins_ns_ && host_.installer.any_pinned()) {
       pins_ns_ = now + kPinPause;
-      host_.writeback.retry_pinned(lock);
+      DeferredWork after;
+      host_.installer.retry_pinned(lock, after);
+      host_.page_in.run(lock, after);
       continue;
     }
     served = !served && !host_.reclaim_requests.empty();
@@ -110,7 +112,7 @@ void Reclaim::loop() {
 // A write has failed: sleeps for the pause until the next try, or for a part of it.
 void Reclaim::wait_for_writes(Lock& lock, uint64_t now_ns) {
   uint64_t most = host_.waits.queue().empty() ? UINT64_MAX : StallClock::kSlice / 2;
-  if (!host_.failed.retries().empty() || host_.writeback.any_pinned())
+  if (!host_.failed.retries().empty() || host_.installer.any_pinned())
     most = std::min(most, host_.failed.retries().kShortest);
   if (const uint64_t next = host_.failed.next_ns(); next != UINT64_MAX)
     most = std::min(most, std::max(next, now_ns + 1) - now_ns);
@@ -257,7 +259,7 @@ void Reclaim::serve_request(Lock& lock) {
 void Reclaim::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
   uint64_t next = std::min({host_.failed.next_ns(), host_.pressure.next_ns(), host_.background.next_ns(now)});
-  if (host_.writeback.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
+  if (host_.installer.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
   // The stall clock counts only if a thread looks at it often enough.
   if (host_.failed.retries().want_memory()) next = std::min(next, now + StallClock::kSlice / 2);
   if (next == UINT64_MAX) {

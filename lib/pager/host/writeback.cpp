@@ -205,18 +205,6 @@ void Writeback::finish_write(Transition* m, DeferredWork& after) {
   end_write(m, after);
 }
 
-bool Writeback::any_pinned() const {
-  return host_.installer.any_pinned();
-}
-
-void Writeback::retry_pinned(Lock& lock) {
-  DeferredWork after;
-  host_.installer.retry_pinned(lock, after);
-  lock.unlock();
-  host_.page_in.run(after);
-  lock.lock();
-}
-
 void Writeback::end_write(Transition* m, DeferredWork& after) {
   const bool spare = m->write.spare;
   settle_write(m, after);

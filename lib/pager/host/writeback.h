@@ -45,10 +45,6 @@ class Writeback final : private IoEnd {
   void keep_frame(Transition* m, DeferredWork& after) VMEM_LOCKED;
   void lose_taken(Transition* m) VMEM_LOCKED;
 
-  // See Installer::any_pinned() and Installer::retry_pinned().
-  bool any_pinned() const VMEM_LOCKED;
-  void retry_pinned(Lock& lock) VMEM_LOCKED;
-
  private:
   void io_ended(Transition* m) VMEM_UNLOCKED override;
   void settle_taken(Transition* m, DeferredWork& after) VMEM_LOCKED;
