@@ -11,7 +11,6 @@
 #include "pager/host/page_in.h"
 #include "pager/host/readahead.h"
 #include "pager/host/reclaim.h"
-#include "pager/host/reclaim_requests.h"
 #include "pager/host/store_reader.h"
 #include "pager/host/store_writer.h"
 #include "pager/host/truncated_files.h"
