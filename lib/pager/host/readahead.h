@@ -105,4 +105,12 @@ class Readahead {
   uint64_t looked_ahead_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };
 
+// Limits of a region's I/O buffers, in bytes.
+// - least_bounce(): the least that it needs. A compressed block that is copied needs two buffers at
+//   once, to read into and to decode into. With fewer, its fault could never be served.
+// - bounce_limit(): the most that it may have. Small blocks are read many at a time: there is room
+//   for one round of read-ahead, and as much again for faults and staged blocks.
+uint64_t least_bounce(const Region& r);
+uint64_t bounce_limit(const Region& r, const PagerContext& ctx) VMEM_LOCKED;
+
 }  // namespace vmem::pager
