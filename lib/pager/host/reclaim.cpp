@@ -134,8 +134,7 @@ void Reclaim::loop() {
 // A write has failed: sleeps for the pause until the next try, or for a part of it.
 void Reclaim::wait_for_writes(Lock& lock, uint64_t now_ns) {
   uint64_t most = host_.waits.queue().empty() ? UINT64_MAX : StallClock::kSlice / 2;
-  if (!host_.failed.retries().empty() || host_.installer.any_pinned())
-    most = std::min(most, host_.failed.retries().kShortest);
+  if (host_.failed.any_retries() || host_.installer.any_pinned()) most = std::min(most, FailedBlocks::kShortestPause);
   if (const uint64_t next = host_.failed.next_ns(); next != UINT64_MAX)
     most = std::min(most, std::max(next, now_ns + 1) - now_ns);
   host_.pressure.wait_for(lock, std::chrono::nanoseconds(std::min(ctx_.writes.pause(now_ns), most)));
@@ -283,7 +282,7 @@ void Reclaim::wait_for_work(Lock& lock) {
   uint64_t next = std::min({host_.failed.next_ns(), host_.pressure.next_ns(), host_.background.next_ns(now)});
   if (host_.installer.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
   // The stall clock counts only if a thread looks at it often enough.
-  if (host_.failed.retries().want_memory()) next = std::min(next, now + StallClock::kSlice / 2);
+  if (host_.failed.want_memory()) next = std::min(next, now + StallClock::kSlice / 2);
   if (next == UINT64_MAX) {
     host_.pressure.wait(lock);
   } else if (now < next) {
