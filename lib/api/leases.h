@@ -24,7 +24,7 @@
 
 #include "core/mutex.h"
 #include "core/status.h"
-#include "pager/lease/acquire_request.h"
+#include "pager/lease/acquire_requests.h"
 #include "vmem/vmem.h"
 
 struct vmem_lease {

@@ -31,7 +31,7 @@
 
 #include "core/status.h"
 #include "device/paging_server.h"
-#include "pager/lease/acquire_request.h"
+#include "pager/lease/acquire_requests.h"
 #include "pager/tier/kernel_range.h"
 #include "policy/readahead.h"
 #include "policy/recorded_order.h"

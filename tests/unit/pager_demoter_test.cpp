@@ -67,7 +67,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[0].aux);
     vmem::pager::DeferredWork after;
-    isolated.drop_held(r, 0, after);
+    write_back.drop_held(r, 0, after);
   }
 };
 

@@ -60,7 +60,7 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
       } else if (r.table[b].state == State::staged) {
         ASSERT_TRUE(map.reserve_transition());
         map.withdraw(r.table[b].aux);
-        isolated.drop_held(r, b, after);
+        write_back.drop_held(r, b, after);
       }
     }
   }
@@ -285,7 +285,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
       vmem::pager::DeferredWork after;
       ASSERT_TRUE(map.reserve_transition());
       map.withdraw(r.table[b].aux);
-      isolated.drop_held(r, b, after);
+      write_back.drop_held(r, b, after);
       place(r, b, 0);
       edit(r.table, b).flags |= core::kDirty;
     }

@@ -397,7 +397,7 @@ TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapNeverTakesEndsAndIsNotTriedAllTheT
   evict(r, kSmall);
   trap->fail_fill(ENOENT, SIZE_MAX);
   EXPECT_TRUE(bus(r));
-  EXPECT_EQ(trap->calls("fill refused"), vmem::pager::FaultRetryQueue::kTimes + 1);
+  EXPECT_EQ(trap->calls("fill refused"), vmem::pager::FailedBlocks::kRefusals + 1);
   trap->fail_fill(0, 0);
   EXPECT_EQ(get(r + kSmall), 8u);
   EXPECT_TRUE(vmem::test::eventually([&] { return !bus(r); }));

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "edit_block.h"
-#include "pager/host/memory_wait_queue.h"
+#include "pager/host/memory_waits.h"
 
 namespace {
 

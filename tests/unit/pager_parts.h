@@ -171,7 +171,6 @@ class PagerParts : public ::testing::Test, protected Upcalls {
   Readahead& read_ahead = host.readahead;
   Isolator& isolator = host.isolator;
   StoreWriter& writer = host.writer;
-  IsolatedBlocks& isolated = host.isolated;
   Writeback& write_back = host.writeback;
   Reclaim& reclaim = host.reclaim;
 };

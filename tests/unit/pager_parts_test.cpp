@@ -183,14 +183,14 @@ TEST_F(PagerFailedBlocks, AccessesThatTheTrapRefusedAreMadeAgainAfterAPause) {
   Region& r = region(1);
   BigLock lock(map.mutex());
   failed.answer_later(r, 0, error(ENOMEM, "refused"));
-  EXPECT_TRUE(failed.retries().asleep(r, 0));
+  EXPECT_TRUE(failed.asleep(r, 0));
   EXPECT_FALSE(failed.ask_again(lock, now_ns() - 1000000000)) << "not before its time";
   const size_t woken = trap.calls("wake");
-  EXPECT_TRUE(failed.ask_again(lock, failed.retries().next_ns()));
+  EXPECT_TRUE(failed.ask_again(lock, failed.next_ns()));
   EXPECT_EQ(trap.calls("wake"), woken + 1);
-  EXPECT_FALSE(failed.retries().asleep(r, 0));
+  EXPECT_FALSE(failed.asleep(r, 0));
   failed.forget(r);
-  EXPECT_TRUE(failed.retries().empty());
+  EXPECT_FALSE(failed.any_retries());
 }
 
 class PagerMemoryWaits : public vmem::pager::test::PagerParts {};
@@ -330,7 +330,7 @@ TEST_F(PagerInstaller, ABlockThatTheTrapRefusesStaysHeldAndIsTriedAgainLater) {
   EXPECT_EQ(state(r, 0), State::staged);
   {
     BigLock lock(map.mutex());
-    EXPECT_TRUE(failed.retries().asleep(r, 0));
+    EXPECT_TRUE(failed.asleep(r, 0));
     ASSERT_TRUE(installer.begin_install(r, 0, after));
     EXPECT_EQ(r.table[0].state, State::mapping);
   }

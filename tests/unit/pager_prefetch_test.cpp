@@ -186,7 +186,7 @@ TEST_F(PagerPrefetch, WhatIsAskedAwayFromADeviceLeavesItUnlessItIsLeased) {
   ASSERT_TRUE(map.reserve_transition());
   map.withdraw(r.table[0].aux);
   vmem::pager::DeferredWork after;
-  isolated.drop_held(r, 0, after);
+  write_back.drop_held(r, 0, after);
 }
 
 }  // namespace

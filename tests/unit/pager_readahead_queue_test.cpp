@@ -6,8 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "pager/block/transition.h"
-#include "pager/host/readahead_queue.h"
+#include "pager/host/readahead.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 // its region goes.
 #include <gtest/gtest.h>
 
-#include "pager/host/reclaim_requests.h"
+#include "pager/host/reclaim.h"
 
 namespace {
 

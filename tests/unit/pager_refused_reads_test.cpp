@@ -52,7 +52,7 @@ TEST_F(PagerRefusedReads, AnAccessEndsWhenNothingGoesOnAndTheNextBeginsAnew) {
   engine->fail(Io::Op::read, ENOMEM);
   const uint64_t before = engine->count(Io::Op::read);
   EXPECT_TRUE(bus(r));
-  EXPECT_GT(engine->count(Io::Op::read) - before, FaultRetryQueue::kTimes);
+  EXPECT_GT(engine->count(Io::Op::read) - before, FailedBlocks::kRefusals);
   engine->fail(Io::Op::read, 0);
   EXPECT_TRUE(vmem::test::eventually([&] { return !bus(r); }));
   EXPECT_EQ(get(r), 7u);

@@ -44,7 +44,7 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts {
     ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[b].aux);
     vmem::pager::DeferredWork after;
-    isolated.drop_held(r, b, after);
+    write_back.drop_held(r, b, after);
   }
   KernelRange open(const Region& r) {
     KernelRange range;

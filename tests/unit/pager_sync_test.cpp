@@ -100,7 +100,7 @@ TEST_F(PagerSync, WhatIsLostInTheRangeIsToldEachTime) {
     BigLock lock(map.mutex());
     map.withdraw(r.table[1].aux);
     vmem::pager::DeferredWork after;
-    ASSERT_TRUE(isolated.drop_contents(lock, r, 1, after).ok());
+    ASSERT_TRUE(write_back.drop_contents(lock, r, 1, after).ok());
     failed.mark_lost(r, 1, core::error(EIO, "gone"));
   }
   EXPECT_EQ(sync_of(r).code(), -EIO);

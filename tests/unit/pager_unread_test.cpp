@@ -44,7 +44,7 @@ class PagerUnread : public PagerSteps {
         std::chrono::seconds(20), std::chrono::milliseconds(0)));
     const uint64_t reads = engine->count(Io::Op::read) - before;
     const auto passed = std::chrono::steady_clock::now() - begun;
-    EXPECT_LE(reads - 1, static_cast<uint64_t>(passed / std::chrono::nanoseconds(FaultRetryQueue::kSlice)));
+    EXPECT_LE(reads - 1, static_cast<uint64_t>(passed / std::chrono::nanoseconds(FailedBlocks::kSlice)));
   }
 };
 

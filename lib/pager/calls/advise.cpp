@@ -304,7 +304,7 @@ Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
   switch (block.state) {
     case State::resident:
     case State::staged:
-      if (Status s = host_.isolated.drop_contents(lock, r, b, after); !s.ok()) return s;
+      if (Status s = host_.writeback.drop_contents(lock, r, b, after); !s.ok()) return s;
       break;
     case State::on_device: {
       Completion completion{1, {}};

@@ -394,7 +394,7 @@ Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, 
     if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return host_.failed.no_table(r, b);
     if (coming.mark == StallClock::kNone) coming.mark = ctx_.deadline.look(now_ns());
     const bool pauses =
-        (block.state == State::unpopulated || block.state == State::stored) && host_.failed.retries().asleep(r, b);
+        (block.state == State::unpopulated || block.state == State::stored) && host_.failed.asleep(r, b);
     coming.refused |= pauses;
     if (ctx_.deadline.hopeless(coming.mark)) return coming.refused ? host_.failed.not_read(r, b) : cannot_come(r, d);
     const bool requested = std::any_of(

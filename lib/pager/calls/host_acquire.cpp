@@ -129,7 +129,7 @@ bool HostAcquire::start_fills(Region& r, BlockIndex* next, BlockIndex last, Defe
   do {
     const Block& block = r.table[*next];
     if ((block.state != State::unpopulated && block.state != State::stored) || MemoryWaitQueue::marked(block)) continue;
-    if (host_.failed.retries().asleep(r, *next)) continue;
+    if (host_.failed.asleep(r, *next)) continue;
     try {
       if (!host_.page_in.start_fill(r, *next, Urgency::acquire, after)) return false;
     } catch (const std::bad_alloc&) {
@@ -161,7 +161,7 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
       case State::unpopulated:
       case State::stored:
         coming.tried = true;
-        if (host_.failed.retries().asleep(r, b)) {
+        if (host_.failed.asleep(r, b)) {
           if (Status s = wait_for_retry(lock, r, b, &coming); !s.ok()) return s;
           continue;
         }

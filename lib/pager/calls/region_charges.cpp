@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "pager/calls/calls.h"
-#include "pager/host/bounce_limits.h"
 
 namespace vmem::pager {
 
@@ -35,7 +34,7 @@ bool RegionCharges::reserve_blocks(Lock& lock, Region& r) {
 // lock.
 Status RegionCharges::want_buffers(Lock& lock, Region& r, uint64_t mark) {
   for (;; lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(20))) {
-    Status s = ctx_.frames.want_bounce(r.block_size, bounce_limit(r, ctx_.config, ctx_.budget), least_bounce(r));
+    Status s = ctx_.frames.want_bounce(r.block_size, bounce_limit(r, ctx_), least_bounce(r));
     const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
     if (s.ok() || !ctx_.reserve.fits(least) || ctx_.deadline.hopeless(mark)) {
       ctx_.reserve.want_nothing();

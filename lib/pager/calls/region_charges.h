@@ -14,7 +14,7 @@
 #include "pager/account/device_queues.h"
 #include "pager/account/device_set.h"
 #include "pager/host/memory_waits.h"
-#include "pager/host/readahead_queue.h"
+#include "pager/host/readahead.h"
 
 namespace vmem::pager {
 

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "pager/calls/calls.h"
-#include "pager/host/bounce_limits.h"
 
 namespace vmem::pager {
 
@@ -43,7 +42,7 @@ Status Tunables::set_host_budget(uint64_t bytes) {
   ctx_.config.host_budget = bytes;
   ctx_.reserve.follow_budget();
   for (const auto& [base, r] : ctx_.map.regions()) {
-    if (r->bounces) ctx_.frames.limit_bounce(r->block_size, bounce_limit(*r, ctx_.config, ctx_.budget));
+    if (r->bounces) ctx_.frames.limit_bounce(r->block_size, bounce_limit(*r, ctx_));
   }
   ctx_.map.progress().made();
   ctx_.budget.trim();

@@ -57,7 +57,7 @@ void FailedBlocks::mark_unread(Region& r, BlockIndex b) {
   if ((block.flags & core::kUnread) == 0) ++r.counts.unread;
   r.table.mark(b, core::kUnread);
   if (!ctx_.trap.caps().poison) return;
-  const ReadError unread{&r, b, now_ns() + FaultRetryQueue::kSlice};
+  const ReadError unread{&r, b, now_ns() + kSlice};
   if (!unread_.push_back(unread)) {
     if (unread_.empty()) return;
     read_again();
@@ -83,7 +83,7 @@ void FailedBlocks::read_again() {
                      (block.flags & (core::kDropped | core::kShowsFile)) == 0;
   if (!waits) return unread_.pop_front();
   if (revive(*r, b).ok()) return;
-  until_ns = now_ns() + FaultRetryQueue::kSlice;
+  until_ns = now_ns() + kSlice;
   unread_.move_front(unread_.end());
 }
 
@@ -104,9 +104,28 @@ void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
                  static_cast<int>(why.text().size()), why.text().data(), ctx_.map.where(r, b).c_str());
 }
 
+FailedBlocks::Retry* FailedBlocks::add_retry(Region& r, BlockIndex b, uint64_t now) {
+  Retry* known = find_retry(r, b);
+  if (known == nullptr) {
+    Retry fresh;
+    fresh.region = &r;
+    fresh.block = b;
+    fresh.refused_ns = now;
+    if (!retries_.push_front(fresh)) return nullptr;
+    known = &retries_.front();
+  }
+  known->lived_ns += std::min(now - known->refused_ns, known->pause_ns + kSlice);
+  known->refused_ns = now;
+  known->pause_ns = std::clamp(2 * known->pause_ns, kShortestPause, kLongestPause);
+  known->due_ns = now + known->pause_ns;
+  known->asleep = true;
+  ++known->times;
+  return known;
+}
+
 bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
-  const bool known = retries_.find(r, b) != nullptr;
-  if (FaultRetry* const retry = retries_.add(r, b, now_ns())) {
+  const bool known = find_retry(r, b) != nullptr;
+  if (Retry* const retry = add_retry(r, b, now_ns())) {
     retry->memory = false;
     retry->accessed = true;
   } else {
@@ -119,13 +138,13 @@ bool FailedBlocks::ask_later(Region& r, BlockIndex b) {
 void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
   const core::Block& block = r.table[b];
   const bool accessed = (block.flags & core::kFaultPending) != 0;
-  const bool known = retries_.find(r, b) != nullptr;
+  const bool known = find_retry(r, b) != nullptr;
   if (!known) {
     VMEM_LOG_OFTEN(Level::warning, "%.*s: it is tried again", static_cast<int>(why.text().size()), why.text().data());
   }
   const uint64_t now = now_ns();
   const uint64_t mark = ctx_.deadline.look(now);
-  if (FaultRetry* const retry = retries_.add(r, b, now)) {
+  if (Retry* const retry = add_retry(r, b, now)) {
     if (!retry->memory) retry->mark = mark;
     retry->memory = true;
     retry->accessed |= accessed;
@@ -141,13 +160,24 @@ Status FailedBlocks::not_read(const Region& r, BlockIndex b) const {
                      ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
 }
 
+uint64_t FailedBlocks::next_ns() const {
+  uint64_t next = unread_.empty() ? UINT64_MAX : unread_.front().until_ns;
+  for (const Retry& e : retries_) next = std::min(next, e.due_ns);
+  return next;
+}
+
+bool FailedBlocks::want_memory() const {
+  return std::any_of(retries_.begin(), retries_.end(), [](const Retry& e) { return e.memory; });
+}
+
 bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
   if (!unread_.empty() && unread_.front().until_ns <= now) {
     read_again();
     return true;
   }
-  FaultRetry* retry = retries_.due(now);
-  if (retry == nullptr) return false;
+  const auto due = std::find_if(retries_.begin(), retries_.end(), [&](const Retry& e) { return e.due_ns <= now; });
+  if (due == retries_.end()) return false;
+  Retry* retry = &*due;
   Region& r = *retry->region;
   const BlockIndex b = retry->block;
   const auto absent = [&] {
@@ -157,19 +187,19 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
   const uint64_t limit = ctx_.config.fault_timeout_ms * uint64_t{1000000};
   if (retry->bus &&
       (core::in_transition(r.table[b].state) || (absent() && !ctx_.trap.unfail(r.address(b), r.block_size).ok()))) {
-    retry->due_ns = now + FaultRetryQueue::kSlice;
+    retry->due_ns = now + kSlice;
     return true;
   }
   if (retry->bus || !retry->asleep) {  // threads have got their signals, or were not refused again
     if (retry->asleep) ctx_.trap.wake(r.address(b), r.block_size).ignore();
-    retries_.erase(r, b);
+    retries_.erase(due);
     return true;
   }
-  const bool late = retry->accessed && FaultRetryQueue::over(*retry, limit) &&
+  const bool late = retry->accessed && retry->times > kRefusals && retry->lived_ns >= limit &&
                     (!retry->memory || ctx_.deadline.hopeless(retry->mark));
   const bool over = late && r.table[b].state != State::resident;
   retry->asleep = false;
-  retry->due_ns = now + 2 * FaultRetryQueue::kLongest;
+  retry->due_ns = now + 2 * kLongestPause;
   if (over) {
     VMEM_LOG_OFTEN(Level::error, "%s, %u times in %u ms: an access gets SIGBUS; the contents are intact, %s",
                    retry->memory ? "the kernel had no memory to read a block" : "a block could not be put in place",
@@ -185,17 +215,17 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     --r.counts.in_flight;
     ctx_.map.notify();
     if (r.dying) return true;
-    retry = retries_.find(r, b);
+    retry = find_retry(r, b);
     if (retry != nullptr && absent() && ctx_.trap.fail(r.address(b), r.block_size).ok()) {
       retry->bus = true;
-      retry->due_ns = now_ns() + FaultRetryQueue::kSlice;
+      retry->due_ns = now_ns() + kSlice;
       return true;
     }
   }
   const Status woken = ctx_.trap.wake(r.address(b), r.block_size);
   if (woken.code() != -EPERM || retry == nullptr) return true;
   if (late) end_process(r, b, woken);
-  retries_.add(r, b, now);  // no thread has repeated the access
+  add_retry(r, b, now);  // no thread has repeated the access
   return true;
 }
 
@@ -323,12 +353,12 @@ bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
 }
 
 void FailedBlocks::goes_in_place(const Region& r, BlockIndex b) {
-  if (FaultRetry* const retry = retries_.empty() ? nullptr : retries_.find(r, b); retry != nullptr && retry->bus)
+  if (Retry* const retry = find_retry(r, b); retry != nullptr && retry->bus)
     retry->bus = !ctx_.trap.unfail(r.address(b), r.block_size).ok();
 }
 
 void FailedBlocks::forget(const Region& r) {
-  retries_.forget(r);
+  retries_.erase_if([&](const Retry& e) { return e.region == &r; });
   dropped_.erase_if([&](const auto& d) { return d.first == &r; });
   unread_.erase_if([&](const ReadError& u) { return u.region == &r; });
 }

@@ -10,12 +10,13 @@
 //   Then the next access reads it anew. This needs a trap that undoes a poison without a moment of
 //   SIGSEGV (caps().poison).
 // - If the trap refuses to answer accesses of a block, or the kernel has no memory to read it, its
-//   accesses are repeated after a while. They are known by their block.
+//   threads sleep for a pause, and repeat the access. A pause is twice as long as the one before,
+//   up to kLongestPause. The block is in retries_ once. Its threads sleep, were woken and not
+//   refused since, or get SIGBUS.
 //
 // The pager's lock protects this class.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -23,7 +24,6 @@
 
 #include "core/pooled_list.h"
 #include "pager/account/context.h"
-#include "pager/host/fault_retry_queue.h"
 #include "pager/host/memory_pressure.h"
 
 namespace vmem::pager {
@@ -32,6 +32,9 @@ struct HostTier;
 
 class FailedBlocks {
  public:
+  static constexpr uint64_t kShortestPause = 1000000, kLongestPause = 256 * kShortestPause, kSlice = 100000000;  // ns
+  static constexpr unsigned kRefusals = 10;  // before accesses are given up: time alone proves nothing
+
   FailedBlocks(PagerContext& ctx, HostTier& host);
 
   // mark_unknown(): a write of the block failed. clear_unknown(): the block was written, or its
@@ -72,11 +75,22 @@ class FailedBlocks {
   // for the whole time-out; later ones begin anew. Or makes an unread block absent. Drops and
   // retakes the lock. Returns false if no block is due.
   bool ask_again(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
-  FaultRetryQueue& retries() VMEM_LOCKED { return retries_; }
   // Returns when ask_again() has work next; UINT64_MAX: never.
-  uint64_t next_ns() const VMEM_LOCKED {
-    return std::min(retries_.next_ns(), unread_.empty() ? UINT64_MAX : unread_.front().until_ns);
+  uint64_t next_ns() const VMEM_LOCKED;
+  // Returns true if threads sleep for the block: others that meet it join them. waits(): the same
+  // for an access, which the entry remembers.
+  bool asleep(const Region& r, core::BlockIndex b) VMEM_LOCKED {
+    const Retry* const known = find_retry(r, b);
+    return known != nullptr && known->asleep;
   }
+  bool waits(const Region& r, core::BlockIndex b) VMEM_LOCKED {
+    Retry* const known = find_retry(r, b);
+    if (known == nullptr || !known->asleep) return false;
+    return known->accessed = true;
+  }
+  bool any_retries() const VMEM_LOCKED { return !retries_.empty(); }
+  // Returns true if such a block was refused for want of memory.
+  bool want_memory() const VMEM_LOCKED;
   // The block is about to go in place: ends the SIGBUS of accesses that the trap had refused to
   // answer.
   void goes_in_place(const Region& r, core::BlockIndex b) VMEM_LOCKED;
@@ -115,6 +129,27 @@ class FailedBlocks {
     core::BlockIndex block = 0;
     uint64_t until_ns = 0;  // its accesses get SIGBUS until then
   };
+  struct Retry {
+    Region* region = nullptr;
+    core::BlockIndex block = 0;
+    uint64_t due_ns = 0, pause_ns = 0;  // the end of the pause, and its length
+    uint64_t refused_ns = 0;            // the last time it was refused
+    uint64_t lived_ns = 0;              // time of refusal, but none in which the machine stood still
+    uint64_t mark = 0;                  // of the wait, as in MemoryWaiter
+    unsigned times = 0;                 // refusals since it was last given up
+    bool memory = false;                // refused for want of memory: given up when nothing makes progress
+    bool accessed = false;              // by a thread of the program; an acquire gives up its own wait
+    bool asleep = false;                // threads wait for the end of the pause
+    bool bus = false;                   // threads get SIGBUS until the end of the pause
+  };
+  Retry* find_retry(const Region& r, core::BlockIndex b) VMEM_LOCKED {
+    for (Retry& e : retries_)
+      if (e.region == &r && e.block == b) return &e;
+    return nullptr;
+  }
+  // The block was refused now: its threads are to sleep. Returns null if there is no memory for the
+  // entry.
+  Retry* add_retry(Region& r, core::BlockIndex b, uint64_t now_ns) VMEM_LOCKED;
   void read_again() VMEM_LOCKED;
   void forget_unread(const Region& r, core::BlockIndex b) VMEM_LOCKED;
   void end_process(const Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
@@ -123,7 +158,7 @@ class FailedBlocks {
   HostTier& host_;
   // Failed for want of memory; contents intact.
   PooledList<std::pair<Region*, core::BlockIndex>> dropped_ VMEM_GUARDED_BY(core::big_lock);
-  FaultRetryQueue retries_ VMEM_GUARDED_BY(core::big_lock);       // blocks whose accesses could not be answered
+  PooledList<Retry> retries_ VMEM_GUARDED_BY(core::big_lock);     // blocks whose accesses could not be answered
   PooledList<ReadError> unread_ VMEM_GUARDED_BY(core::big_lock);  // by until_ns; each poisoned block once
   uint64_t unknown_blocks_ VMEM_GUARDED_BY(core::big_lock) = 0;
   bool ending_ VMEM_GUARDED_BY(core::big_lock) = false;

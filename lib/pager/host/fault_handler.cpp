@@ -269,8 +269,7 @@ void FaultHandler::met_failed(Region& r, BlockIndex b, const trap::Fault& fault)
   if ((block.flags & core::kUnanswered) != 0) host_.failed.fail_accesses(r, b);
   // An unfail() that stopped half way may have left other pages with SIGBUS: this page gets it,
   // too.
-  if ((block.flags & core::kUnanswered) != 0 && !ctx_.trap.fail(page, core::kPage).ok() &&
-      host_.failed.retries().asleep(r, b))
+  if ((block.flags & core::kUnanswered) != 0 && !ctx_.trap.fail(page, core::kPage).ok() && host_.failed.asleep(r, b))
     return;
   if (met_before(fault.address))
     ctx_.trap.fail(page, core::kPage).ignore();  // the program dropped the poison (madvise)
@@ -308,8 +307,7 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
   const BlockIndex b = r->index(reinterpret_cast<void*>(fault.address));
   if (r->dying) return access_of_dying(*r, b, fault);
   const Block& block = r->table[b];
-  if (!core::in_transition(block.state) && block.state != State::resident && host_.failed.retries().waits(*r, b))
-    return;
+  if (!core::in_transition(block.state) && block.state != State::resident && host_.failed.waits(*r, b)) return;
   if (slow_down(*r, b, fault, now)) return;
   const uint16_t wanted =
       static_cast<uint16_t>(core::kFaultPending | (fault.kind == trap::FaultKind::read ? 0 : core::kStorePending));

@@ -22,7 +22,6 @@
 #include "pager/account/cpu_mappings.h"
 #include "pager/host/page_in.h"
 #include "pager/host/readahead.h"
-#include "pager/host/reclaim_requests.h"
 
 namespace vmem::pager {
 

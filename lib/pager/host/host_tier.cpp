@@ -12,7 +12,6 @@ HostTier::HostTier(PagerContext& ctx)
       readahead(ctx, *this),
       isolator(ctx),
       writer(ctx, *this),
-      isolated(ctx, *this),
       writeback(ctx, *this),
       background(ctx, *this),
       truncated_files(ctx, *this),

@@ -5,15 +5,12 @@
 #include "pager/host/failed_blocks.h"
 #include "pager/host/fault_handler.h"
 #include "pager/host/installer.h"
-#include "pager/host/isolated_blocks.h"
 #include "pager/host/isolator.h"
 #include "pager/host/memory_pressure.h"
 #include "pager/host/memory_waits.h"
 #include "pager/host/page_in.h"
 #include "pager/host/readahead.h"
-#include "pager/host/readahead_queue.h"
 #include "pager/host/reclaim.h"
-#include "pager/host/reclaim_requests.h"
 #include "pager/host/store_reader.h"
 #include "pager/host/store_writer.h"
 #include "pager/host/truncated_files.h"
@@ -37,7 +34,6 @@ struct HostTier {
   Readahead readahead;
   Isolator isolator;
   StoreWriter writer;
-  IsolatedBlocks isolated;
   Writeback writeback;
   BackgroundWrites background;
   TruncatedFiles truncated_files;

@@ -13,7 +13,6 @@
 
 #include "pager/account/context.h"
 #include "pager/host/installer.h"
-#include "pager/host/readahead_queue.h"
 #include "pager/host/store_reader.h"
 
 namespace vmem::pager {

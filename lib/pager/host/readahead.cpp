@@ -1,24 +1,83 @@
 #include "pager/host/readahead.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "pager/block/block_run.h"
-#include "pager/host/bounce_limits.h"
 #include "pager/host/host_tier.h"
 
 namespace vmem::pager {
 
 namespace {
 
-constexpr uint64_t kRefill = 1 << 20;  // bytes; the engine's largest transfer
-constexpr uint64_t kIdleRooms = 16;    // a stream is idle if memory was filled so many times since its last use
+constexpr uint64_t kRefill = 1 << 20;        // bytes; the engine's largest transfer
+constexpr uint64_t kIdleRooms = 16;          // a stream is idle if memory was filled so many times since its last use
+constexpr size_t kReadTogether = 256 << 10;  // usual least size of a transfer, in bytes
 
 // Returns true for a declared scan of more than memory holds: its blocks are not used again soon.
 bool scanned(const Region& r, uint64_t room) {
   return r.advice.access == policy::Access::sequential && r.span >= room / 2;
 }
 
+// Returns the most that read-ahead, prefetch and fault-around may read at a time if the next block
+// is of this region: half of its buffers.
+uint64_t speculative_limit(const Region& r, const PagerContext& ctx) VMEM_LOCKED {
+  uint64_t most = ctx.config.io_depth * std::max(r.block_size, kReadTogether);
+  if (r.bounces) {
+    const uint64_t limit = bounce_limit(r, ctx), slab = FramePool::least_bounce(r.block_size, 1);
+    const uint64_t buffers = limit < slab ? limit : core::round_down(limit, slab);
+    most = std::min(most, buffers / 2 / (least_bounce(r) / r.block_size));
+  }
+  return std::max<uint64_t>(most, r.block_size);
+}
+
 }  // namespace
+
+uint64_t least_bounce(const Region& r) {
+  return r.transfer == trap::Transfer::copy && r.codec != store::Codec::raw ? 2 * r.block_size : r.block_size;
+}
+
+uint64_t bounce_limit(const Region& r, const PagerContext& ctx) {
+  const uint64_t most = uint64_t{2} * ctx.config.io_depth * std::max(r.block_size, kReadTogether);
+  return std::max(least_bounce(r), std::min<uint64_t>({most, ctx.budget.limit() / 8, uint64_t{64} << 20}));
+}
+
+void ReadaheadQueue::forget(const Region& r, const policy::Run& run) {
+  if (run.count == 0) return;
+  const int64_t end = static_cast<int64_t>(run.first) + static_cast<int64_t>(run.count) * run.stride;
+  for (Speculative& s : queue_) {
+    if (s.region != &r || s.urgency != Urgency::readahead || s.stride != run.stride) continue;
+    const int64_t left = end - static_cast<int64_t>(s.next), n = left / s.stride;
+    if (left % s.stride != 0 || n <= 0 || static_cast<uint64_t>(n) > run.count) continue;
+    s.advance(std::min(static_cast<uint64_t>(n), s.count));
+  }
+}
+
+void ReadaheadQueue::forget(const Region& r) {
+  queue_.erase_if([&](const Speculative& s) { return s.region == &r; });
+}
+
+void ReadaheadQueue::started(Transition& m) {
+  m.read.speculative = true;
+  if (!std::exchange(m.read.reads_ahead, true)) in_flight_ += m.region->block_size;
+}
+
+void ReadaheadQueue::ended(Transition& m) {
+  if (std::exchange(m.read.reads_ahead, false)) in_flight_ -= m.region->block_size;
+}
+
+std::string ReadaheadQueue::check(std::span<const std::unique_ptr<Transition>> transitions) const {
+  if (queue_.size() > kMost) return "too many windows wait to be read ahead";
+  uint64_t counted = 0;
+  for (const auto& m : transitions) {
+    if (!m->read.reads_ahead) continue;
+    if (m->begun_ns == 0) return "a move is over, and its block is said to be read ahead";
+    counted += m->region->block_size;
+  }
+  if (counted == in_flight_) return "";
+  return core::strprintf("%llu bytes are said to be read ahead, moves have %llu",
+                         static_cast<unsigned long long>(in_flight_), static_cast<unsigned long long>(counted));
+}
 
 Readahead::Readahead(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
@@ -70,7 +129,7 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
   const Block& before = r.table[static_cast<BlockIndex>(static_cast<int64_t>(b) - run.stride)];
   const bool stores = r.writable() && (before.flags & core::kProtected) == 0 &&
                       (before.state == State::resident || (before.flags & core::kStorePending) != 0);
-  const uint64_t cap = speculative_limit(r, ctx_.config, ctx_.budget);
+  const uint64_t cap = speculative_limit(r, ctx_);
   TransitionList others;
   for (uint64_t i = 1; i < run.count; ++i) {
     const auto n = static_cast<BlockIndex>(static_cast<int64_t>(b) + static_cast<int64_t>(i) * run.stride);
@@ -175,7 +234,7 @@ void Readahead::pump_speculative(DeferredWork& after) {
       host_.readahead_queue.pop();
       continue;
     }
-    const uint64_t cap = speculative_limit(r, ctx_.config, ctx_.budget);
+    const uint64_t cap = speculative_limit(r, ctx_);
     // Wait for room for several blocks, so that blocks that are asked for together are read
     // together.
     const uint64_t room = more ? r.block_size : std::max<uint64_t>(r.block_size, std::min(cap / 2, kRefill));

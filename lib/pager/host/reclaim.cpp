@@ -18,6 +18,28 @@ constexpr uint64_t kPinPause = 1000000;  // ns between two looks at pinned block
 
 }  // namespace
 
+void ReclaimRequests::go_on(BlockIndex next) {
+  BlockSpan& span = queue_.front().span;
+  span.first = next;
+  if (next > span.last || next >= span.region->blocks) queue_.pop_front();
+}
+
+void ReclaimRequests::forget(const Region& r) {
+  queue_.erase_if([&](const ReclaimRequest& e) { return e.span.region == &r; });
+}
+
+std::string ReclaimRequests::check() const {
+  if (queue_.size() > kMost) return core::strprintf("%zu requests to evict are known", queue_.size());
+  for (const ReclaimRequest& e : queue_) {
+    if (e.span.first > e.span.last || e.span.last >= e.span.region->blocks) {
+      return core::strprintf(
+          "a request to evict is of blocks %llu to %llu, of %llu", static_cast<unsigned long long>(e.span.first),
+          static_cast<unsigned long long>(e.span.last), static_cast<unsigned long long>(e.span.region->blocks));
+    }
+  }
+  return "";
+}
+
 Reclaim::Reclaim(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
 Status Reclaim::start(unsigned threads) {
@@ -54,9 +76,11 @@ void Reclaim::loop() {
       continue;
     }
     if (host_.failed.ask_again(lock, now)) continue;
-    if (now >= pins_ns_ && host_.writeback.any_pinned()) {
+    if (now >= pins_ns_ && host_.installer.any_pinned()) {
       pins_ns_ = now + kPinPause;
-      host_.writeback.retry_pinned(lock);
+      DeferredWork after;
+      host_.installer.retry_pinned(lock, after);
+      host_.page_in.run(lock, after);
       continue;
     }
     served = !served && !host_.reclaim_requests.empty();
@@ -110,8 +134,7 @@ void Reclaim::loop() {
 // A write has failed: sleeps for the pause until the next try, or for a part of it.
 void Reclaim::wait_for_writes(Lock& lock, uint64_t now_ns) {
   uint64_t most = host_.waits.queue().empty() ? UINT64_MAX : StallClock::kSlice / 2;
-  if (!host_.failed.retries().empty() || host_.writeback.any_pinned())
-    most = std::min(most, host_.failed.retries().kShortest);
+  if (host_.failed.any_retries() || host_.installer.any_pinned()) most = std::min(most, FailedBlocks::kShortestPause);
   if (const uint64_t next = host_.failed.next_ns(); next != UINT64_MAX)
     most = std::min(most, std::max(next, now_ns + 1) - now_ns);
   host_.pressure.wait_for(lock, std::chrono::nanoseconds(std::min(ctx_.writes.pause(now_ns), most)));
@@ -257,9 +280,9 @@ void Reclaim::serve_request(Lock& lock) {
 void Reclaim::wait_for_work(Lock& lock) {
   const uint64_t now = now_ns();
   uint64_t next = std::min({host_.failed.next_ns(), host_.pressure.next_ns(), host_.background.next_ns(now)});
-  if (host_.writeback.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
+  if (host_.installer.any_pinned()) next = std::min(next, std::max(pins_ns_, now + 1));
   // The stall clock counts only if a thread looks at it often enough.
-  if (host_.failed.retries().want_memory()) next = std::min(next, now + StallClock::kSlice / 2);
+  if (host_.failed.want_memory()) next = std::min(next, now + StallClock::kSlice / 2);
   if (next == UINT64_MAX) {
     host_.pressure.wait(lock);
   } else if (now < next) {

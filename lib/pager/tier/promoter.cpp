@@ -125,7 +125,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
       return Start::done;  // an acquire reports the reason
     case State::unpopulated:
     case State::stored:
-      if (host_.failed.retries().asleep(r, b)) return Start::done;  // an acquire asks again
+      if (host_.failed.asleep(r, b)) return Start::done;  // an acquire asks again
       break;
     case State::staged:
       break;

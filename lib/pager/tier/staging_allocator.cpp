@@ -41,7 +41,7 @@ std::byte* StagingAllocator::frame(const Region& r, size_t keep) {
       }
       core::add(ctx_.counters.clean_drops);
       DeferredWork nothing;  // no thread waits for the block
-      host_.isolated.drop_held(other, b, nothing);
+      host_.writeback.drop_held(other, b, nothing);
     }
     if (std::byte* bytes = frames.get(keep)) return bytes;
   }

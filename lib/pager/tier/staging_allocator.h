@@ -15,8 +15,8 @@
 #include "device/device.h"
 #include "pager/account/context.h"
 #include "pager/account/device_set.h"
-#include "pager/host/isolated_blocks.h"
 #include "pager/host/memory_pressure.h"
+#include "pager/host/writeback.h"
 
 namespace vmem::pager {
 

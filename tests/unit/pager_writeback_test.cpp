@@ -18,7 +18,7 @@ using vmem::pager::Region;
 using vmem::pager::Transition;
 namespace core = vmem::core;
 
-class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
+class PagerWriteback : public vmem::pager::test::PagerParts {
  protected:
   // Isolates block 0 where it stands; its fate is still open.
   Transition* take(Region& r, bool keep = false) {
@@ -41,14 +41,14 @@ class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
   }
 };
 
-TEST_F(PagerIsolatedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
+TEST_F(PagerWriteback, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   Region& r = region(1);
   Transition* const m = take(r);
   ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
   DeferredWork after;
   BigLock lock(map.mutex());
   EXPECT_EQ(writes.leaving(), kBlock);
-  isolated.let_go(m, after);
+  write_back.let_go(m, after);
   EXPECT_EQ(r.table[0].state, State::unpopulated) << "the store has nothing of it";
   EXPECT_EQ(budget.charged(Use::blocks), 0u);
   EXPECT_EQ(writes.leaving(), 0u);
@@ -56,7 +56,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   EXPECT_TRUE(after.empty()) << "nobody wants it";
 }
 
-TEST_F(PagerIsolatedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
+TEST_F(PagerWriteback, WhatIsLetGoAndWantedIsReadAgain) {
   Region& r = region(1);
   Transition* const m = take(r);
   ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
@@ -64,7 +64,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
   DeferredWork after;
   {
     BigLock lock(map.mutex());
-    isolated.let_go(m, after);
+    write_back.let_go(m, after);
     EXPECT_EQ(r.table[0].state, State::reading);
   }
   page_in.run(after);
@@ -73,7 +73,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
   EXPECT_EQ(charged(), kBlock);
 }
 
-TEST_F(PagerIsolatedBlocks, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
+TEST_F(PagerWriteback, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
   Region& r = region(1);
   Transition* const m = take(r, true);
   want(r);
@@ -82,7 +82,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
   {
     BigLock lock(map.mutex());
     m->status = error(EBUSY, "a page is pinned");
-    isolated.put_back(m, after);
+    write_back.put_back(m, after);
     EXPECT_EQ(writes.leaving(), 0u);
     EXPECT_TRUE(after.empty()) << "its pages never left";
     EXPECT_FALSE(map.transitions().in_flight());
@@ -93,19 +93,19 @@ TEST_F(PagerIsolatedBlocks, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
   EXPECT_EQ(charged(), kBlock);
 }
 
-TEST_F(PagerIsolatedBlocks, ContentsThatNobodyWantsAreNotWritten) {
+TEST_F(PagerWriteback, ContentsThatNobodyWantsAreNotWritten) {
   Region& r = region(1);
   bring(r, 0);
   put(r, 0, 9);
   BigLock lock(map.mutex());
   DeferredWork after;
-  ASSERT_TRUE(isolated.drop_contents(lock, r, 0, after).ok());
+  ASSERT_TRUE(write_back.drop_contents(lock, r, 0, after).ok());
   EXPECT_TRUE(after.empty());
   EXPECT_EQ(r.table[0].state, State::unpopulated);
   EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 0u);
 }
 
-TEST_F(PagerIsolatedBlocks, ContentsOfABlockWithAPinnedPageStay) {
+TEST_F(PagerWriteback, ContentsOfABlockWithAPinnedPageStay) {
   Region& r = region(1);
   bring(r, 0);
   put(r, 0, 9);
@@ -113,17 +113,17 @@ TEST_F(PagerIsolatedBlocks, ContentsOfABlockWithAPinnedPageStay) {
   {
     DeferredWork after;
     BigLock lock(map.mutex());
-    EXPECT_EQ(isolated.drop_contents(lock, r, 0, after).code(), -EBUSY);
+    EXPECT_EQ(write_back.drop_contents(lock, r, 0, after).code(), -EBUSY);
     EXPECT_EQ(r.table[0].state, State::resident);
     EXPECT_EQ(writes.leaving(), 0u);
-    EXPECT_TRUE(isolated.drop_contents(lock, r, 0, after).ok());
+    EXPECT_TRUE(write_back.drop_contents(lock, r, 0, after).ok());
     EXPECT_EQ(r.table[0].state, State::unpopulated);
     EXPECT_TRUE(after.empty());
   }
   EXPECT_EQ(charged(), 0u);
 }
 
-TEST_F(PagerIsolatedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForTheWrite) {
+TEST_F(PagerWriteback, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForTheWrite) {
   Region& r = region(1);
   Transition* const m = take(r);
   vmem::pager::Completion completion{.outstanding = 1, .status = {}};
@@ -133,7 +133,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForThe
   ASSERT_NE(m->image, nullptr);
   m->completion = &completion;
   m->status = error(ENOTRECOVERABLE, "half of it moved");
-  isolated.lose_taken(m);
+  write_back.lose_taken(m);
   EXPECT_EQ(r.table[0].state, State::poisoned);
   EXPECT_NE(r.table[0].flags & core::kTold, 0);
   EXPECT_EQ(budget.charged(Use::blocks), 0u);
