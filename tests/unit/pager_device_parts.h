@@ -228,7 +228,6 @@ class DeviceParts : protected WithDevices, public PagerParts {
   StagingAllocator& supply = tier.supply;
   ManagedHoles& holes = tier.managed_holes;
   PeerMigrator& migrator = tier.peer_migrator;
-  DeviceWriteback& device_writeback = tier.device_writeback;
   Demoter& demoter = tier.demoter;
   CpuMapper& cpu_mapper = tier.cpu_mapper;
   DeviceReclaim& room = tier.device_reclaim;

@@ -10,7 +10,6 @@ DeviceTier::DeviceTier(PagerContext& ctx, HostTier& host_room, LeaseRoom& leases
       supply(ctx, *this),
       managed_holes(ctx),
       peer_migrator(ctx, *this),
-      device_writeback(ctx, *this),
       demoter(ctx, *this),
       staging_loans(ctx, *this),
       cpu_mapper(ctx, *this),

@@ -7,7 +7,6 @@
 #include "pager/tier/demoter.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/device_writeback.h"
 #include "pager/tier/kernel_ranges.h"
 #include "pager/tier/managed_holes.h"
 #include "pager/tier/peer_migrator.h"
@@ -31,7 +30,6 @@ struct DeviceTier {
   StagingAllocator supply;
   ManagedHoles managed_holes;
   PeerMigrator peer_migrator;
-  DeviceWriteback device_writeback;
   Demoter demoter;
   StagingLoans staging_loans;
   CpuMapper cpu_mapper;
