@@ -17,7 +17,6 @@ using vmem::core::Status;
 using vmem::pager::Completion;
 using vmem::pager::DeferredWork;
 using vmem::pager::Leave;
-using vmem::pager::RangeScan;
 using vmem::pager::Region;
 using vmem::pager::Transition;
 using vmem::pager::test::FakeDevices;
@@ -271,40 +270,6 @@ TEST_F(PagerDemoter, TheFrameOfAHostCopyStaysTheCopys) {
   }
   EXPECT_EQ(used_frames(r), 0u);
   end(r);
-}
-
-class PagerRangeDemoter : public PagerDemoter {};
-
-TEST_F(PagerRangeDemoter, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
-  Region& r = placed(false);
-  BigLock lock(map.mutex());
-  for (const core::BlockIndex b : {1, 2}) place(r, b, 0);
-  ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
-  RangeScan scan;
-  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &scan).ok());
-  EXPECT_TRUE(scan.skipped);
-  EXPECT_EQ(r.table[0].state, State::unpopulated);
-  EXPECT_EQ(r.table[1].state, State::on_device);
-  EXPECT_EQ(r.table[2].state, State::unpopulated);
-  scan = {};
-  scan.all = true;
-  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &scan).ok());
-  EXPECT_FALSE(scan.skipped);
-  EXPECT_EQ(r.table[1].state, State::unpopulated);
-  grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
-}
-
-TEST_F(PagerRangeDemoter, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) {
-  config.fault_timeout_ms = 30;
-  Region& r = device_region(1);
-  BigLock lock(map.mutex());
-  place(r, 0, 0);
-  edit(r.table, 0).flags |= core::kDirty;
-  RangeScan scan;
-  EXPECT_EQ(range_demoter.run(lock, r, 0, 0, Leave::host, &scan).code(), -ENOMEM);
-  EXPECT_EQ(r.table[0].state, State::on_device);
-  edit(r.table, 0).flags = 0;
-  remove(r, 0);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@ Calls::Calls(PagerContext& ctx, HostTier& host_room, LeaseRoom& leases_room, Dev
     : host(host_room),
       leases(leases_room),
       tier(tier_room),
-      range_demoter(ctx, *this),
       range_flush(ctx, *this),
       device_acquire(ctx, *this),
       host_acquire(ctx, *this),

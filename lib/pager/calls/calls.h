@@ -8,7 +8,6 @@
 #include "pager/calls/host_acquire.h"
 #include "pager/calls/prefetch.h"
 #include "pager/calls/query.h"
-#include "pager/calls/range_demoter.h"
 #include "pager/calls/range_flush.h"
 #include "pager/calls/region_charges.h"
 #include "pager/calls/region_create.h"
@@ -28,7 +27,6 @@ struct Calls {
   LeaseRoom& leases;
   DeviceTier& tier;
 
-  RangeDemoter range_demoter;
   RangeFlush range_flush;
   DeviceAcquire device_acquire;
   HostAcquire host_acquire;
