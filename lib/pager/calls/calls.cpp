@@ -13,7 +13,6 @@ Calls::Calls(PagerContext& ctx, HostTier& host_room, LeaseRoom& leases_room, Dev
       exit_flush(ctx, *this),
       prefetch(ctx, *this),
       advise(ctx, *this),
-      charges(ctx, *this),
       region_create(ctx, *this),
       region_free(ctx, *this),
       query(ctx, *this),

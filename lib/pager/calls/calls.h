@@ -9,7 +9,6 @@
 #include "pager/calls/prefetch.h"
 #include "pager/calls/query.h"
 #include "pager/calls/range_flush.h"
-#include "pager/calls/region_charges.h"
 #include "pager/calls/region_create.h"
 #include "pager/calls/region_free.h"
 #include "pager/calls/sync.h"
@@ -34,7 +33,6 @@ struct Calls {
   ExitFlush exit_flush;
   Prefetch prefetch;
   Advise advise;
-  RegionCharges charges;
   RegionCreate region_create;
   RegionFree region_free;
   Query query;
