@@ -28,7 +28,6 @@
 
 namespace vmem::pager {
 
-struct Snapshot;
 class StoreReader;
 struct Transition;
 struct ReadGroup;
