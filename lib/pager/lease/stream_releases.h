@@ -19,7 +19,6 @@
 
 #include "device/device.h"
 #include "pager/account/cpu_mappings.h"
-#include "pager/account/device_queues.h"
 #include "pager/lease/acquire_request.h"
 #include "pager/lease/lease_manager.h"
 #include "pager/lease/stream_release_queue.h"
