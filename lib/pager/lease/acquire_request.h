@@ -11,7 +11,7 @@
 
 namespace vmem::pager {
 
-struct KernelRange;  // pager/tier/kernel_range.h
+struct KernelRange;  // pager/tier/kernel_ranges.h
 struct BlockSpan;
 
 // From AcquireRequests::ask() until the acquire returns, or AcquireRequests::withdraw(), only
