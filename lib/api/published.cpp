@@ -1,7 +1,7 @@
 #include "api/published.h"
 
 #include "api/runtime.h"
-#include "pager/calls/snapshot.h"
+#include "pager/calls/query.h"
 #include "pager/pager.h"
 
 namespace vmem::api {

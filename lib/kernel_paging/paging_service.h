@@ -32,7 +32,7 @@
 #include "core/status.h"
 #include "device/paging_server.h"
 #include "pager/lease/acquire_requests.h"
-#include "pager/tier/kernel_range.h"
+#include "pager/tier/kernel_ranges.h"
 #include "policy/readahead.h"
 #include "policy/recorded_order.h"
 #include "vmem/vmem.h"

@@ -10,7 +10,6 @@
 #include "core/log.h"
 #include "core/scope_guard.h"
 #include "core/thread.h"
-#include "pager/block/location.h"
 #include "pager/tier/retry.h"
 
 namespace vmem::pager {

@@ -1,7 +1,7 @@
 // vmem_prefetch with a stream: the hint takes effect when the stream reaches it, and not before.
 #include <cerrno>
 
-#include "pager/calls/snapshot.h"
+#include "pager/calls/query.h"
 #include "pager/pager.h"
 #include "sim_support.h"
 

@@ -1,8 +1,10 @@
-// Demotion from devices that obey, refuse, or are lost: the state of blocks afterwards, and what
-// was copied and written for it.
+// Demotion from devices that obey, refuse, or are lost: the state of blocks afterwards, what was
+// copied and written for it, and who owns the frame.
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <cstring>
+#include <string>
 
 #include "edit_block.h"
 #include "pager_device_parts.h"
@@ -13,11 +15,12 @@ using vmem::core::BigLock;
 using vmem::core::State;
 using vmem::core::Status;
 using vmem::pager::Completion;
+using vmem::pager::DeferredWork;
 using vmem::pager::Leave;
-using vmem::pager::RangeScan;
 using vmem::pager::Region;
 using vmem::pager::Transition;
 using vmem::pager::test::FakeDevices;
+using vmem::store::Io;
 namespace core = vmem::core;
 
 class PagerDemoter : public vmem::pager::test::DeviceParts {
@@ -66,8 +69,36 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     edit(r.table, 0).flags = 0;
     ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[0].aux);
-    vmem::pager::DeferredWork after;
+    DeferredWork after;
     write_back.drop_held(r, 0, after);
+  }
+  // Writes block 0 from a frame full of `byte`; `copied` says why its copy failed.
+  Status write(Region& r, int byte, const Status& copied = {}) {
+    Completion completion{1, {}};
+    Transition* m = nullptr;
+    {
+      BigLock lock(map.mutex());
+      m = demoter.begin(r, 0, Leave::sync);
+      if (m == nullptr) return core::error(ENOMEM, "no frame");
+      m->completion = &completion;
+    }
+    if (!m->move.kept) memset(m->image, byte, r.block_size);
+    if (!copied.ok()) m->status = Status(-copied.code(), copied.text());
+    DeferredWork after;
+    demoter.write({&m, 1}, after);
+    page_in.run(after);
+    engine.until_idle();
+    EXPECT_EQ(state(r, 0), State::on_device);
+    BigLock lock(map.mutex());
+    EXPECT_EQ(completion.outstanding, 0u);
+    return completion.status;
+  }
+  void end(Region& r) {
+    BigLock lock(map.mutex());
+    edit(r.table, 0).flags = 0;
+    if (r.table[0].extent) space.release(r.table[0].extent);
+    edit(r.table, 0).extent = {};
+    remove(r, 0);
   }
 };
 
@@ -118,7 +149,7 @@ TEST_F(PagerDemoter, WhatIsSyncedIsWrittenAndStaysClean) {
   ASSERT_TRUE(leave(r, Leave::sync).ok());
   EXPECT_EQ(state(r, 0), State::on_device);
   EXPECT_EQ(flags(r, 0, core::kDirty), 0);
-  EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 1u);
+  EXPECT_EQ(engine.count(Io::Op::write), 1u);
   EXPECT_EQ(used_frames(r), 0u);
   ASSERT_TRUE(leave(r, Leave::evict).ok());
   EXPECT_EQ(state(r, 0), State::stored) << "clean it is only forgotten";
@@ -127,7 +158,7 @@ TEST_F(PagerDemoter, WhatIsSyncedIsWrittenAndStaysClean) {
 
 TEST_F(PagerDemoter, AWriteThatFailsLeavesTheBlockDirtyOnItsDevice) {
   Region& r = placed(true);
-  engine.fail(vmem::store::Io::Op::write, EIO);
+  engine.fail(Io::Op::write, EIO);
   EXPECT_EQ(leave(r, Leave::sync).code(), -EIO);
   EXPECT_EQ(state(r, 0), State::on_device);
   EXPECT_NE(flags(r, 0, core::kDirty), 0);
@@ -172,38 +203,73 @@ TEST_F(PagerDemoter, WithoutAFrameForItsBytesABlockIsNotBegunWith) {
   remove(r, 0);
 }
 
-class PagerRangeDemoter : public PagerDemoter {};
-
-TEST_F(PagerRangeDemoter, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
-  Region& r = placed(false);
-  BigLock lock(map.mutex());
-  for (const core::BlockIndex b : {1, 2}) place(r, b, 0);
-  ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
-  RangeScan scan;
-  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &scan).ok());
-  EXPECT_TRUE(scan.skipped);
-  EXPECT_EQ(r.table[0].state, State::unpopulated);
-  EXPECT_EQ(r.table[1].state, State::on_device);
-  EXPECT_EQ(r.table[2].state, State::unpopulated);
-  scan = {};
-  scan.all = true;
-  ASSERT_TRUE(range_demoter.run(lock, r, 0, 3, Leave::evict, &scan).ok());
-  EXPECT_FALSE(scan.skipped);
-  EXPECT_EQ(r.table[1].state, State::unpopulated);
-  grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
+TEST_F(PagerDemoter, WhatTheStoreHasIsNotWrittenAgain) {
+  Region& r = placed(true);
+  ASSERT_TRUE(write(r, 7).ok());
+  EXPECT_EQ(engine.count(Io::Op::write), 1u);
+  EXPECT_EQ(flags(r, 0, core::kDirty), 0);
+  {
+    BigLock lock(map.mutex());
+    edit(r.table, 0).flags |= core::kDirty;
+  }
+  ASSERT_TRUE(write(r, 7).ok());
+  EXPECT_EQ(engine.count(Io::Op::write), 1u) << "the digest is the same";
+  EXPECT_EQ(flags(r, 0, core::kDirty), 0);
+  ASSERT_TRUE(write(r, 8).ok());
+  EXPECT_EQ(engine.count(Io::Op::write), 2u);
+  EXPECT_EQ(used_frames(r), 0u);
+  end(r);
 }
 
-TEST_F(PagerRangeDemoter, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) {
-  config.fault_timeout_ms = 30;
-  Region& r = device_region(1);
-  BigLock lock(map.mutex());
-  place(r, 0, 0);
-  edit(r.table, 0).flags |= core::kDirty;
-  RangeScan scan;
-  EXPECT_EQ(range_demoter.run(lock, r, 0, 0, Leave::host, &scan).code(), -ENOMEM);
-  EXPECT_EQ(r.table[0].state, State::on_device);
-  edit(r.table, 0).flags = 0;
-  remove(r, 0);
+TEST_F(PagerDemoter, WhatDidNotComeOverIsNotWrittenAndStaysDirty) {
+  Region& r = placed(true);
+  const Status s = write(r, 7, core::error(EIO, "as the test wants it"));
+  EXPECT_EQ(s.code(), -EIO);
+  EXPECT_NE(std::string(s.text()).find("as the test wants it: not written"), std::string::npos) << s.text();
+  EXPECT_EQ(engine.count(Io::Op::write), 0u);
+  EXPECT_NE(flags(r, 0, core::kDirty), 0);
+  EXPECT_EQ(flags(r, 0, core::kUnknown), 0) << "no write of it has failed";
+  EXPECT_EQ(used_frames(r), 0u);
+  end(r);
+}
+
+TEST_F(PagerDemoter, AWriteThatFailsLeavesItsMarkUntilOneIsDone) {
+  Region& r = placed(true);
+  engine.fail(Io::Op::write, EIO);
+  EXPECT_EQ(write(r, 7).code(), -EIO);
+  EXPECT_NE(flags(r, 0, core::kDirty), 0);
+  EXPECT_EQ(space.extents(), 0u) << "the room that it was to have is given back";
+  engine.fail(Io::Op::write, 0);
+  ASSERT_TRUE(write(r, 7).ok());
+  EXPECT_EQ(flags(r, 0, core::kDirty | core::kUnknown), 0);
+  EXPECT_EQ(used_frames(r), 0u);
+  {
+    BigLock lock(map.mutex());
+    writes.take_error().ignore();
+  }
+  end(r);
+}
+
+TEST_F(PagerDemoter, TheFrameOfAHostCopyStaysTheCopys) {
+  Region& r = placed(true);
+  {
+    BigLock lock(map.mutex());
+    edit(r.table, 0).flags &= static_cast<uint16_t>(~core::kDirty);
+    std::byte* frame = supply.frame(r, 0);
+    memset(frame, 9, r.block_size);
+    ASSERT_TRUE(supply.keep_copy(r, 0, frame));
+  }
+  ASSERT_TRUE(write(r, 9).ok());
+  EXPECT_EQ(used_frames(r), 1u);
+  ASSERT_TRUE(write(r, 9).ok()) << "it may be held again";
+  EXPECT_EQ(engine.count(Io::Op::write), 1u);
+  {
+    BigLock lock(map.mutex());
+    EXPECT_TRUE(map.copies().has(r.table[0].aux));
+    map.copies().drop(r.table[0].aux);
+  }
+  EXPECT_EQ(used_frames(r), 0u);
+  end(r);
 }
 
 }  // namespace

@@ -228,12 +228,10 @@ class DeviceParts : protected WithDevices, public PagerParts {
   StagingAllocator& supply = tier.supply;
   ManagedHoles& holes = tier.managed_holes;
   PeerMigrator& migrator = tier.peer_migrator;
-  DeviceWriteback& device_writeback = tier.device_writeback;
   Demoter& demoter = tier.demoter;
   CpuMapper& cpu_mapper = tier.cpu_mapper;
   DeviceReclaim& room = tier.device_reclaim;
-  RangeDemoter& range_demoter = calls.range_demoter;
-  RangeFlush& range_writer = calls.range_flush;
+  RangeFlush& range_flush = calls.range_flush;
 };
 
 // Adds the classes that promote blocks to device 0, whose budget holds four; the test is their

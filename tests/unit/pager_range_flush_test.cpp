@@ -1,5 +1,5 @@
-// Writing the blocks of a range: which are written and which skipped, their state afterwards, and
-// the result.
+// Writing and demoting the blocks of a range: which are written and which skipped, their state
+// afterwards, and the result.
 #include <gtest/gtest.h>
 
 #include <cerrno>
@@ -16,6 +16,7 @@ using vmem::core::State;
 using vmem::core::Status;
 using vmem::pager::Backing;
 using vmem::pager::DeferredWork;
+using vmem::pager::Leave;
 using vmem::pager::RangeScan;
 using vmem::pager::Region;
 using vmem::store::Io;
@@ -35,7 +36,7 @@ class PagerRangeFlush : public vmem::pager::test::DeviceParts {
   Status write(Region& r, bool keep, RangeScan* scan) {
     BigLock lock(map.mutex());
     ++r.counts.in_flight;
-    Status s = writer_of_ranges.write(lock, r, 0, r.blocks - 1, keep, scan);
+    Status s = range_flush.write(lock, r, 0, r.blocks - 1, keep, scan);
     --r.counts.in_flight;
     return s;
   }
@@ -45,7 +46,6 @@ class PagerRangeFlush : public vmem::pager::test::DeviceParts {
     EXPECT_FALSE(scan.skipped);
     return s;
   }
-  vmem::pager::RangeFlush& writer_of_ranges = calls.range_flush;
 };
 
 TEST_F(PagerRangeFlush, WhatTheStoreDoesNotHaveIsWrittenOnceAndStays) {
@@ -181,7 +181,7 @@ TEST_F(PagerRangeFlush, ABlockWhoseReleaseIsPendingIsWaitedForAndWritten) {
     scan.progress = {};
     scan.progress.look(vmem::pager::now_ns(), true);
     ++r.counts.in_flight;
-    const Status s = range_demoter.run(lock, r, 0, 0, vmem::pager::Leave::sync, &scan);
+    const Status s = range_flush.demote(lock, r, 0, 0, Leave::sync, &scan);
     --r.counts.in_flight;
     return s;
   };
@@ -238,14 +238,51 @@ TEST_F(PagerRangeFlush, AFilesFlushIsWaitedForAndItsFailureIsTold) {
   r.source.file.path = "the-file";
   {
     BigLock lock(map.mutex());
-    EXPECT_TRUE(writer_of_ranges.flush_file(lock, r).ok());
+    EXPECT_TRUE(range_flush.flush_file(lock, r).ok());
   }
   EXPECT_EQ(engine.count(Io::Op::flush), 1u);
   engine.fail(Io::Op::flush, EIO);
   BigLock lock(map.mutex());
-  const Status s = writer_of_ranges.flush_file(lock, r);
+  const Status s = range_flush.flush_file(lock, r);
   EXPECT_EQ(s.code(), -EIO);
   EXPECT_NE(s.text().find("the-file"), std::string_view::npos) << s.text();
+}
+
+TEST_F(PagerRangeFlush, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
+  devices.transitions = true;
+  ASSERT_TRUE(gpus.use(0).ok());
+  Region& r = device_region(4);
+  supply_frames(r);
+  BigLock lock(map.mutex());
+  for (const BlockIndex b : {0, 1, 2}) place(r, b, 0);
+  ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
+  RangeScan scan;
+  ASSERT_TRUE(range_flush.demote(lock, r, 0, 3, Leave::evict, &scan).ok());
+  EXPECT_TRUE(scan.skipped);
+  EXPECT_EQ(r.table[0].state, State::unpopulated);
+  EXPECT_EQ(r.table[1].state, State::on_device);
+  EXPECT_EQ(r.table[2].state, State::unpopulated);
+  scan = {};
+  scan.all = true;
+  ASSERT_TRUE(range_flush.demote(lock, r, 0, 3, Leave::evict, &scan).ok());
+  EXPECT_FALSE(scan.skipped);
+  EXPECT_EQ(r.table[1].state, State::unpopulated);
+  grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
+}
+
+TEST_F(PagerRangeFlush, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) {
+  devices.transitions = true;
+  ASSERT_TRUE(gpus.use(0).ok());
+  config.fault_timeout_ms = 30;
+  Region& r = device_region(1);
+  BigLock lock(map.mutex());
+  place(r, 0, 0);
+  edit(r.table, 0).flags |= core::kDirty;
+  RangeScan scan;
+  EXPECT_EQ(range_flush.demote(lock, r, 0, 0, Leave::host, &scan).code(), -ENOMEM);
+  EXPECT_EQ(r.table[0].state, State::on_device);
+  edit(r.table, 0).flags = 0;
+  remove(r, 0);
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include "memory/frame_pool.h"
 #include "memory/host_budget.h"
 #include "pager/account/cpu_mappings.h"
-#include "pager/account/device_queues.h"
 #include "pager/account/device_set.h"
 #include "pager/account/fault_deadline.h"
 #include "pager/account/fault_reserve.h"
@@ -28,6 +27,11 @@ struct Backends {
   store::Engine& engine;
   store::Space& space;
   device::Devices* devices;  // null: no device tier
+};
+
+struct RegionTotals {
+  uint64_t reserved_blocks = 0;  // of all regions
+  uint64_t next_region_id = 1;
 };
 
 struct PagerContext {

@@ -84,4 +84,8 @@ class DeviceSet {
 // Returns -EINVAL if the budget of a device holds no block of `block` bytes.
 core::Status holds_a_block(uint64_t device_budget, uint64_t block);
 
+// Checks a location that a caller gives. Returns -ENODEV if there is no such device, -EINVAL if the
+// location is not accepted here. devices: how many there are.
+core::Status check_location(int location, size_t devices, bool allow_ssd);
+
 }  // namespace vmem::pager

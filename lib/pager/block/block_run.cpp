@@ -1,7 +1,5 @@
 #include "pager/block/block_run.h"
 
-#include <algorithm>
-
 #include "core/break.h"
 
 namespace vmem::pager {

@@ -1,7 +1,8 @@
-// Neighbouring blocks that move together, by one call of the trap. Each call interrupts every CPU
-// that runs the program, whatever the size of its range.
+// Neighbouring blocks that move together, by one call of the trap or of a device. Each call of the
+// trap interrupts every CPU that runs the program, whatever the size of its range.
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <span>
@@ -20,6 +21,23 @@ inline bool half_way(const core::Status& s) {
 // By region, and by address within a region.
 inline bool address_order(const Transition* a, const Transition* b) {
   return a->region != b->region ? a->region->id < b->region->id : a->block < b->block;
+}
+
+// Sorts `from` by address and takes up to N transitions from its head, so that neighbours are made
+// or moved as one range. Takes at most `bytes`, or two blocks.
+template <size_t N>
+core::InplaceVector<Transition*, N> take_batch(core::OwnVector<Transition*>& from, uint64_t bytes) {
+  std::sort(from.begin(), from.end(), address_order);
+  core::InplaceVector<Transition*, N> batch;
+  auto i = from.begin();
+  for (; i != from.end() && batch.size() < N; ++i) {
+    const size_t size = (*i)->region->block_size;
+    if (batch.size() >= 2 && size > bytes) break;
+    bytes -= std::min<uint64_t>(bytes, size);
+    batch.push_back(*i);
+  }
+  from.erase(from.begin(), i);
+  return batch;
 }
 
 // Whether `next` is `blocks` blocks after `m`, both in the region and in memory.

@@ -19,9 +19,9 @@
 
 #include "core/pooled_list.h"
 #include "core/types.h"
-#include "pager/account/requests.h"
 #include "pager/block/config.h"
 #include "pager/block/frame_table.h"
+#include "pager/block/requests.h"
 
 namespace vmem::pager {
 

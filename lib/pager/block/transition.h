@@ -19,16 +19,15 @@
 #include "core/types.h"
 #include "device/device.h"
 #include "memory/device_budget.h"
-#include "pager/account/requests.h"
 #include "pager/account/writeback_throttle.h"
 #include "pager/block/region.h"
+#include "pager/block/requests.h"
 #include "pager/block/stall_clock.h"
 #include "store/codec.h"
 #include "store/io_request.h"
 
 namespace vmem::pager {
 
-struct Snapshot;
 class StoreReader;
 struct Transition;
 struct ReadGroup;

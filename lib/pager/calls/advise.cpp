@@ -7,7 +7,6 @@
 #include "core/break.h"
 #include "core/step.h"
 #include "pager/block/advice.h"
-#include "pager/block/location.h"
 #include "pager/calls/calls.h"
 
 namespace vmem::pager {

@@ -8,9 +8,7 @@
 #include "pager/calls/host_acquire.h"
 #include "pager/calls/prefetch.h"
 #include "pager/calls/query.h"
-#include "pager/calls/range_demoter.h"
 #include "pager/calls/range_flush.h"
-#include "pager/calls/region_charges.h"
 #include "pager/calls/region_create.h"
 #include "pager/calls/region_free.h"
 #include "pager/calls/sync.h"
@@ -20,28 +18,28 @@
 namespace vmem::pager {
 
 struct Calls {
-  Calls(PagerContext& ctx, HostTier& host_room, LeaseRoom& leases_room, DeviceTier& tier_room);
+  Calls(PagerContext& context, HostTier& host_room, LeaseRoom& leases_room, DeviceTier& tier_room)
+      : ctx(context), host(host_room), leases(leases_room), tier(tier_room) {}
   Calls(const Calls&) = delete;
   Calls& operator=(const Calls&) = delete;
 
+  PagerContext& ctx;
   HostTier& host;
   LeaseRoom& leases;
   DeviceTier& tier;
 
-  RangeDemoter range_demoter;
-  RangeFlush range_flush;
-  DeviceAcquire device_acquire;
-  HostAcquire host_acquire;
-  Sync sync;
-  ExitFlush exit_flush;
-  Prefetch prefetch;
-  Advise advise;
-  RegionCharges charges;
-  RegionCreate region_create;
-  RegionFree region_free;
-  Query query;
-  Export exports;
-  Tunables tunables;
+  RangeFlush range_flush{ctx, *this};
+  DeviceAcquire device_acquire{ctx, *this};
+  HostAcquire host_acquire{ctx, *this};
+  Sync sync{ctx, *this};
+  ExitFlush exit_flush{ctx, *this};
+  Prefetch prefetch{ctx, *this};
+  Advise advise{ctx, *this};
+  RegionCreate region_create{ctx, *this};
+  RegionFree region_free{ctx, *this};
+  Query query{ctx, *this};
+  Export exports{ctx, *this};
+  Tunables tunables{ctx, *this};
 };
 
 }  // namespace vmem::pager

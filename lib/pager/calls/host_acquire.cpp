@@ -234,7 +234,7 @@ std::optional<Status> HostAcquire::met_on_device(Lock& lock, Region& r, BlockInd
   Transition* m = tier_.demoter.begin(r, b, Leave::host);
   if (m == nullptr) {  // no staging frame: one comes free when a staged block has been written
     if (coming->starving == StallClock::kNone) coming->starving = ctx_.deadline.look(now_ns());
-    if (ctx_.deadline.hopeless(coming->starving)) return calls_.range_demoter.cannot_leave(r, b);
+    if (ctx_.deadline.hopeless(coming->starving)) return calls_.range_flush.cannot_leave(r, b);
     lock.sleep_for(ctx_.map.changed(), kLookAgain);
     return std::nullopt;
   }

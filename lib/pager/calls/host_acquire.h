@@ -8,7 +8,7 @@
 #include <optional>
 #include <span>
 
-#include "pager/calls/range_demoter.h"
+#include "pager/calls/range_flush.h"
 #include "pager/host/truncated_files.h"
 #include "pager/lease/stream_releases.h"
 

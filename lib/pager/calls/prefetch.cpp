@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "core/step.h"
-#include "pager/block/location.h"
 #include "pager/calls/calls.h"
 
 namespace vmem::pager {

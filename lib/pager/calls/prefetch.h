@@ -7,7 +7,6 @@
 // - The ticket of a hint is destroyed without the lock, whatever becomes of its region.
 #pragma once
 
-#include "pager/account/device_queues.h"
 #include "pager/tier/demoter.h"
 #include "pager/tier/promoter.h"
 

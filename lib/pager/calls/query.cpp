@@ -7,7 +7,6 @@
 #include <string_view>
 
 #include "core/clock.h"
-#include "pager/block/location.h"
 #include "pager/calls/calls.h"
 
 namespace vmem::pager {

@@ -3,7 +3,10 @@
 // - A query changes nothing, except that it ends leases whose streams have got to their release.
 #pragma once
 
-#include "pager/calls/snapshot.h"
+#include <cstdint>
+#include <vector>
+
+#include "pager/block/region.h"
 #include "pager/lease/stream_releases.h"
 #include "pager/tier/device_blocks.h"
 #include "vmem/vmem.h"
@@ -14,6 +17,31 @@ struct Calls;
 struct DeviceTier;
 struct HostTier;
 struct LeaseRoom;
+
+struct RegionCensus {
+  uint64_t id, base, size, block_size;  // bytes; base: the address
+  uint64_t zero_bytes, ssd_bytes, host_bytes, device_bytes, failed_bytes;
+  uint64_t leased_bytes;
+  Backing backing;
+  bool gpu;  // has a device tier
+  policy::Heat::Levels heat;
+  char name[64];  // "": none
+};
+
+struct DeviceCensus {
+  uint64_t budget;  // bytes; 0: not used yet
+  uint64_t used, leased, in_bytes, out_bytes, evictions, clean_drops;
+  uint64_t spilled;  // of used
+  bool lost;
+  char name[64];
+};
+
+struct Snapshot {  // where blocks are at one moment
+  uint64_t regions_total = 0;
+  std::vector<RegionCensus> regions;  // by address, at most as many as asked for
+  std::vector<DeviceCensus> devices;
+  const char* device_tier = "";  // its backend; "" without one
+};
 
 class Query {
  public:

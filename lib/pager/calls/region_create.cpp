@@ -36,6 +36,10 @@ size_t largest_chosen(policy::Access advised) {
   }
 }
 
+Status no_memory_for_region(size_t size) {
+  return error(ENOMEM, "no memory for the tables of a region of %s", core::human_bytes(size).c_str());
+}
+
 Status open_file(const RegionSpec& what, bool direct, Region* r, store::Engine& engine) {
   if (what.offset % core::kPage != 0) {
     return error(EINVAL, "offset %llu is not a multiple of %zu", static_cast<unsigned long long>(what.offset),
@@ -67,7 +71,7 @@ Status open_file(const RegionSpec& what, bool direct, Region* r, store::Engine& 
 
 }  // namespace
 
-RegionCreate::RegionCreate(PagerContext& ctx, Calls& calls) : ctx_(ctx), tier_(calls.tier), calls_(calls) {}
+RegionCreate::RegionCreate(PagerContext& ctx, Calls& calls) : ctx_(ctx), host_(calls.host), tier_(calls.tier) {}
 
 void close_file(Region* r, store::Engine& engine) {
   if (!r->source.present) return;
@@ -210,6 +214,81 @@ Status RegionCreate::describe(const RegionSpec& what, const Shape& shape, Region
   return {};
 }
 
+// Reserves memory so that as many blocks as fit the budget, at most kMostReserved, can move without
+// asking for memory. Further blocks ask when they need it, and wait for others to leave if there is
+// none. Drops the lock now and then.
+bool RegionCreate::reserve_blocks(Lock& lock, Region& r) {
+  constexpr size_t kMostReserved = 65536, kMoves = 128, kWaiting = 256;
+  const uint64_t at_once = r.gpu ? r.blocks : std::min<uint64_t>(r.blocks, ctx_.budget.wanted() / r.block_size);
+  while (ctx_.map.frame_table().size() < std::min<uint64_t>(ctx_.totals.reserved_blocks + at_once, kMostReserved)) {
+    if (!ctx_.map.reserve_entries(ctx_.map.frame_table().size() + 1)) return false;
+    lock.give_way();
+  }
+  if (!ctx_.frames.want_slots(r.block_size) || !ctx_.map.reserve_transition(kMoves) ||
+      !host_.waits.queue().reserve(kWaiting) || !host_.readahead_queue.reserve(kWaiting) ||
+      !host_.failed.reserve(kWaiting) || !ctx_.tables.reserve())
+    return false;
+  r.charge.reserved_blocks = at_once;
+  ctx_.totals.reserved_blocks += at_once;
+  ctx_.tables.count();
+  return true;
+}
+
+// Gets the region's first buffers. Wakes reclaim if the budget has no room for them. Drops the
+// lock.
+Status RegionCreate::want_buffers(Lock& lock, Region& r, uint64_t mark) {
+  for (;; lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(20))) {
+    Status s = ctx_.frames.want_bounce(r.block_size, bounce_limit(r, ctx_), least_bounce(r));
+    const uint64_t least = FramePool::least_bounce(r.block_size, least_bounce(r));
+    if (s.ok() || !ctx_.reserve.fits(least) || ctx_.deadline.hopeless(mark)) {
+      ctx_.reserve.want_nothing();
+      return s;
+    }
+    ctx_.reserve.want(least);
+    host_.pressure.wake_all_reclaim();
+  }
+}
+
+Status RegionCreate::charge(Lock& lock, Region& r, uint64_t mark) {
+  const uint64_t budget = ctx_.budget.limit(), overhead = ctx_.frames.least_overhead();
+  if (budget < overhead + 4 * r.block_size) {
+    return error(ENOMEM,
+                 "host_budget %s holds fewer than 4 blocks of %s beside %s of tables and buffers; raise host_budget or "
+                 "lower %s",
+                 core::human_bytes(budget).c_str(), core::human_bytes(r.block_size).c_str(),
+                 core::human_bytes(overhead).c_str(), r.gpu ? "device_block_size" : "block_size");
+  }
+  if (!reserve_blocks(lock, r)) return no_memory_for_region(r.size);
+  r.charge.table_granted = std::min<size_t>(r.table.most(), ctx_.budget.wanted() / 32);
+  if (r.bounces) {
+    if (Status s = want_buffers(lock, r, mark); !s.ok()) {
+      ctx_.totals.reserved_blocks -= std::exchange(r.charge.reserved_blocks, 0);
+      return s;
+    }
+  }
+  if (r.gpu) ++ctx_.staging.of(r).regions;
+  ctx_.tables.charge(r);
+  ctx_.reserve.add_region(r.block_size);
+  if (ctx_.reserve.fits(0)) return {};
+  Status s =
+      error(ENOMEM,
+            "host_budget %s has no room for a region of %s blocks: %s of tables and buffers, %s leased, %s "
+            "for faults; raise host_budget, lower %s or release leases",
+            core::human_bytes(ctx_.budget.limit()).c_str(), core::human_bytes(r.block_size).c_str(),
+            core::human_bytes(ctx_.frames.least_overhead()).c_str(), core::human_bytes(ctx_.reserve.pinned()).c_str(),
+            core::human_bytes(ctx_.reserve.bytes()).c_str(), r.gpu ? "device_block_size" : "block_size");
+  credit(r);
+  return s;
+}
+
+void RegionCreate::credit(Region& r) {
+  ctx_.totals.reserved_blocks -= std::exchange(r.charge.reserved_blocks, 0);
+  if (r.bounces) ctx_.frames.unwant_bounce(r.block_size);
+  if (r.gpu && --ctx_.staging.of(r).regions == 0) ctx_.device_set.work().notify_all();  // others may use its frames
+  ctx_.tables.credit(r);
+  ctx_.reserve.remove_region(r.block_size);
+}
+
 // Allocates what the region's blocks need later, so that a lack of memory fails this call and not
 // an access.
 Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged) {
@@ -221,8 +300,8 @@ Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged)
     r.charge.stored_span = r.span;
   }
   Lock lock(ctx_.map.mutex());
-  Status s = calls_.charges.charge(lock, r, mark);
-  while (s.code() == -ENOMEM && tier_.supply.give_back(lock)) s = calls_.charges.charge(lock, r, mark);
+  Status s = charge(lock, r, mark);
+  while (s.code() == -ENOMEM && tier_.supply.give_back(lock)) s = charge(lock, r, mark);
   *charged = s.ok();
   return s;
 }
@@ -279,7 +358,7 @@ Status RegionCreate::make(const RegionSpec& what, void** ptr, uint64_t mark) {
   core::ScopeGuard undo([&] {
     if (charged) {
       Lock lock(ctx_.map.mutex());
-      calls_.charges.credit(r);
+      credit(r);
     }
     ctx_.space.unreserve(r.charge.stored_span);
     close_file(&r, ctx_.engine);

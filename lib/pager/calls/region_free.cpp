@@ -310,7 +310,7 @@ void RegionFree::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) 
     host_.failed.clear_unknown(r, b);
     give_memory_back(r, b, on_devices);
   }
-  calls_.charges.credit(r);
+  calls_.region_create.credit(r);
   ctx_.map.progress().made();
   DeferredWork after;
   ctx_.above.memory_freed(after);

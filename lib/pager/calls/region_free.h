@@ -6,13 +6,12 @@
 // - Changes that a file refuses keep its region, unless discard() or force is used.
 // - From `dying` on, nothing of the region is begun. From `quiet` on, no thread has anything of it
 //   in flight.
-// - All that the region had is given back once: memory, extents, what RegionCharges took,
+// - All that the region had is given back once: memory, extents, what RegionCreate charged,
 //   addresses.
 #pragma once
 
 #include <array>
 
-#include "pager/calls/region_charges.h"
 #include "pager/calls/sync.h"
 #include "pager/tier/promoter.h"
 #include "pager/tier/staging_loans.h"

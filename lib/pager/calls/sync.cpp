@@ -138,7 +138,7 @@ Status Sync::evict(const void* ptr, size_t size, int location) {
   Status result;
   if (location == VMEM_HOST) {
     leases_.releases.wait_for_region(lock, r);
-    result = calls_.range_demoter.run(lock, r, span.first, span.last, Leave::host, &scan);
+    result = calls_.range_flush.demote(lock, r, span.first, span.last, Leave::host, &scan);
   } else {
     result = calls_.range_flush.write(lock, r, span.first, span.last, false, &scan);
   }

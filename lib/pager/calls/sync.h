@@ -6,7 +6,6 @@
 // - A region stays while it is written.
 #pragma once
 
-#include "pager/account/device_queues.h"
 #include "pager/calls/range_flush.h"
 
 namespace vmem::pager {

@@ -2,7 +2,6 @@
 
 #include <cerrno>
 
-#include "pager/block/location.h"
 #include "pager/lease/lease_room.h"
 
 namespace vmem::pager {

@@ -21,7 +21,6 @@
 
 #include "device/device.h"
 #include "pager/account/cpu_mappings.h"
-#include "pager/account/device_queues.h"
 #include "pager/lease/acquire_requests.h"
 #include "pager/lease/lease_manager.h"
 

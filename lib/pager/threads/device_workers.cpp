@@ -9,7 +9,7 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "device/cpu_gate.h"
-#include "pager/block/batch.h"
+#include "pager/block/block_run.h"
 #include "pager/calls/calls.h"
 
 namespace vmem::pager {

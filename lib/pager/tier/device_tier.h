@@ -7,7 +7,6 @@
 #include "pager/tier/demoter.h"
 #include "pager/tier/device_blocks.h"
 #include "pager/tier/device_reclaim.h"
-#include "pager/tier/device_writeback.h"
 #include "pager/tier/kernel_ranges.h"
 #include "pager/tier/managed_holes.h"
 #include "pager/tier/peer_migrator.h"
@@ -19,26 +18,27 @@
 namespace vmem::pager {
 
 struct DeviceTier {
-  DeviceTier(PagerContext& ctx, HostTier& host_room, LeaseRoom& leases_room);
+  DeviceTier(PagerContext& context, HostTier& host_room, LeaseRoom& leases_room)
+      : ctx(context), host(host_room), leases(leases_room) {}
   DeviceTier(const DeviceTier&) = delete;
   DeviceTier& operator=(const DeviceTier&) = delete;
 
+  PagerContext& ctx;
   HostTier& host;
   LeaseRoom& leases;
 
-  DeviceBlocks blocks;
-  KernelRanges kernel_ranges;
-  StagingAllocator supply;
-  ManagedHoles managed_holes;
-  PeerMigrator peer_migrator;
-  DeviceWriteback device_writeback;
-  Demoter demoter;
-  StagingLoans staging_loans;
-  CpuMapper cpu_mapper;
-  DeviceReclaim device_reclaim;
-  Promoter promoter;
-  PipelinedCopy pipelined_copy;
-  CopyIn copy_in;
+  DeviceBlocks blocks{ctx};
+  KernelRanges kernel_ranges{ctx, *this};
+  StagingAllocator supply{ctx, *this};
+  ManagedHoles managed_holes{ctx};
+  PeerMigrator peer_migrator{ctx, *this};
+  Demoter demoter{ctx, *this};
+  StagingLoans staging_loans{ctx, *this};
+  CpuMapper cpu_mapper{ctx, *this};
+  DeviceReclaim device_reclaim{ctx, *this};
+  Promoter promoter{ctx, *this};
+  PipelinedCopy pipelined_copy{ctx, *this};
+  CopyIn copy_in{ctx, *this};
 };
 
 }  // namespace vmem::pager

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 
-#include "pager/block/location.h"
 #include "pager/tier/device_tier.h"
 
 namespace vmem::pager {

@@ -4,12 +4,29 @@
 //   Only shutdown frees a region with open ranges.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "device/paging_words.h"
 #include "pager/tier/device_blocks.h"
-#include "pager/tier/kernel_range.h"
 
 namespace vmem::pager {
 
 struct DeviceTier;
+
+// A range that is open to such kernels. From open() until close() only shutdown can free the
+// range's region. The pager does not serve the requests: the code that opened the range does, with
+// leases.
+struct KernelRange {
+  uintptr_t first = 0, end = 0;  // address of block 0, end of the range; the last block may be longer
+  size_t block_size = 0;
+  uint32_t blocks = 0, frames = 0;  // a group may request `frames` at once
+  uint32_t readahead = 0;           // at most so many blocks, for a stream of requests
+  int device = 0;
+  uint64_t region = 0;  // id
+  std::unique_ptr<device::PagingWords> words;
+};
 
 class KernelRanges {
  public:

@@ -9,7 +9,6 @@
 #include "core/clock.h"
 #include "core/inplace_vector.h"
 #include "core/step.h"
-#include "pager/block/batch.h"
 #include "pager/block/block_run.h"
 #include "pager/tier/device_tier.h"
 

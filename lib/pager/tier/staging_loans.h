@@ -17,7 +17,7 @@
 
 #include "pager/host/reclaim.h"
 #include "pager/tier/demoter.h"
-#include "pager/tier/kernel_range.h"
+#include "pager/tier/kernel_ranges.h"
 
 namespace vmem::pager {
 

@@ -1,8 +1,9 @@
-// Requests for blocks that are served later. Plain data under the pager's lock.
+// Requests for blocks that are served later, and their queues. Plain data under the pager's lock.
 #pragma once
 
 #include <cstdint>
 #include <iterator>
+#include <list>
 
 #include "core/pooled_list.h"
 #include "core/types.h"
@@ -53,6 +54,14 @@ struct DemotionRequest {  // a vmem_prefetch from a device to host memory or the
   Region* region;
   core::BlockIndex first, next, last;
   bool to_ssd;
+};
+struct DeviceQueues {  // of the device tier
+  static constexpr size_t kMaxSpeculative = 1024;
+
+  PooledList<PromotionRequest> promotion_requests;  // acquires first
+  PooledList<DemotionRequest> demotion_requests;
+  std::list<StreamHint> stream_hints;  // at most kMaxSpeculative; those polled longest ago first
+  uint64_t last_hint = 0;
 };
 
 }  // namespace vmem::pager

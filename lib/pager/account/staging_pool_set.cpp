@@ -1,4 +1,4 @@
-#include "pager/account/staging_growth.h"
+#include "pager/account/staging_pool_set.h"
 
 #include <algorithm>
 
