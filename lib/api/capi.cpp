@@ -17,8 +17,8 @@
 #include "api/flush_on.h"
 #include "api/runtime.h"
 #include "core/cancellation.h"
-#include "core/inherited.h"
 #include "core/log.h"
+#include "core/process/inherited.h"
 #include "pager/pager.h"
 #include "vmem/vmem.h"
 

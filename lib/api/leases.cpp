@@ -10,7 +10,7 @@
 
 #include "api/boundary.h"
 #include "api/runtime.h"
-#include "core/fork.h"
+#include "core/process/fork.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
 #include "core/thread.h"

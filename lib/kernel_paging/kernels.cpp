@@ -14,10 +14,10 @@
 #include <utility>
 
 #include "api/runtime.h"
-#include "core/at_exit.h"
 #include "core/clock.h"
-#include "core/fork.h"
 #include "core/log.h"
+#include "core/process/at_exit.h"
+#include "core/process/fork.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
 #include "core/thread.h"

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/user.h"
+#include "core/process/user.h"
 #include "publish/layout.h"
 #include "publish/lookup.h"
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "core/descriptor.h"
+#include "core/process/descriptor.h"
 #include "core/status.h"
 
 namespace vmem::publish {

@@ -17,9 +17,9 @@
 #include <new>
 
 #include "core/log.h"
+#include "core/process/user.h"
 #include "core/step.h"
 #include "core/thread.h"
-#include "core/user.h"
 #include "vmem/vmem.h"
 
 namespace vmem::publish {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "core/fault_server.h"
-#include "core/guarded_read.h"
 #include "core/mutex.h"
+#include "core/process/guarded_read.h"
 #include "core/types.h"
 #include "store/cipher.h"
 

@@ -19,9 +19,9 @@
 #include <vector>
 
 #include "core/break.h"
-#include "core/descriptor.h"
-#include "core/fork.h"
 #include "core/mutex.h"
+#include "core/process/descriptor.h"
+#include "core/process/fork.h"
 #include "core/scope_guard.h"
 #include "core/types.h"
 #include "store/file_checks.h"

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/guarded_read.h"
+#include "core/process/guarded_read.h"
 #include "core/types.h"
 
 namespace vmem::store {

@@ -20,8 +20,8 @@
 #include <memory>
 
 #include "core/break.h"
-#include "core/descriptor.h"
 #include "core/log.h"
+#include "core/process/descriptor.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "core/types.h"

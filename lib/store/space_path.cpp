@@ -14,13 +14,13 @@
 #include <cstring>
 #include <iterator>
 
-#include "core/descriptor.h"
-#include "core/fork.h"
 #include "core/log.h"
 #include "core/options.h"
+#include "core/process/descriptor.h"
+#include "core/process/fork.h"
+#include "core/process/user.h"
 #include "core/step.h"
 #include "core/types.h"
-#include "core/user.h"
 #include "store/open.h"
 
 namespace vmem::store {

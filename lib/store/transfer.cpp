@@ -15,8 +15,8 @@
 #include "core/break.h"
 #include "core/fault_server.h"
 #include "core/mutex.h"
+#include "core/process/unwatched_reads.h"
 #include "core/step.h"
-#include "core/unwatched_reads.h"
 
 namespace vmem::store {
 

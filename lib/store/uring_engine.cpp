@@ -14,11 +14,11 @@
 #include <thread>
 #include <utility>
 
-#include "core/descriptor.h"
 #include "core/fault_server.h"
-#include "core/fork.h"
 #include "core/log.h"
 #include "core/mutex.h"
+#include "core/process/descriptor.h"
+#include "core/process/fork.h"
 #include "core/scheduling.h"
 #include "core/step.h"
 #include "core/thread.h"

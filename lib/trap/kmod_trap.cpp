@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "core/big_lock.h"
-#include "core/fork.h"
 #include "core/inplace_vector.h"
 #include "core/log.h"
+#include "core/process/fork.h"
 #include "core/step.h"
 #include "trap/mapping.h"
 #include "trap/os.h"

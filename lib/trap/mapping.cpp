@@ -4,7 +4,7 @@
 #include <cerrno>
 #include <iterator>
 
-#include "core/map_over.h"
+#include "core/process/map_over.h"
 #include "core/step.h"
 #include "core/types.h"
 #include "trap/os.h"

@@ -17,7 +17,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "core/page_map.h"
+#include "core/process/page_map.h"
 
 namespace vmem::trap::os {
 

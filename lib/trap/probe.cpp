@@ -8,8 +8,8 @@
 #include <string>
 #include <thread>
 
-#include "core/fork.h"
 #include "core/log.h"
+#include "core/process/fork.h"
 #include "core/thread.h"
 #include "core/types.h"
 #include "trap/mapping.h"

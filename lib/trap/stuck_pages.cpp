@@ -2,8 +2,8 @@
 
 #include <cerrno>
 
-#include "core/guarded_read.h"
 #include "core/log.h"
+#include "core/process/guarded_read.h"
 #include "core/step.h"
 #include "core/types.h"
 #include "trap/os.h"

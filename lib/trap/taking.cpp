@@ -6,8 +6,8 @@
 #include <cerrno>
 
 #include "core/break.h"
-#include "core/guarded_read.h"
 #include "core/log.h"
+#include "core/process/guarded_read.h"
 #include "core/step.h"
 #include "core/types.h"
 #include "trap/mapping.h"

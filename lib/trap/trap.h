@@ -15,7 +15,7 @@
 #include <memory>
 #include <span>
 
-#include "core/guarded_read.h"
+#include "core/process/guarded_read.h"
 #include "core/status.h"
 #include "core/types.h"
 

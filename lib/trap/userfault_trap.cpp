@@ -32,9 +32,9 @@
 #include <cstring>
 
 #include "core/big_lock.h"
-#include "core/fork.h"
-#include "core/guarded_read.h"
 #include "core/log.h"
+#include "core/process/fork.h"
+#include "core/process/guarded_read.h"
 #include "core/step.h"
 #include "core/types.h"
 #include "trap/mapping.h"

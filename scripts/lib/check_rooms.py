@@ -46,7 +46,8 @@ for room, named in rooms.items():
     for one in named:
         if not fnmatch.filter(rooms, one):
             print(f"lib/ROOMS: {one}, which {room} may include, is no room")
-    rooms[room] = {below for one in named + ["core"] for below in fnmatch.filter(rooms, one)} - {room}
+    core = ["core"] if room.startswith("core") else ["core", "core/*"]
+    rooms[room] = {below for one in named + core for below in fnmatch.filter(rooms, one)} - {room}
 if found := circle(rooms):
     print(f"lib/ROOMS: a circle: {' -> '.join(found)}")
 

@@ -17,7 +17,7 @@ WIDTH, MARGIN, GAP, BOX, ROW = 960, 140, 14, 66, 98
 OUTSIDE = {"trap": "userfaultfd, vmem.ko", "device": "CUDA, GPUs", "policy": "", "store": "io_uring, disks",
            "publish": "vmemctl"}
 WORDS = {
-    "core": "types, errors, settings, threads, the log: for every room",
+    "core": "types, errors, settings, threads, the log, the process: for every room", "core/process": "",
     "trap": "what is visible\nat an address", "policy": "what to evict,\nwhat to read",
     "store": "I/O engines,\nroom on the SSD",
     "publish": "what others\nmay see",

@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "child.h"
-#include "core/map_over.h"
+#include "core/process/map_over.h"
 #include "device/managed/fault_gate.h"
 #include "sim_support.h"
 

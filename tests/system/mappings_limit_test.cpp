@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "core/mappings.h"
+#include "core/process/mappings.h"
 #include "support.h"
 
 namespace {

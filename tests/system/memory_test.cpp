@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "child.h"
-#include "core/mappings.h"
 #include "core/os_allocator.h"
+#include "core/process/mappings.h"
 #include "core/thread.h"
 #include "refusals.h"
 #include "support.h"

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "child.h"
-#include "core/guarded_read.h"
+#include "core/process/guarded_read.h"
 #include "core/step.h"
 #include "support.h"
 

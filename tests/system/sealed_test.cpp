@@ -7,7 +7,7 @@
 #include <span>
 #include <string>
 
-#include "core/guarded_read.h"
+#include "core/process/guarded_read.h"
 #include "support.h"
 
 #ifndef SYS_mseal

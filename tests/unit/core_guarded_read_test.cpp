@@ -7,7 +7,7 @@
 #include <cstring>
 #include <utility>
 
-#include "core/guarded_read.h"
+#include "core/process/guarded_read.h"
 #include "core/types.h"
 
 namespace {

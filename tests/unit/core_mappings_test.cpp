@@ -6,7 +6,7 @@
 #include <cerrno>
 #include <string>
 
-#include "core/mappings.h"
+#include "core/process/mappings.h"
 
 namespace vmem::core {
 namespace {

@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "common/user_namespace.h"
-#include "core/user.h"
+#include "core/process/user.h"
 
 namespace {
 

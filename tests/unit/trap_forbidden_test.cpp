@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "common/forbid.h"
-#include "core/page_map.h"
+#include "core/process/page_map.h"
 #include "core/step.h"
 #include "core/types.h"
 #include "system/child.h"

@@ -12,8 +12,8 @@
 
 #include "core/big_lock.h"
 #include "core/log.h"
-#include "core/map_over.h"
 #include "core/os_allocator.h"
+#include "core/process/map_over.h"
 #include "core/step.h"
 #include "trap_contract.h"
 

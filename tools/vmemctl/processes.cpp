@@ -20,8 +20,8 @@
 #include <thread>
 #include <utility>
 
+#include "core/process/user.h"
 #include "core/thread.h"
-#include "core/user.h"
 #include "persons.h"
 #include "publish/place.h"
 

@@ -18,7 +18,7 @@
 #include <utility>
 
 #include "common.h"
-#include "core/user.h"
+#include "core/process/user.h"
 #include "publish/lookup.h"
 
 namespace vmemctl {

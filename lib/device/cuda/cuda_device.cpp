@@ -7,9 +7,9 @@
 #include <new>
 #include <utility>
 
-#include "core/at_exit.h"
 #include "core/big_lock.h"
 #include "core/log.h"
+#include "core/process/at_exit.h"
 #include "device/backend.h"
 #include "device/cuda/cuda_devices.h"
 

@@ -19,7 +19,7 @@
 #include "core/big_lock.h"
 #include "core/inplace_vector.h"
 #include "core/log.h"
-#include "core/map_over.h"
+#include "core/process/map_over.h"
 #include "core/scope_guard.h"
 #include "device/cuda/cuda_devices.h"
 

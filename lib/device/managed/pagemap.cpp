@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
-#include "core/fork.h"
-#include "core/page_map.h"
+#include "core/process/fork.h"
+#include "core/process/page_map.h"
 #include "core/types.h"
 
 namespace vmem::device {

@@ -1,5 +1,5 @@
 // Counts mapped pages of this process in /proc/self/pagemap, which every user can read for their
-// own process (core/page_map.h has the meaning of its words).
+// own process (core/process/page_map.h has the meaning of its words).
 #pragma once
 
 #include <cstddef>

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/big_lock.h"
-#include "core/map_over.h"
+#include "core/process/map_over.h"
 #include "device/sim/sim_stream.h"
 
 namespace vmem::device {

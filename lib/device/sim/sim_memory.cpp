@@ -9,9 +9,9 @@
 #include <new>
 #include <utility>
 
-#include "core/at_exit.h"
 #include "core/big_lock.h"
-#include "core/map_over.h"
+#include "core/process/at_exit.h"
+#include "core/process/map_over.h"
 #include "core/step.h"
 #include "device/backend.h"
 #include "device/managed/fault_gate.h"

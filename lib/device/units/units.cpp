@@ -12,7 +12,7 @@
 #include "core/big_lock.h"
 #include "core/fatal.h"
 #include "core/log.h"
-#include "core/map_over.h"
+#include "core/process/map_over.h"
 #include "core/step.h"
 
 namespace vmem::device {

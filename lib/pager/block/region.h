@@ -8,9 +8,9 @@
 #include <string>
 
 #include "core/break.h"
-#include "core/guarded_read.h"
-#include "core/inherited.h"
 #include "core/os_allocator.h"
+#include "core/process/guarded_read.h"
+#include "core/process/inherited.h"
 #include "core/types.h"
 #include "pager/block/block_table.h"
 #include "pager/block/lease_map.h"

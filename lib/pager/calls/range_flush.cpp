@@ -7,8 +7,8 @@
 #include <condition_variable>
 #include <mutex>
 
-#include "core/at_exit.h"
 #include "core/clock.h"
+#include "core/process/at_exit.h"
 #include "core/thread.h"
 #include "pager/calls/calls.h"
 #include "pager/tier/retry.h"

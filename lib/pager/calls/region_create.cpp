@@ -7,8 +7,8 @@
 
 #include "core/clock.h"
 #include "core/log.h"
-#include "core/map_over.h"
-#include "core/mappings.h"
+#include "core/process/map_over.h"
+#include "core/process/mappings.h"
 #include "core/scope_guard.h"
 #include "core/step.h"
 #include "pager/calls/calls.h"

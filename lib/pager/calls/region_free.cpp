@@ -12,7 +12,7 @@
 #include "core/clock.h"
 #include "core/inplace_vector.h"
 #include "core/log.h"
-#include "core/mappings.h"
+#include "core/process/mappings.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/calls/calls.h"

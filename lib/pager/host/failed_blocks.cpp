@@ -5,11 +5,11 @@
 #include <thread>
 #include <utility>
 
-#include "core/at_exit.h"
 #include "core/break.h"
 #include "core/clock.h"
 #include "core/fatal.h"
 #include "core/log.h"
+#include "core/process/at_exit.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/host/host_tier.h"

@@ -12,7 +12,7 @@
 
 #include <span>
 
-#include "core/guarded_read.h"
+#include "core/process/guarded_read.h"
 #include "pager/account/context.h"
 
 namespace vmem::pager {

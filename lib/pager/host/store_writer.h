@@ -10,7 +10,7 @@
 
 #include <span>
 
-#include "core/guarded_read.h"
+#include "core/process/guarded_read.h"
 #include "pager/account/context.h"
 #include "pager/host/failed_blocks.h"
 #include "pager/host/memory_pressure.h"

@@ -6,8 +6,8 @@
 
 #include "core/break.h"
 #include "core/clock.h"
-#include "core/guarded_read.h"
 #include "core/log.h"
+#include "core/process/guarded_read.h"
 #include "core/step.h"
 #include "pager/block/block_run.h"
 #include "pager/host/drop_pages.h"

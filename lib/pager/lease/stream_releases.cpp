@@ -9,9 +9,9 @@
 #include <chrono>
 #include <utility>
 
-#include "core/at_exit.h"
 #include "core/break.h"
 #include "core/clock.h"
+#include "core/process/at_exit.h"
 #include "core/step.h"
 #include "pager/lease/lease_room.h"
 

@@ -6,10 +6,10 @@
 
 #include "core/fatal.h"
 #include "core/fault_server.h"
-#include "core/guarded_read.h"
 #include "core/log.h"
+#include "core/process/guarded_read.h"
+#include "core/process/unwatched_reads.h"
 #include "core/step.h"
-#include "core/unwatched_reads.h"
 #include "pager/block/block_run.h"
 #include "pager/host/drop_pages.h"
 #include "pager/tier/device_tier.h"

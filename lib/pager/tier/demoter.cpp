@@ -4,9 +4,9 @@
 #include <cerrno>
 #include <functional>
 
-#include "core/at_exit.h"
 #include "core/break.h"
 #include "core/log.h"
+#include "core/process/at_exit.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/host/drop_pages.h"

@@ -1,4 +1,4 @@
-#include "core/fork.h"
+#include "core/process/fork.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <new>
 
-#include "core/descriptor.h"
+#include "core/process/descriptor.h"
 #include "core/types.h"
 
 namespace vmem::core {

@@ -1,4 +1,4 @@
-#include "core/inherited.h"
+#include "core/process/inherited.h"
 
 #include <pthread.h>
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-#include "core/user.h"
+#include "core/process/user.h"
 
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-#include "core/mappings.h"
+#include "core/process/mappings.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -1,4 +1,4 @@
-#include "core/at_exit.h"
+#include "core/process/at_exit.h"
 
 #include <atomic>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-#include "core/guarded_read.h"
+#include "core/process/guarded_read.h"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -12,8 +12,8 @@
 
 #include "core/break.h"
 #include "core/fault_server.h"
-#include "core/fork.h"
-#include "core/page_map.h"
+#include "core/process/fork.h"
+#include "core/process/page_map.h"
 #include "core/types.h"
 
 namespace vmem::core {
