@@ -3,7 +3,7 @@
 # them; the last line counts.
 #
 # asan: AddressSanitizer and UndefinedBehaviorSanitizer. tsan: ThreadSanitizer. tests/README.md says
-# what each needs. TSAN_SUITES: the suites for ThreadSanitizer (default: all three).
+# what each needs.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 . scripts/lib/results.sh
@@ -20,13 +20,13 @@ mkdir -p "$base"
 # randomisation if the kernel permits it; some containers do not, and there it works only sometimes.
 without_aslr() { setarch -R true 2>/dev/null && echo "setarch -R"; }
 
-suites_of() { if [ "$1" = tsan ]; then echo "${TSAN_SUITES:-unit system stress}"; else echo "unit system stress"; fi; }
+suites="unit system stress"
 
 # build NAME [WRAP..]: builds, starting from what an earlier build left. UBSan's checks of the test
 # sources are a third of their compile time, so only the long form has them.
 build() {
   local sanitizer=thread tests=thread; [ "$1" = tsan ] || sanitizer=address,undefined tests=address${VMEM_LONG:+,undefined}
-  "${@:2}" make -j"$jobs" BUILD="$base/$1" SAN=$sanitizer SAN_TESTS=$tests CUDA=no CXXFLAGS="-O1 -g1" CORE_SUITES="$(suites_of "$1")" core-tests >"$base/$1.build.log" 2>&1
+  "${@:2}" make -j"$jobs" BUILD="$base/$1" SAN=$sanitizer SAN_TESTS=$tests CUDA=no CXXFLAGS="-O1 -g1" CORE_SUITES="$suites" core-tests >"$base/$1.build.log" 2>&1
 }
 
 for name in "$@"; do
@@ -48,12 +48,12 @@ while [ $# -gt 0 ]; do
   # TSan: a report makes the exit status 66. tests/README.md describes its interception of memory
   # calls. By default it sleeps a second at the end of each process with threads: most of the time
   # of tests that end hundreds of processes.
-  # shellcheck disable=SC2046  # suites are words
+  # shellcheck disable=SC2086  # suites are words
   BUILD=$build WRAP=$wrap TEST_TIMEOUT=${TEST_TIMEOUT:-900} VMEM_SANITIZER=$name \
     ASAN_OPTIONS="detect_stack_use_after_return=1:strict_string_checks=1:handle_segv=1:allow_user_segv_handler=1:detect_leaks=1:abort_on_error=0:${ASAN_OPTIONS:-}" \
     UBSAN_OPTIONS="print_stacktrace=1:halt_on_error=1:${UBSAN_OPTIONS:-}" \
     TSAN_OPTIONS="halt_on_error=0:second_deadlock_stack=1:history_size=4:atexit_sleep_ms=100:suppressions=$PWD/tests/tsan.supp:${TSAN_OPTIONS:-}" \
-    scripts/run-tests.sh $(suites_of "$name") | tee "$log"
+    scripts/run-tests.sh $suites | tee "$log"
   read -r p f s < <(tail -1 "$log" | tr -dc '0-9 \n')
   passed=$((passed + ${p:-0})) failed=$((failed + ${f:-1})) skipped=$((skipped + ${s:-0}))
   rows+=("$(printf '%-8s %s' "$name" "$(totals_line "${p:-0}" "${f:-1}" "${s:-0}")")")
