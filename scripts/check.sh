@@ -36,6 +36,16 @@ check_layers() {
   tracked 'lib/*/*.h' 'lib/*/*.cpp' | xargs python3 scripts/lib/check_rooms.py 2>&1 | report layers
 }
 
+# The same for names that a file uses through a header of another file. Takes 15 minutes on two
+# cores, so only the long form runs it unless it is asked for.
+check_arrows() {
+  local tool uses=$build/uses; tool=$(compgen -c clang-tidy- | grep -E '^clang-tidy-(1[7-9]|2[0-9])$' | sort -V | tail -1)
+  [ -n "$tool" ] || { missing arrows "clang-tidy 17 or later"; return; }
+  rm -rf "$uses"; mkdir -p "$uses"
+  tracked 'lib/*/*.h' 'lib/*/*.cpp' | xargs -P "$(nproc)" -I{} sh -c '"$1" --quiet --checks=-*,misc-include-cleaner --header-filter="^$" --export-fixes="$2/$(echo "$3" | tr / _).yaml" "$3" -- -x c++ -std=c++20 -D_GNU_SOURCE -Iinclude -Ilib '"${CUDA_HOME:+-isystem $CUDA_HOME/include -DVMEM_HAVE_CUDA=1}"' >/dev/null 2>&1' sh "$tool" "$uses" {}
+  tracked 'lib/*/*.h' 'lib/*/*.cpp' | xargs python3 scripts/lib/check_rooms.py --uses "$uses" 2>&1 | report arrows
+}
+
 # For each thing outside, one room is the only interface.
 check_interfaces() {
   only() { tracked 'lib/*' | grep -v "^lib/$1/" | xargs grep -nE "^ *# *include *[<\"]($2)" 2>/dev/null | sed "s|\$|   (only lib/$1 may)|"; }

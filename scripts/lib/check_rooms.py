@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_rooms.py FILE..: prints the includes of these files of lib/ that the table lib/ROOMS does
-not allow, a line each. The files of a room must not include each other in a circle (a source and
-its header count as one, and a source may include the header that puts its room together); nor may
-the table have a circle."""
+"""check_rooms.py [--uses FOLDER] FILE..: prints the includes of these files of lib/ that the table
+lib/ROOMS does not allow, a line each. The files of a room must not include each other in a circle
+(a source and its header count as one, and a source may include the header that puts its room
+together); nor may the table have a circle.
+
+--uses: a file may use a name of a header that it does not include itself. FOLDER has the fixes of
+clang-tidy's misc-include-cleaner, which name that header; it counts as included, too."""
 
 import fnmatch
 import os
@@ -52,7 +55,16 @@ if found := circle(rooms):
     print(f"lib/ROOMS: a circle: {' -> '.join(found)}")
 
 arrows = {}  # (file, file) without extensions -> where the first includes the second
-for path in sys.argv[1:]:
+uses = {}    # file -> the headers whose names it uses without including them
+files = sys.argv[1:]
+if files[:1] == ["--uses"]:
+    for name in os.listdir(files[1]):
+        with open(os.path.join(files[1], name), encoding="utf-8") as f:
+            fixes = f.read()
+        path = os.path.relpath(re.search(r"MainSourceFile: +'(.*)'", fixes).group(1))
+        uses[path] = set(re.findall(r'#include \\"([^"\\]+)\\"', fixes))
+    files = files[2:]
+for path in files:
     room, mine = os.path.dirname(path)[len("lib/"):], os.path.splitext(path)[0][len("lib/"):]
     if room not in rooms:
         print(f"{path}: lib/ROOMS has no such room")
@@ -69,6 +81,12 @@ for path in sys.argv[1:]:
                 print(f"{path}:{number}: include it as \"{room}/{target}\"")
             else:
                 print(f"{path}:{number}: \"{target}\" is in no room")
+
+for path, headers in uses.items():
+    for target in headers:
+        if os.path.isfile("lib/" + target):
+            arrows.setdefault((os.path.splitext(path)[0][len("lib/"):], os.path.splitext(target)[0]),
+                              f"{path}: by a name alone")
 
 inside = {}
 for (mine, other), where in sorted(arrows.items()):
