@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 
@@ -73,8 +72,5 @@ class EvictionPolicy {
   virtual void unhold(core::FrameId id) = 0;
   virtual EvictionPolicyStats stats() const = 0;
 };
-
-enum class EvictionPolicyKind : uint8_t { adaptive /* the default */, fifo, sieve, s3fifo, twoq };
-std::unique_ptr<EvictionPolicy> make_eviction_policy(EvictionPolicyKind kind = EvictionPolicyKind::adaptive);
 
 }  // namespace vmem::policy

@@ -53,10 +53,9 @@ class PagerPressure : public PagerSteps {
 
 // A full file system of the file does not stop writes to the store.
 TEST_F(PagerPressure, NoRoomForASharedFileKeepsNothingFromTheStore) {
-  Config c = config();  // 256 blocks, less the memory of buffers
-  c.reclaim = vmem::policy::EvictionPolicyKind::fifo;
-  start(c);
+  start(config());  // 256 blocks, less the memory of buffers
   std::byte* oldest = region(64);
+  EXPECT_TRUE(pager->advise(oldest, 64 * kSmall, VMEM_ADVISE_COLD, VMEM_HOST).ok());  // they leave first
   std::byte* stored = region(100);
   std::byte* newest = region(120);
   std::byte* file = shared(kSmall);
