@@ -41,10 +41,6 @@ struct Victim {
   bool refused = false;  // admitted as refused, and no other block is left
 };
 
-struct EvictionPolicyStats {
-  uint64_t admitted, refaulted, probed, touched, evicted;
-};
-
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -70,7 +66,7 @@ class EvictionPolicy {
   // A held block (leased, I/O in flight) stays known but is never a victim. Holds are counted.
   virtual void hold(core::FrameId id) = 0;
   virtual void unhold(core::FrameId id) = 0;
-  virtual EvictionPolicyStats stats() const = 0;
+  virtual uint64_t probed() const = 0;  // blocks that were probe victims
 };
 
 }  // namespace vmem::policy

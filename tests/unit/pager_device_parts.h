@@ -233,7 +233,6 @@ class DeviceParts : protected WithDevices, public PagerParts {
   CpuMapper& cpu_mapper = tier.cpu_mapper;
   DeviceReclaim& room = tier.device_reclaim;
   RangeDemoter& range_demoter = calls.range_demoter;
-  RangeFlush& range_writer = calls.range_flush;
 };
 
 // Adds the classes that promote blocks to device 0, whose budget holds four; the test is their

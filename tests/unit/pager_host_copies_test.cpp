@@ -25,7 +25,6 @@ using vmem::pager::kStagingPools;
 using vmem::pager::NonresidentAge;
 using vmem::pager::Region;
 using vmem::policy::Admission;
-using vmem::policy::EvictionPolicyStats;
 using vmem::policy::Priority;
 using vmem::policy::Temperature;
 using vmem::policy::Victim;
@@ -42,7 +41,7 @@ class FakePolicy final : public vmem::policy::EvictionPolicy {
   size_t victims(uint64_t, std::span<Victim>) override { return 0; }
   void hold(FrameId id) override { holds[id] += known.count(id) != 0 ? 1 : 1000; }
   void unhold(FrameId id) override { --holds[id]; }
-  EvictionPolicyStats stats() const override { return {}; }
+  uint64_t probed() const override { return 0; }
 
   std::map<FrameId, Admission> known;
   std::map<FrameId, int> holds;

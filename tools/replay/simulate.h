@@ -79,7 +79,7 @@ class Pager {
     if (setup_.group != 0 && misses != result_.misses && !readahead_.streams()) read_beside(block);
   }
   Result result() {
-    result_.probes = policy_->stats().probed;
+    result_.probes = policy_->probed();
     return result_;
   }
   bool present(uint64_t block) const { return blocks_[block].present; }
