@@ -5,18 +5,13 @@
 #include "kernel_fixture.h"
 #include "sim_support.h"
 
+namespace systest {
 namespace {
-
-using systest::kBlock;
-using systest::kBoth;
-using systest::KernelPaging;
-using systest::kWords;
-using systest::Open;
 
 constexpr size_t kMemory = 64;  // blocks of each device
 
 // The parameter: page tables of their own.
-class DeviceShort : public systest::SimTest, public ::testing::WithParamInterface<bool> {
+class DeviceShort : public SimTest, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override { start(2, {{"fault_timeout_ms", "3000"}}, GetParam()); }
   // Others now have all of the device's memory except so many blocks.
@@ -105,7 +100,7 @@ TEST_F(KernelPaging, ARangeIsOpenedWithinTheBudgetHoweverShortTheDeviceIs) {
   std::atomic<int> told[2];
   for (uint32_t b = 0; b < 2; ++b) launch_add(stream_, open.view(), b, &told[b]);
   open.end();
-  for (uint32_t b = 0; b < 2; ++b) EXPECT_EQ(told[b], systest::kPresent) << b;
+  for (uint32_t b = 0; b < 2; ++b) EXPECT_EQ(told[b], kPresent) << b;
 }
 
 TEST_F(KernelPaging, BlocksThatNobodyLeasesMakeRoomForWhatKernelsAskFor) {
@@ -120,9 +115,10 @@ TEST_F(KernelPaging, BlocksThatNobodyLeasesMakeRoomForWhatKernelsAskFor) {
   for (uint32_t b = 0; b < 4; ++b) launch_add(stream_, open.view(), b, &told[b]);
   open.end();
   for (uint32_t b = 0; b < 4; ++b) {
-    EXPECT_EQ(told[b], systest::kPresent) << b;
+    EXPECT_EQ(told[b], kPresent) << b;
     EXPECT_EQ(words(r)[b * kWords], 1u) << b;
   }
 }
 
 }  // namespace
+}  // namespace systest

@@ -3,17 +3,13 @@
 // simulated devices with page tables of their own.
 #include "device_large_blocks.h"
 
+namespace systest {
 namespace {
 
 using vmem::core::Status;
 using vmem::device::SimOp;
 
-using systest::kBoth;
-using systest::kLarge;
-using systest::kPlaces;
-using systest::kWords;
-
-class DeviceUnleased : public systest::LargeBlocks {
+class DeviceUnleased : public LargeBlocks {
  protected:
   void SetUp() override { start_large(2); }
   static vmem::region read_mostly(size_t size) {
@@ -211,3 +207,4 @@ TEST_F(DeviceUnleased, ARegionMayBeFreedMeanwhile) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -8,17 +8,8 @@
 
 #include "kernel_fixture.h"
 
+namespace systest {
 namespace {
-
-using systest::Answer;
-using systest::Group;
-using systest::Intent;
-using systest::kBlock;
-using systest::KernelPaging;
-using systest::long_enough;
-using systest::Open;
-using systest::SimKernel;
-using systest::View;
 
 class KernelAhead : public KernelPaging {
  protected:
@@ -108,3 +99,4 @@ TEST_F(KernelAhead, NothingElseComes) {
 }
 
 }  // namespace
+}  // namespace systest

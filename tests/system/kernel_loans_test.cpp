@@ -10,20 +10,9 @@
 #include "kernel_fixture.h"
 #include "refusals.h"
 
+namespace systest {
 namespace {
 
-using systest::Answer;
-using systest::Group;
-using systest::Intent;
-using systest::kBlock;
-using systest::kBoth;
-using systest::KernelPaging;
-using systest::kPresent;
-using systest::kWords;
-using systest::long_enough;
-using systest::Open;
-using systest::SimKernel;
-using systest::View;
 using vmem::paging::Gathered;
 using vmem::paging::Piece;
 
@@ -228,7 +217,7 @@ TEST_F(KernelLoans, CallsGetBlocksThatAreLent) {
 // same blocks.
 TEST_F(KernelLoans, NothingIsLostOrStaleWhileBlocksAreLentAndRecalled) {
   if (IsSkipped()) return;
-  const int turns = systest::kSanitized ? 6 : 20;
+  const int turns = kSanitized ? 6 : 20;
   Open open(region_.data(), region_.size(), kBoth, stream_, 3 * kBlock);
   const View view = open.view();
   Reader of_kernels, of_cpu;
@@ -283,8 +272,8 @@ TEST_F(KernelLoans, AWordThatCannotBeStoredGivesBackWhatIsLentThoughTheDeviceIsW
   ASSERT_TRUE(until([&] { return reader.turns > 2; }));
   vmem::core::step_hook = [](const char* step) {
     if (strcmp(step, "asking.publishing") != 0) return;
-    systest::once = true;
-    systest::refused_in = 0;
+    once = true;
+    refused_in = 0;
   };
   std::atomic<Answer> told{Answer::present};
   void* const other = stream(0);
@@ -329,3 +318,4 @@ TEST_F(KernelLoans, ShutdownTakesWhatIsLentBack) {
 }
 
 }  // namespace
+}  // namespace systest

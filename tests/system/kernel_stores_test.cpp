@@ -8,20 +8,8 @@
 
 #include "kernel_fixture.h"
 
+namespace systest {
 namespace {
-
-using systest::Answer;
-using systest::Group;
-using systest::Intent;
-using systest::kBlock;
-using systest::kBoth;
-using systest::KernelPaging;
-using systest::kPresent;
-using systest::kWords;
-using systest::long_enough;
-using systest::Open;
-using systest::SimKernel;
-using systest::View;
 
 constexpr uint32_t kBlocks = 8;
 
@@ -138,3 +126,4 @@ TEST_F(KernelStores, WhatOneRangeSaysIsNotSaidForOthers) {
 }
 
 }  // namespace
+}  // namespace systest

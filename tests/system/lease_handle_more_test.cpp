@@ -5,11 +5,9 @@
 #include "faulty_disk.h"
 #include "sim_support.h"
 
+namespace systest {
 namespace {
 
-using systest::kBlock;
-using systest::SimTest;
-using systest::stamp;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 using vmem::store::Io;
@@ -22,7 +20,7 @@ class LeasesThatEnd : public SimTest {
     SimTest::start(1);
     if (IsSkipped()) return;
     vmem_shutdown();
-    systest::wrap_engine(&disk);
+    wrap_engine(&disk);
     SimTest::start(1);
   }
   static uint64_t leased_at_device() {
@@ -163,3 +161,4 @@ TEST_F(LeasesThatEnd, ReadyIsToldThatShutdownFreedTheRegions) {
 }
 
 }  // namespace
+}  // namespace systest

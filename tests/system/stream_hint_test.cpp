@@ -5,11 +5,8 @@
 #include "pager/pager.h"
 #include "sim_support.h"
 
+namespace systest {
 namespace {
-
-using systest::kBlock;
-using systest::SimTest;
-using systest::stamp;
 
 class StreamHints : public SimTest {
  protected:
@@ -180,3 +177,4 @@ TEST_F(StreamHints, ABlockOnItsWayIsCountedWhereQueryCountsIt) {
 }
 
 }  // namespace
+}  // namespace systest
