@@ -7,20 +7,10 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::Completion;
-using vmem::pager::Leave;
-using vmem::pager::RangeScan;
-using vmem::pager::Region;
-using vmem::pager::Transition;
-using vmem::pager::test::FakeDevices;
-namespace core = vmem::core;
-
-class PagerDemoter : public vmem::pager::test::DeviceParts {
+class PagerDemoter : public DeviceParts {
  protected:
   void SetUp() override {
     devices.transitions = true;
@@ -66,7 +56,7 @@ class PagerDemoter : public vmem::pager::test::DeviceParts {
     edit(r.table, 0).flags = 0;
     ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[0].aux);
-    vmem::pager::DeferredWork after;
+    DeferredWork after;
     isolated.drop_held(r, 0, after);
   }
 };
@@ -118,7 +108,7 @@ TEST_F(PagerDemoter, WhatIsSyncedIsWrittenAndStaysClean) {
   ASSERT_TRUE(leave(r, Leave::sync).ok());
   EXPECT_EQ(state(r, 0), State::on_device);
   EXPECT_EQ(flags(r, 0, core::kDirty), 0);
-  EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 1u);
+  EXPECT_EQ(engine.count(store::Io::Op::write), 1u);
   EXPECT_EQ(used_frames(r), 0u);
   ASSERT_TRUE(leave(r, Leave::evict).ok());
   EXPECT_EQ(state(r, 0), State::stored) << "clean it is only forgotten";
@@ -127,7 +117,7 @@ TEST_F(PagerDemoter, WhatIsSyncedIsWrittenAndStaysClean) {
 
 TEST_F(PagerDemoter, AWriteThatFailsLeavesTheBlockDirtyOnItsDevice) {
   Region& r = placed(true);
-  engine.fail(vmem::store::Io::Op::write, EIO);
+  engine.fail(store::Io::Op::write, EIO);
   EXPECT_EQ(leave(r, Leave::sync).code(), -EIO);
   EXPECT_EQ(state(r, 0), State::on_device);
   EXPECT_NE(flags(r, 0, core::kDirty), 0);
@@ -207,3 +197,4 @@ TEST_F(PagerRangeDemoter, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) 
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

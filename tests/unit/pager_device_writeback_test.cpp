@@ -9,20 +9,10 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::Completion;
-using vmem::pager::DeferredWork;
-using vmem::pager::Leave;
-using vmem::pager::Region;
-using vmem::pager::Transition;
-using vmem::store::Io;
-namespace core = vmem::core;
-
-class PagerDeviceWriteback : public vmem::pager::test::DeviceParts {
+class PagerDeviceWriteback : public DeviceParts {
  protected:
   void SetUp() override {
     devices.transitions = true;
@@ -140,3 +130,4 @@ TEST_F(PagerDeviceWriteback, TheFrameOfAHostCopyStaysTheCopys) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

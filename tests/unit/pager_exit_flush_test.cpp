@@ -13,20 +13,11 @@
 #include "pager/tier/retry.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::Backing;
-using vmem::pager::DeferredWork;
-using vmem::pager::Region;
-using vmem::store::Io;
-namespace core = vmem::core;
-
 // Devices whose work ends when the test says so.
-class Working : public vmem::pager::test::FakeDevices {
+class Working : public FakeDevices {
  public:
   Status drain(int d) override {
     std::unique_lock lock(mutex_);
@@ -47,7 +38,7 @@ class Working : public vmem::pager::test::FakeDevices {
   bool busy_ = false;
 };
 
-class PagerExitFlush : public vmem::pager::test::DeviceParts {
+class PagerExitFlush : public DeviceParts {
  protected:
   PagerExitFlush() : DeviceParts(std::make_unique<Working>()) {}
   Region& changed(Backing backing) {
@@ -77,12 +68,12 @@ class PagerExitFlush : public vmem::pager::test::DeviceParts {
   }
   void TearDown() override {
     working.be_busy(false);
-    while (vmem::pager::drains != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (drains != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     DeviceParts::TearDown();
   }
 
   Working& working = static_cast<Working&>(devices);
-  vmem::pager::ExitFlush& exit_writes = calls.exit_flush;
+  ExitFlush& exit_writes = calls.exit_flush;
 };
 
 TEST_F(PagerExitFlush, OnlySharedFilesAreWrittenAndLeasesDoNotMatter) {
@@ -165,3 +156,4 @@ TEST_F(PagerExitFlush, ADeviceThatNeverEndsIsWaitedForOnce) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -6,19 +6,10 @@
 #include "pager/host/drop_pages.h"
 #include "pager_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::error;
-using vmem::core::State;
-using vmem::memory::Use;
-using vmem::pager::Batch;
-using vmem::pager::DeferredWork;
-using vmem::pager::Region;
-using vmem::pager::Transition;
-namespace core = vmem::core;
-
-class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
+class PagerIsolatedBlocks : public PagerParts {
  protected:
   // Isolates block 0 where it stands; its fate is still open.
   Transition* take(Region& r, bool keep = false) {
@@ -44,7 +35,7 @@ class PagerIsolatedBlocks : public vmem::pager::test::PagerParts {
 TEST_F(PagerIsolatedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   Region& r = region(1);
   Transition* const m = take(r);
-  ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
+  ASSERT_TRUE(drop_one(trap, r, 0));
   DeferredWork after;
   BigLock lock(map.mutex());
   EXPECT_EQ(writes.leaving(), kBlock);
@@ -59,7 +50,7 @@ TEST_F(PagerIsolatedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
 TEST_F(PagerIsolatedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
   Region& r = region(1);
   Transition* const m = take(r);
-  ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
+  ASSERT_TRUE(drop_one(trap, r, 0));
   want(r);
   DeferredWork after;
   {
@@ -102,7 +93,7 @@ TEST_F(PagerIsolatedBlocks, ContentsThatNobodyWantsAreNotWritten) {
   ASSERT_TRUE(isolated.drop_contents(lock, r, 0, after).ok());
   EXPECT_TRUE(after.empty());
   EXPECT_EQ(r.table[0].state, State::unpopulated);
-  EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 0u);
+  EXPECT_EQ(engine.count(store::Io::Op::write), 0u);
 }
 
 TEST_F(PagerIsolatedBlocks, ContentsOfABlockWithAPinnedPageStay) {
@@ -126,7 +117,7 @@ TEST_F(PagerIsolatedBlocks, ContentsOfABlockWithAPinnedPageStay) {
 TEST_F(PagerIsolatedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForTheWrite) {
   Region& r = region(1);
   Transition* const m = take(r);
-  vmem::pager::Completion completion{.outstanding = 1, .status = {}};
+  Completion completion{.outstanding = 1, .status = {}};
   BigLock lock(map.mutex());
   ASSERT_TRUE(frames.want_slots(kBlock));
   m->image = frames.get_slot(kBlock);
@@ -142,3 +133,4 @@ TEST_F(PagerIsolatedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForThe
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

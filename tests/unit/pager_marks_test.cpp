@@ -11,17 +11,10 @@
 #include "common/patience.h"
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::kHugePage;
-using vmem::core::kPage;
-using vmem::core::Status;
-using vmem::pager::Backing;
-using vmem::pager::Config;
-using vmem::pager::test::Gate;
-using vmem::pager::test::kSmall;
-using vmem::pager::test::PagerSteps;
-using vmem::store::Io;
+using core::kPage;
 
 class PagerMarks : public PagerSteps {
  protected:
@@ -397,7 +390,7 @@ TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapNeverTakesEndsAndIsNotTriedAllTheT
   evict(r, kSmall);
   trap->fail_fill(ENOENT, SIZE_MAX);
   EXPECT_TRUE(bus(r));
-  EXPECT_EQ(trap->calls("fill refused"), vmem::pager::FaultRetryQueue::kTimes + 1);
+  EXPECT_EQ(trap->calls("fill refused"), FaultRetryQueue::kTimes + 1);
   trap->fail_fill(0, 0);
   EXPECT_EQ(get(r + kSmall), 8u);
   EXPECT_TRUE(vmem::test::eventually([&] { return !bus(r); }));
@@ -563,3 +556,4 @@ TEST_F(PagerMarks, ABlockWhoseOverwriteFailedIsWrittenElsewhere) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

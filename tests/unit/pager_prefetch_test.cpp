@@ -7,18 +7,10 @@
 #include "pager/calls/prefetch.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::core::Urgency;
-using vmem::pager::DeviceQueues;
-using vmem::pager::Region;
-namespace core = vmem::core;
-
-class PagerPrefetch : public vmem::pager::test::PromotionParts {
+class PagerPrefetch : public PromotionParts {
  protected:
   Status prefetch(Region& r, BlockIndex first, BlockIndex last, int location, void* on = nullptr) {
     Status s = hints.prefetch(r.address(first), (last - first + 1) * r.block_size, location, on);
@@ -65,7 +57,7 @@ class PagerPrefetch : public vmem::pager::test::PromotionParts {
     PromotionParts::TearDown();
   }
   void* const stream = this;
-  vmem::pager::Prefetch& hints = calls.prefetch;
+  Prefetch& hints = calls.prefetch;
 
  private:
   uint64_t filled_ = 0;
@@ -97,7 +89,7 @@ TEST_F(PagerPrefetch, ADeviceThatHoldsNoBlockIsRefusedAndSoIsARegionWithoutADevi
   EXPECT_EQ(prefetch(host_only, 0, 0, 0).code(), -EINVAL);
   EXPECT_EQ(prefetch(r, 0, 0, 2).code(), -ENODEV);
   EXPECT_EQ(prefetch(r, 0, 0, -7).code(), -EINVAL);
-  Region& large = region(1, vmem::pager::Backing::anonymous, 8 * kUnit);
+  Region& large = region(1, Backing::anonymous, 8 * kUnit);
   large.gpu = true;
   EXPECT_EQ(prefetch(large, 0, 0, 0).code(), -ENOMEM);
   EXPECT_EQ(asked_to_device(), 0u);
@@ -185,8 +177,9 @@ TEST_F(PagerPrefetch, WhatIsAskedAwayFromADeviceLeavesItUnlessItIsLeased) {
   edit(r.table, 0).flags = 0;
   ASSERT_TRUE(map.reserve_transition());
   map.withdraw(r.table[0].aux);
-  vmem::pager::DeferredWork after;
+  DeferredWork after;
   isolated.drop_held(r, 0, after);
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -8,20 +8,10 @@
 #include "pager/calls/range_flush.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::Backing;
-using vmem::pager::DeferredWork;
-using vmem::pager::RangeScan;
-using vmem::pager::Region;
-using vmem::store::Io;
-namespace core = vmem::core;
-
-class PagerRangeFlush : public vmem::pager::test::DeviceParts {
+class PagerRangeFlush : public DeviceParts {
  protected:
   Region& changed(size_t count, Backing backing = Backing::anonymous) {
     Region& r = region(count, backing);
@@ -45,7 +35,7 @@ class PagerRangeFlush : public vmem::pager::test::DeviceParts {
     EXPECT_FALSE(scan.skipped);
     return s;
   }
-  vmem::pager::RangeFlush& writer_of_ranges = calls.range_flush;
+  RangeFlush& writer_of_ranges = calls.range_flush;
 };
 
 TEST_F(PagerRangeFlush, WhatTheStoreDoesNotHaveIsWrittenOnceAndStays) {
@@ -179,9 +169,9 @@ TEST_F(PagerRangeFlush, ABlockWhoseReleaseIsPendingIsWaitedForAndWritten) {
     BigLock lock(map.mutex());
     scan.left.clear();
     scan.progress = {};
-    scan.progress.look(vmem::pager::now_ns(), true);
+    scan.progress.look(now_ns(), true);
     ++r.counts.in_flight;
-    const Status s = range_demoter.run(lock, r, 0, 0, vmem::pager::Leave::sync, &scan);
+    const Status s = range_demoter.run(lock, r, 0, 0, Leave::sync, &scan);
     --r.counts.in_flight;
     return s;
   };
@@ -249,3 +239,4 @@ TEST_F(PagerRangeFlush, AFilesFlushIsWaitedForAndItsFailureIsTold) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,14 +9,8 @@
 #include "pager/block/transition.h"
 #include "pager/host/readahead_queue.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::BlockIndex;
-using vmem::core::Urgency;
-using vmem::pager::ReadaheadQueue;
-using vmem::pager::Region;
-using vmem::pager::Speculative;
-using vmem::pager::Transition;
 
 class PagerReadaheadQueue : public ::testing::Test {
  protected:
@@ -125,3 +119,4 @@ TEST_F(PagerReadaheadQueue, ARegionThatGoesTakesItsWindowsAlong) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

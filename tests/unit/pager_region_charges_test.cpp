@@ -7,15 +7,10 @@
 #include "pager/calls/region_charges.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::Status;
-using vmem::pager::Region;
-using vmem::pager::RegionTotals;
-namespace core = vmem::core;
-
-class PagerRegionCharges : public vmem::pager::test::DeviceParts {
+class PagerRegionCharges : public DeviceParts {
  protected:
   // Describes it as RegionCreate does; it is not published.
   static void describe(Region& r, size_t block_size, bool bounces) {
@@ -26,7 +21,7 @@ class PagerRegionCharges : public vmem::pager::test::DeviceParts {
   }
   Status charge(Region& r) {
     BigLock lock(map.mutex());
-    return charges.charge(lock, r, clock.look(vmem::pager::now_ns()));
+    return charges.charge(lock, r, clock.look(now_ns()));
   }
   void credit(Region& r) {
     BigLock lock(map.mutex());
@@ -41,7 +36,7 @@ class PagerRegionCharges : public vmem::pager::test::DeviceParts {
     return reserve.bytes();
   }
   RegionTotals& sums = ctx.totals;
-  vmem::pager::RegionCharges& charges = calls.charges;
+  RegionCharges& charges = calls.charges;
 };
 
 TEST_F(PagerRegionCharges, ARegionHasWhatItNeedsAndGivesItBack) {
@@ -119,3 +114,4 @@ TEST_F(PagerRegionCharges, TheLastRegionOfASizeLetsOthersHaveItsStagingFrames) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

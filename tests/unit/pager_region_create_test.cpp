@@ -10,17 +10,8 @@
 #include "pager/calls/region_create.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::BigLock;
-using vmem::core::Status;
-using vmem::pager::Backing;
-using vmem::pager::Region;
-using vmem::pager::RegionSpec;
-using vmem::pager::test::FakeDevices;
-using vmem::trap::Transfer;
-namespace core = vmem::core;
-namespace device = vmem::device;
 
 // Devices that have address space and count what they gave.
 class Places : public FakeDevices {
@@ -46,7 +37,7 @@ class Places : public FakeDevices {
   size_t size_ = 0;
 };
 
-class PagerRegionCreate : public vmem::pager::test::DeviceParts {
+class PagerRegionCreate : public DeviceParts {
  protected:
   PagerRegionCreate() : DeviceParts(std::make_unique<Places>()) {}
   static RegionSpec host(size_t size, size_t block_size = kBlock) {
@@ -80,8 +71,8 @@ class PagerRegionCreate : public vmem::pager::test::DeviceParts {
     reserve.follow_budget();
   }
   Places& places = static_cast<Places&>(devices);
-  vmem::pager::RegionTotals& sums = ctx.totals;
-  vmem::pager::RegionCreate& maker = calls.region_create;
+  RegionTotals& sums = ctx.totals;
+  RegionCreate& maker = calls.region_create;
 };
 
 TEST_F(PagerRegionCreate, ARegionIsFoundWhenAllOfItIsThere) {
@@ -152,7 +143,7 @@ TEST_F(PagerRegionCreate, AFileMayBeShorterThanItsRegionButNoneIsLongerThanTheLa
   EXPECT_TRUE(r->source.present);
   EXPECT_EQ(r->source.offset, kBlock);
   EXPECT_EQ(r->charge.stored_span, 0u) << "the store has nothing of it";
-  vmem::pager::close_file(r, engine);
+  close_file(r, engine);
   unlink(path.c_str());
 }
 
@@ -199,3 +190,4 @@ TEST_F(PagerRegionCreate, ARegionWithADeviceTierLiesWhereTheDevicesSayOrNowhere)
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

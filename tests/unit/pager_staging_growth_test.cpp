@@ -11,11 +11,11 @@
 #include "memory/staging.h"
 #include "pager/account/staging_growth.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::memory::HostBudget;
-using vmem::memory::Staging;
-using vmem::pager::StagingGrowth;
+using memory::HostBudget;
+using memory::Staging;
 
 constexpr uint64_t kMiB = 1 << 20, kNow = 1000000000;
 constexpr uint64_t kFrame = 2 * kMiB;
@@ -23,7 +23,7 @@ constexpr uint64_t kFrame = 2 * kMiB;
 class PagerStagingGrowth : public ::testing::Test {
  protected:
   void SetUp() override {
-    ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok());
+    ASSERT_TRUE(device::make_sim_devices({}, &devices).ok());
     staging = std::make_unique<Staging>(budget, kFrame);
     growth = std::make_unique<StagingGrowth>(*staging, budget, 50);
   }
@@ -44,7 +44,7 @@ class PagerStagingGrowth : public ::testing::Test {
     }
   }
 
-  std::unique_ptr<vmem::device::SimDevices> devices;
+  std::unique_ptr<device::SimDevices> devices;
   HostBudget budget{256 * kMiB};
   std::unique_ptr<Staging> staging;
   std::unique_ptr<StagingGrowth> growth;
@@ -168,3 +168,4 @@ TEST_F(PagerStagingGrowth, BlocksLeaveStagingFramesWhenFewAreFreeAndNoMoreCome) 
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

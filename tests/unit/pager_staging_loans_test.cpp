@@ -7,18 +7,10 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::pager::KernelRange;
-using vmem::pager::PromotionRequest;
-using vmem::pager::Reclaim;
-using vmem::pager::Region;
-namespace core = vmem::core;
-
-class PagerStagingLoans : public vmem::pager::test::DeviceParts {
+class PagerStagingLoans : public DeviceParts {
  protected:
   void SetUp() override {
     devices.transitions = true;
@@ -32,7 +24,7 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts {
     place(r, b, 0);
     ASSERT_TRUE(supply.keep_copy(r, b, frame));
     map.withdraw(r.table[b].aux);
-    vmem::pager::Transition* m = demoter.begin(r, b, vmem::pager::Leave::evict);
+    Transition* m = demoter.begin(r, b, Leave::evict);
     ASSERT_NE(m, nullptr);
     demoter.run(lock, {&m, 1});
     ASSERT_EQ(r.table[b].state, State::staged);
@@ -43,7 +35,7 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts {
     edit(r.table, b).flags = 0;
     ASSERT_TRUE(map.reserve_transition());
     map.withdraw(r.table[b].aux);
-    vmem::pager::DeferredWork after;
+    DeferredWork after;
     isolated.drop_held(r, b, after);
   }
   KernelRange open(const Region& r) {
@@ -69,8 +61,8 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts {
 
   std::vector<uint32_t> asked;
   std::vector<const std::byte*> homes;
-  vmem::pager::PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
-  vmem::pager::StagingLoans& staging_loans = tier.staging_loans;
+  PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
+  StagingLoans& staging_loans = tier.staging_loans;
 };
 
 TEST_F(PagerStagingLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) {
@@ -153,7 +145,7 @@ TEST_F(PagerStagingLoans, SomeFramesOfEachSizeAreLeftForMoves) {
   homes.assign(frames_there, nullptr);
   const KernelRange range = open(r);
   const size_t lent = staging_loans.lend(range, asked, homes, false);
-  EXPECT_LE(lent, frames_there - vmem::memory::Staging::kLeast);
+  EXPECT_LE(lent, frames_there - memory::Staging::kLeast);
   staging_loans.end(range, std::span(asked).first(lent));
   for (BlockIndex b = 0; b < frames_there; ++b) drop(r, b);
 }
@@ -167,3 +159,4 @@ TEST_F(PagerStagingLoans, ARangeWhoseRegionIsFreedLendsNothing) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -10,20 +10,18 @@
 #include "memory/host_budget.h"
 #include "pager/account/staging_pool_set.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::Status;
-using vmem::memory::HostBudget;
-using vmem::memory::Staging;
-using vmem::memory::Use;
-using vmem::pager::StagingPool;
-using vmem::pager::StagingPoolSet;
+using memory::HostBudget;
+using memory::Staging;
+using memory::Use;
 
 constexpr uint64_t kMiB = 1 << 20;
 
 class PagerStagingPoolSet : public ::testing::Test {
  protected:
-  void SetUp() override { ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok()); }
+  void SetUp() override { ASSERT_TRUE(device::make_sim_devices({}, &devices).ok()); }
   // Addresses only: no thread stores to them.
   void add(StagingPool& pool, size_t frames) {
     ASSERT_TRUE(pool.frames.reserve(frames, 0));
@@ -33,7 +31,7 @@ class PagerStagingPoolSet : public ::testing::Test {
     pool.frames.add_slab(*devices, {static_cast<std::byte*>(at), size, nullptr});
   }
 
-  std::unique_ptr<vmem::device::SimDevices> devices;
+  std::unique_ptr<device::SimDevices> devices;
   HostBudget budget{256 * kMiB};
   StagingPoolSet pools{budget, 50};
   StagingPool& small = pools.of(2 * kMiB);
@@ -84,8 +82,8 @@ TEST_F(PagerStagingPoolSet, AddressesThatCannotBeUnpinnedAreGivenToNobody) {
     void* const at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     ASSERT_NE(at, MAP_FAILED);
     ASSERT_TRUE(devices->pin(at, size).ok());
-    devices->set_hook([refused](vmem::device::SimOp op, int, uintptr_t, size_t) {
-      return refused && op == vmem::device::SimOp::unpin ? vmem::core::error(EIO, "as the test wants") : Status();
+    devices->set_hook([refused](device::SimOp op, int, uintptr_t, size_t) {
+      return refused && op == device::SimOp::unpin ? core::error(EIO, "as the test wants") : Status();
     });
     Staging::end_slab(*devices, {static_cast<std::byte*>(at), size, nullptr});
     devices->set_hook(nullptr);
@@ -157,8 +155,8 @@ TEST_F(PagerStagingPoolSet, EverySizeHasAPoolThatIsThere) {
   for (const size_t block : {size_t{0}, size_t{4096}, size_t{kMiB}}) EXPECT_EQ(&pools.of(block), &small) << block;
   EXPECT_EQ(&pools.of(8 * kMiB), &large);
   EXPECT_EQ(&pools.of(64 * kMiB), &*(pools.end() - 1));
-  for (size_t block = 2 * kMiB; block <= vmem::core::kMaxBlock; block *= 2)
-    EXPECT_EQ(pools.of(block).frames.frame(), block);
+  for (size_t block = 2 * kMiB; block <= core::kMaxBlock; block *= 2) EXPECT_EQ(pools.of(block).frames.frame(), block);
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

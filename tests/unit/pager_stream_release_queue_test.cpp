@@ -15,11 +15,8 @@
 #include "pager/block/region.h"
 #include "pager/lease/stream_release_queue.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::pager::PendingRelease;
-using vmem::pager::Region;
-using vmem::pager::StreamReleaseQueue;
 
 class PagerStreamReleaseQueue : public ::testing::Test {
  protected:
@@ -162,3 +159,4 @@ TEST_F(PagerStreamReleaseQueue, NoneIsForgottenInALongMix) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

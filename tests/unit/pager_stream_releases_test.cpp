@@ -6,15 +6,10 @@
 #include "core/clock.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::Status;
-using vmem::pager::AcquireRequest;
-using vmem::pager::BlockSpan;
-using vmem::pager::Region;
-
-class PagerStreamReleases : public vmem::pager::test::DeviceParts {
+class PagerStreamReleases : public DeviceParts {
  protected:
   void SetUp() override {
     config.device_budget = 4 * kUnit;
@@ -70,7 +65,7 @@ TEST_F(PagerStreamReleases, ALeaseEndsWhenItsStreamGetsToItsReleaseAndNotBefore)
 
 TEST_F(PagerStreamReleases, OthersEndSoonWhileTheStreamGetsToThem) {
   Region& r = device_region(4);
-  const uint64_t soon = vmem::pager::StreamReleases::kSoon, begun = vmem::pager::now_ns();
+  const uint64_t soon = StreamReleases::kSoon, begun = now_ns();
   const auto end_soon = [&](int d, uint64_t now) {
     BigLock lock(map.mutex());
     return releases.end_soon(d, now);
@@ -79,7 +74,7 @@ TEST_F(PagerStreamReleases, OthersEndSoonWhileTheStreamGetsToThem) {
   lease(r, 0, 3, 0, a);
   EXPECT_FALSE(end_soon(0, begun)) << "a live one is none";
   ASSERT_TRUE(release(r, 0, 0, a).ok());
-  const uint64_t made = vmem::pager::now_ns();
+  const uint64_t made = now_ns();
   EXPECT_TRUE(end_soon(0, begun + soon - 1));
   EXPECT_FALSE(end_soon(0, made + soon)) << "its stream is held";
   EXPECT_FALSE(end_soon(1, begun)) << "of another device";
@@ -101,7 +96,7 @@ TEST_F(PagerStreamReleases, OthersEndSoonHoweverManyStreamsOfAnotherDeviceAreHel
     ASSERT_TRUE(release(r, 0, 0, &stream).ok());
   }
   lease(r, 1, 1, 0, a);
-  const uint64_t begun = vmem::pager::now_ns();
+  const uint64_t begun = now_ns();
   ASSERT_TRUE(release(r, 1, 1, a).ok());
   {
     BigLock lock(map.mutex());
@@ -144,7 +139,7 @@ TEST_F(PagerStreamReleases, AWorkerIsToldWhereSomethingWaitsForLeasesToEndAndIsN
   EXPECT_EQ(told(0), 0u);
   locked([&](BigLock& lock) {
     lock.hold();
-    ASSERT_TRUE(queues.promotion_requests.push_back({&r, 1, 1, 1, vmem::core::Urgency::acquire, &r}));
+    ASSERT_TRUE(queues.promotion_requests.push_back({&r, 1, 1, 1, core::Urgency::acquire, &r}));
   });
   EXPECT_EQ(told(0), 1u) << "a block that another device is to have";
   locked([&](BigLock& lock) {
@@ -272,3 +267,4 @@ TEST_F(PagerStreamReleases, ABlockThatIsStaleAtItsDeviceIsRefusedWhileALiveLease
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,19 +9,10 @@
 #include "pager/calls/sync.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::core::Urgency;
-using vmem::pager::Backing;
-using vmem::pager::Region;
-using vmem::store::Io;
-namespace core = vmem::core;
-
-class PagerSync : public vmem::pager::test::DeviceParts {
+class PagerSync : public DeviceParts {
  protected:
   Region& changed(size_t count, Backing backing = Backing::anonymous) {
     Region& r = region(count, backing);
@@ -46,12 +37,12 @@ class PagerSync : public vmem::pager::test::DeviceParts {
   // Makes a background write fail.
   void fail_in_the_background() {
     BigLock lock(map.mutex());
-    writes.failed(core::error(EDQUOT, "in the background"), false, vmem::pager::now_ns());
+    writes.failed(core::error(EDQUOT, "in the background"), false, now_ns());
   }
 
-  vmem::pager::RegionTotals& sums = ctx.totals;
-  vmem::pager::PooledList<vmem::pager::PromotionRequest>& requests = queues.promotion_requests;
-  vmem::pager::Sync& sync = calls.sync;
+  RegionTotals& sums = ctx.totals;
+  PooledList<PromotionRequest>& requests = queues.promotion_requests;
+  Sync& sync = calls.sync;
 };
 
 TEST_F(PagerSync, OnlyOfASharedFileIsTheFileFlushed) {
@@ -99,7 +90,7 @@ TEST_F(PagerSync, WhatIsLostInTheRangeIsToldEachTime) {
   {
     BigLock lock(map.mutex());
     map.withdraw(r.table[1].aux);
-    vmem::pager::DeferredWork after;
+    DeferredWork after;
     ASSERT_TRUE(isolated.drop_contents(lock, r, 1, after).ok());
     failed.mark_lost(r, 1, core::error(EIO, "gone"));
   }
@@ -231,3 +222,4 @@ TEST_F(PagerSync, ALeaseThatCameAndWentWhileARegionWasWrittenHasItLookedAtAgain)
 }
 
 }  // namespace
+}  // namespace vmem::pager::test
