@@ -44,10 +44,7 @@ TEST_F(DevicePieces, ALoadWaitsForItsPieceAndNotForTheBlock) {
   aside([&] { expect(r, 10); });
   go_on();
   join();
-  struct vmem_device_stats stats = {};
-  stats.size = sizeof stats;
-  ASSERT_EQ(vmem_device_stats(0, &stats), 0) << said();
-  EXPECT_EQ(stats.used_bytes, kLarge) << "the device keeps the block";
+  EXPECT_EQ(device_stats().used_bytes, kLarge) << "the device keeps the block";
   end_lease(r);
   put(r, 20);
   expect(r, 20);

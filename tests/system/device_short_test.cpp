@@ -30,9 +30,7 @@ class DeviceShort : public SimTest, public ::testing::WithParamInterface<bool> {
       EXPECT_EQ(*static_cast<volatile uint64_t*>(words(r) + (first + b) * kWords), value + b) << first + b;
   }
   static uint64_t budget(int d) {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(d, &s), 0) << vmem_last_error();
+    const auto s = device_stats(d);
     EXPECT_LE(s.used_bytes, s.budget);
     return s.budget;
   }
@@ -91,10 +89,7 @@ TEST_F(KernelPaging, ARangeIsOpenedWithinTheBudgetHoweverShortTheDeviceIs) {
   visit(0);
   sim().leave_to_others(0, (kMemory - 4) * kBlock);
   visit(16);
-  struct vmem_device_stats stats = {};
-  stats.size = sizeof stats;
-  ASSERT_EQ(vmem_device_stats(0, &stats), 0) << vmem_last_error();
-  ASSERT_LT(stats.budget, 16 * kBlock) << "others have some of it";
+  ASSERT_LT(device_stats().budget, 16 * kBlock) << "others have some of it";
   Open open(words(r), 16 * kBlock, kBoth, stream_, 16 * kBlock);
   ASSERT_NE(open.handle(), nullptr);
   std::atomic<int> told[2];

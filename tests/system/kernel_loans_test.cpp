@@ -48,18 +48,8 @@ class KernelLoans : public KernelPaging {
     ASSERT_EQ(vmem_evict(region_.data(), region_.size(), VMEM_HOST), 0) << vmem_last_error();
     ASSERT_EQ(on_device(), 0u);
   }
-  uint64_t on_device() {
-    vmem_residency where = {};
-    where.size = sizeof where;
-    EXPECT_EQ(vmem_query(region_.data(), region_.size(), &where), 0) << vmem_last_error();
-    return where.device_bytes;
-  }
-  static uint64_t came() {
-    struct vmem_device_stats stats = {};
-    stats.size = sizeof stats;
-    EXPECT_EQ(vmem_device_stats(0, &stats), 0) << vmem_last_error();
-    return stats.in_bytes;
-  }
+  uint64_t on_device() { return residency(region_.data(), region_.size()).device_bytes; }
+  static uint64_t came() { return device_stats().in_bytes; }
   // Gathers the first words of these rows.
   static Gathered gather(SimKernel& k, const View& view, uint64_t row, uint64_t* out) {
     Group group(view.table, long_enough());

@@ -126,9 +126,7 @@ TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
   for (void* s : streams) ASSERT_TRUE(sim().synchronize(s).ok());
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(refused, 0);
-  struct vmem_device_stats stats = {};
-  stats.size = sizeof stats;
-  ASSERT_EQ(vmem_device_stats(0, &stats), 0);
+  auto stats = device_stats();
   EXPECT_GT(stats.in_bytes, kBlocks * kBlock) << "blocks came more than once";
   EXPECT_TRUE(until([&] { return vmem_device_stats(0, &stats) == 0 && stats.leased_bytes <= 8 * kBlock; }))
       << "what was on its way out has left";

@@ -27,12 +27,6 @@ class KernelStores : public KernelPaging {
     }
     KernelPaging::TearDown();
   }
-  static struct vmem_device_stats stats() {
-    struct vmem_device_stats out = {};
-    out.size = sizeof out;
-    EXPECT_EQ(vmem_device_stats(0, &out), 0) << vmem_last_error();
-    return out;
-  }
   // A kernel that loads a word of each block, and stores to a word of one. The range is open for
   // both.
   void turn(const Open& open, uint32_t stores_to, uint64_t value) {
@@ -64,19 +58,19 @@ TEST_F(KernelStores, WhatIsOnlyLoadedIsNotWrittenBack) {
   if (IsSkipped()) return;
   Open open(region_.data(), region_.size(), kBoth, stream_, 2 * kBlock);
   for (int i = 0; i < 3; ++i) turn(open, kBlocks, 0);
-  EXPECT_GE(stats().in_bytes, 2 * region_.size()) << "blocks came more than once";
-  EXPECT_EQ(stats().out_bytes, 0u) << "their frames had them yet";
+  EXPECT_GE(device_stats().in_bytes, 2 * region_.size()) << "blocks came more than once";
+  EXPECT_EQ(device_stats().out_bytes, 0u) << "their frames had them yet";
   open.end();
   for (uint64_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words(region_)[b * kWords], 100 + b);
-  EXPECT_EQ(stats().out_bytes, 0u);
+  EXPECT_EQ(device_stats().out_bytes, 0u);
 }
 
 TEST_F(KernelStores, WhatIsStoredIsNotLostAmongIt) {
   if (IsSkipped()) return;
   Open open(region_.data(), region_.size(), kBoth, stream_, 2 * kBlock);
   for (uint32_t i = 0; i < 2 * kBlocks; ++i) turn(open, i % kBlocks, 1000 + i);
-  EXPECT_GE(stats().out_bytes, kBlocks * kBlock);
-  EXPECT_LT(stats().out_bytes, 4 * kBlocks * kBlock) << "what was only loaded as well";
+  EXPECT_GE(device_stats().out_bytes, kBlocks * kBlock);
+  EXPECT_LT(device_stats().out_bytes, 4 * kBlocks * kBlock) << "what was only loaded as well";
   open.end();
   for (uint64_t b = 0; b < kBlocks; ++b) {
     EXPECT_EQ(words(region_)[b * kWords], 100 + b);

@@ -67,12 +67,7 @@ class LeaseHandles : public SimTest, public ::testing::WithParamInterface<int> {
     pollfd p{fd, POLLIN, 0};
     return ::poll(&p, 1, 0) == 1;
   }
-  uint64_t leased() const {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0) << said();
-    return s.leased_bytes;
-  }
+  uint64_t leased() const { return device_stats().leased_bytes; }
 
   FaultyEngine* disk = nullptr;
 };
@@ -363,12 +358,7 @@ TEST_F(DeviceLeaseHandles, TheLeaseEndsWhenTheStreamThatEndsItGetsThere) {
   launch_store(other, words, 2, &go);
   ASSERT_EQ(vmem_lease_end(lease, other), 0) << said();
   ASSERT_TRUE(sim().synchronize(stream_).ok());
-  const auto leased = [] {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0);
-    return s.leased_bytes;
-  };
+  const auto leased = [] { return device_stats().leased_bytes; };
   EXPECT_EQ(leased(), kBlock) << "the other stream has not got there";
   go = true;
   EXPECT_TRUE(until([&] { return leased() == 0; }));
