@@ -196,13 +196,7 @@ TEST_F(PagerAdvise, ASharedFileLosesNothing) {
 
 TEST_F(PagerAdvise, WhatIsDroppedOnADeviceIsNotCopied) {
   Region& r = device_region(1);
-  devices.transitions = true;
-  ASSERT_TRUE(gpus.use(0).ok());
-  {
-    BigLock lock(map.mutex());
-    place(r, 0, 0);
-    edit(r.table, 0).flags |= core::kDirty;
-  }
+  place_changed(r);
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_DONT_NEED).ok());
   EXPECT_EQ(devices.copied, 0u);
   EXPECT_EQ(state(r, 0), State::unpopulated);

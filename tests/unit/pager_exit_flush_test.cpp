@@ -52,11 +52,8 @@ class PagerExitFlush : public DeviceParts {
     Region& r = device_region(1);
     r.backing = Backing::file_shared;
     supply_frames(r);
-    devices.transitions = true;
-    EXPECT_TRUE(gpus.use(0).ok());
+    place_changed(r);
     BigLock lock(map.mutex());
-    place(r, 0, 0);
-    edit(r.table, 0).flags |= core::kDirty;
     EXPECT_TRUE(grants.grant({&r, 0, 0}, VMEM_WRITE, 0, nullptr).ok());
     return r;
   }

@@ -127,13 +127,10 @@ TEST_F(PagerHostAcquire, AReadThatFailsIsToldAndNothingIsLeased) {
 TEST_F(PagerHostAcquire, ABlockOnADeviceComesBack) {
   Region& r = device_region(1);
   supply_frames(r);
-  devices.transitions = true;
-  ASSERT_TRUE(gpus.use(0).ok());
+  place_changed(r);
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(frames.want_bounce(kUnit, 2 * kUnit, 2 * kUnit).ok());
-    place(r, 0, 0);
-    edit(r.table, 0).flags |= core::kDirty;
   }
   ASSERT_TRUE(acquire(r, 0, 0, VMEM_READ).ok());
   EXPECT_EQ(state(r, 0), State::resident);

@@ -112,13 +112,7 @@ TEST_F(PagerRangeFlush, ARegionThatNobodyStoresToIsNotLookedAt) {
 TEST_F(PagerRangeFlush, WhatADeviceHasChangedIsWrittenAndStaysThereUnlessOnlyTheHostMatters) {
   Region& r = device_region(1);
   supply_frames(r);
-  devices.transitions = true;
-  ASSERT_TRUE(gpus.use(0).ok());
-  {
-    BigLock lock(map.mutex());
-    place(r, 0, 0);
-    edit(r.table, 0).flags |= core::kDirty;
-  }
+  place_changed(r);
   RangeScan scan;
   scan.all = scan.host = true;
   ASSERT_TRUE(write(r, true, &scan).ok());

@@ -169,13 +169,7 @@ TEST_F(PagerSync, ABlockThatIsAskedOutOfMemoryGoesAndOlderHintsAreForgotten) {
 TEST_F(PagerSync, EvictingToTheHostTakesBlocksFromTheirDevices) {
   Region& r = device_region(2);
   supply_frames(r);
-  devices.transitions = true;
-  ASSERT_TRUE(gpus.use(0).ok());
-  {
-    BigLock lock(map.mutex());
-    place(r, 0, 0);
-    edit(r.table, 0).flags |= core::kDirty;
-  }
+  place_changed(r);
   ASSERT_TRUE(sync.evict(r.base, r.size, VMEM_HOST).ok());
   EXPECT_EQ(state(r, 0), State::staged);
   EXPECT_EQ(written(), 0u);
