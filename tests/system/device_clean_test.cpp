@@ -22,7 +22,7 @@ class DeviceClean : public systest::SimTest {
     if (offset + 8 <= bytes.size()) memcpy(&value, bytes.data() + offset, 8);
     return value;
   }
-  // Maps both blocks of the file, and makes the second show its file, which then starts with 7 there.
+  // Maps both blocks of the file, and makes the second show its file, which has a 7 there then.
   static void show_second(const TempFile& file, void** p) {
     ASSERT_EQ(vmem_map(p, 2 * kBlock, file.path().c_str(), 0, VMEM_MAP_SHARED), 0) << said();
     auto* const word = static_cast<uint64_t*>(*p) + kBlock / 8;

@@ -92,7 +92,8 @@ struct TwoQueueShares {
   const char* name;
   unsigned small, main_out;  // of the class, in 1/64
   bool probe_small;
-  // A block enters the main queue at once if at most so many percent of the class were evicted since it left.
+  // A block enters the main queue at once if at most so many percent of the class were evicted
+  // since it left.
   unsigned ghost_percent;
 };
 // S3-FIFO (Yang et al., SOSP'23): a small queue of 10 %, a main queue with second chances, and a
