@@ -11,13 +11,13 @@ namespace vmem::core {
 
 struct Counters {
   std::atomic<uint64_t> faults{0}, fault_ns_total{0}, fault_ns_max{0};
-  std::atomic<uint64_t> soft_faults{0}, write_protect_faults{0}, spurious_faults{0};
+  std::atomic<uint64_t> soft_faults{0}, write_protect_faults{0};
   std::atomic<uint64_t> read_bytes{0}, write_bytes{0}, background_write_bytes{0};
   std::atomic<uint64_t> evictions{0}, clean_drops{0};
   std::atomic<uint64_t> prefetched_blocks{0}, prefetch_hits{0}, prefetch_wasted{0}, fault_around_blocks{0};
   std::atomic<uint64_t> host_to_device_bytes{0}, device_to_host_bytes{0};
   std::atomic<uint64_t> io_errors{0}, checksum_errors{0}, lost_blocks{0};
-  std::atomic<uint64_t> zero_fills{0}, copied_bytes{0}, moved_bytes{0};
+  std::atomic<uint64_t> zero_fills{0}, copied_bytes{0};
   std::atomic<uint64_t> lease_blocks{0}, lease_hits{0};  // blocks leased by acquires; those already in place
   std::atomic<uint64_t> swept_blocks{0};                 // looked at by sync, evict, free and exit
   Histogram fault_ns;                                    // the times of fault_ns_total

@@ -116,8 +116,6 @@ class BlockStates {
 
   // evicting -> present: a group has the block, or it is spared.
   void cancel(uint32_t block) { set(block, Kind::present, 0); }
-  // evicting -> present, written back: the block is clean from here on. No group may have it.
-  void keep_clean(uint32_t block) { set(block, Kind::present, 1); }
   // evicting -> not present. No group accesses the block any more: another may have its frame.
   void finish(uint32_t block) {
     set(block, Kind::not_present, 1);

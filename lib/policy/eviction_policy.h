@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <span>
 
@@ -42,10 +41,6 @@ struct Victim {
   bool refused = false;  // admitted as refused, and no other block is left
 };
 
-struct EvictionPolicyStats {
-  uint64_t admitted, refaulted, probed, touched, evicted;
-};
-
 class EvictionPolicy {
  public:
   virtual ~EvictionPolicy() = default;
@@ -71,10 +66,7 @@ class EvictionPolicy {
   // A held block (leased, I/O in flight) stays known but is never a victim. Holds are counted.
   virtual void hold(core::FrameId id) = 0;
   virtual void unhold(core::FrameId id) = 0;
-  virtual EvictionPolicyStats stats() const = 0;
+  virtual uint64_t probed() const = 0;  // blocks that were probe victims
 };
-
-enum class EvictionPolicyKind : uint8_t { adaptive /* the default */, fifo, sieve, s3fifo, twoq };
-std::unique_ptr<EvictionPolicy> make_eviction_policy(EvictionPolicyKind kind = EvictionPolicyKind::adaptive);
 
 }  // namespace vmem::policy

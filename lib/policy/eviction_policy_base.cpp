@@ -46,8 +46,6 @@ void EvictionPolicyBase::admit(const Admission& what) {
   n.hinted = what.ahead && what.hinted;
   n.priority = static_cast<unsigned>(what.priority) & 3;
   n.temperature = what.pinned ? kPinnedTemperature : static_cast<unsigned>(what.temperature) & 3;
-  ++stats_.admitted;
-  if (what.age) ++stats_.refaulted;
   if (what.refused) return lists_.push_head(kRefused, what.id);
   place(what.id, what.age ? Entry::refault : Entry::fresh, what.age.value_or(0), what.sequential);
 }
@@ -55,7 +53,6 @@ void EvictionPolicyBase::admit(const Admission& what) {
 void EvictionPolicyBase::touched(FrameId id) {
   if (id >= lists_.frames() || !lists_[id].known) return;
   Node& n = lists_[id];
-  if (n.probed) ++stats_.touched;
   const bool probed = n.probed;
   n.probed = 0;
   if (n.parked) {
@@ -118,7 +115,7 @@ bool EvictionPolicyBase::probe(FrameId id) {
   n.probed = 1;
   n.just_probed = 1;
   out_[out_used_++] = {id, true};
-  ++stats_.probed;
+  ++probed_;
   return true;
 }
 
@@ -188,7 +185,6 @@ size_t EvictionPolicyBase::victims(uint64_t pages, std::span<Victim> out) {
     }
     freed += weight;
     evicted_pages_ += weight;
-    ++stats_.evicted;
   }
   for (size_t i = 0; i < out_used_; ++i) lists_[out[i].id].just_probed = 0;
   out_ = {};

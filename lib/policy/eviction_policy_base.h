@@ -28,7 +28,7 @@ class EvictionPolicyBase : public EvictionPolicy {
   size_t victims(uint64_t pages, std::span<Victim> out) override;
   void hold(core::FrameId id) override;
   void unhold(core::FrameId id) override;
-  EvictionPolicyStats stats() const override { return stats_; }
+  uint64_t probed() const override { return probed_; }
 
  protected:
   static constexpr unsigned kClasses = 3;  // priorities
@@ -86,7 +86,7 @@ class EvictionPolicyBase : public EvictionPolicy {
   uint64_t capacity_ = 0, evicted_pages_ = 0;
   uint64_t retries_ = 0;  // earned, in pages / kRetryShare
   std::array<uint64_t, kClasses> class_pages_{};
-  EvictionPolicyStats stats_{};
+  uint64_t probed_ = 0;
   std::span<Victim> out_;  // during victims()
   size_t out_used_ = 0;
   size_t probe_room_ = 0;

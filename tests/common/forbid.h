@@ -8,9 +8,16 @@
 #include <unistd.h>
 
 #include <cstddef>
-#include <iterator>
 
 namespace vmem::test {
+
+// Returns false if filters are refused.
+template <size_t N>
+bool install_filter(sock_filter (&code)[N]) {
+  const sock_fprog program{static_cast<unsigned short>(N), code};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
+  return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+}
 
 // Makes every later call of the system call, in any thread, fail with `error`. Returns false if
 // filters are refused.
@@ -21,9 +28,7 @@ inline bool forbid(unsigned system_call, unsigned error) {
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error & SECCOMP_RET_DATA)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
-  const sock_fprog program{static_cast<unsigned short>(std::size(code)), code};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
-  return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+  return install_filter(code);
 }
 
 // As forbid(), for ioctls: matches `request` under `mask`. A mask of the kind's bits forbids all
@@ -38,9 +43,7 @@ inline bool forbid_ioctl(unsigned long request, unsigned error, unsigned mask = 
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | (error & SECCOMP_RET_DATA)),
       BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
   };
-  const sock_fprog program{static_cast<unsigned short>(std::size(code)), code};
-  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0) return false;
-  return syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &program) == 0;
+  return install_filter(code);
 }
 
 }  // namespace vmem::test

@@ -248,6 +248,16 @@ class Server {
   std::thread thread_;
 };
 
+inline bool put(const std::string& path, const std::string& value) {
+  std::ofstream out(path);
+  out << value;
+  return out.flush().good();
+}
+inline std::string text(const std::string& path) {
+  std::ifstream in(path);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
 inline thread_local sigjmp_buf jump;
 inline thread_local volatile sig_atomic_t armed = 0;
 inline void on_signal(int number) {

@@ -42,16 +42,6 @@ class Writer {
   std::thread thread_;
 };
 
-bool put(const std::string& path, const std::string& value) {
-  std::ofstream out(path);
-  out << value;
-  return out.flush().good();
-}
-std::string text(const std::string& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 }  // namespace
 
 class KmodHeld : public Kmod {

@@ -21,16 +21,6 @@ namespace {
 // distinguishes waiting from not waiting.
 const double kSoon = 10.0 * vmem::test::patience();
 
-bool put(const std::string& path, const std::string& value) {
-  std::ofstream out(path);
-  out << value;
-  return out.flush().good();
-}
-std::string text(const std::string& path) {
-  std::ifstream in(path);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
 }  // namespace
 
 class KmodHostile : public Kmod {

@@ -12,12 +12,6 @@
 
 namespace kmod_test {
 
-inline bool put(const std::string& path, const std::string& value) {
-  std::ofstream out(path);
-  out << value;
-  return out.flush().good();
-}
-
 // Mapped addresses: a page or more of a region, and as much of a pool.
 struct Places {
   char* of(uint32_t random) const { return random % 2 ? block : frame; }

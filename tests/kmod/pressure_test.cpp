@@ -14,11 +14,6 @@ namespace {
 const std::string kGroups = "/sys/fs/cgroup/";
 constexpr size_t kMiB = size_t{1} << 20;
 
-bool put(const std::string& path, const std::string& value) {
-  std::ofstream out(path);
-  out << value;
-  return out.flush().good();
-}
 uint64_t number(const std::string& path, const std::string& key) {
   std::ifstream in(path);
   std::string word;

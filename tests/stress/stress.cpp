@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "api/runtime.h"
+#include "common.h"
 #include "core/big_lock.h"
 #include "core/step.h"
 #include "vmem/vmem.hpp"
@@ -54,20 +55,8 @@ struct Shadowed {
   std::unique_ptr<std::mutex[]> cells;
 };
 
-std::atomic<uint64_t> operations{0}, failures{0}, delay_state{1};
+std::atomic<uint64_t> operations{0}, failures{0};
 std::atomic<bool> stop{false};
-
-void delay(const char*) {
-  const uint64_t n = delay_state.fetch_add(0x9e3779b97f4a7c15u);
-  const unsigned draw = static_cast<unsigned>((n ^ (n >> 31)) >> 20) % 64;
-  if (draw == 0) {
-    usleep(1500);
-  } else if (draw < 4) {
-    usleep(50);
-  } else if (draw < 12) {
-    std::this_thread::yield();
-  }
-}
 
 void fail(const char* what, const Shadowed& r, size_t at, int rc) {
   ++failures;
@@ -193,7 +182,7 @@ int run(const Settings& s) {
   } else if (rc != 0) {
     throw vmem::error(rc);
   }
-  if (s.delays) vmem::core::step_hook.store(delay);
+  if (s.delays) vmem::core::step_hook.store(stress::delay);
   std::vector<Shadowed> regions(s.regions);
   Random first{s.seed * 0x9e3779b97f4a7c15u + 1};
   for (Shadowed& r : regions) make(r, s, first);

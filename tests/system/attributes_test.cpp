@@ -26,12 +26,7 @@ class Attributes : public SystemTest {
     a.flags = VMEM_HOST_ONLY;
     return a;
   }
-  static uint64_t host_bytes(const void* at, size_t size) {
-    struct vmem_residency r = {};
-    r.size = sizeof r;
-    EXPECT_EQ(vmem_query(at, size, &r), 0) << vmem_last_error();
-    return r.host_bytes;
-  }
+  static uint64_t host_bytes(const void* at, size_t size) { return residency(at, size).host_bytes; }
 };
 
 TEST_F(Attributes, EachRegionHasItsBlockSizeWhateverTheSetting) {

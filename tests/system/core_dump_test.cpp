@@ -11,17 +11,13 @@
 #include "trap/mapping.h"
 #include "vmem/pool.hpp"
 
+namespace systest {
 namespace {
-
-using systest::SystemTest;
-
-using systest::kBlock;
-using systest::SimTest;
 
 constexpr size_t kBlocks = 32;
 
 size_t left_out(const void* address, size_t size) {
-  return systest::bytes_with_flag(address, size, "dd");
+  return bytes_with_flag(address, size, "dd");
 }
 
 class CoreDumps : public SystemTest, public ::testing::WithParamInterface<const char*> {
@@ -220,3 +216,4 @@ INSTANTIATE_TEST_SUITE_P(Transfers, CoreDumps, ::testing::Values("auto", "copy")
                          [](const auto& tested) { return std::string(tested.param); });
 
 }  // namespace
+}  // namespace systest

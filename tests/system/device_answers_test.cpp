@@ -24,12 +24,7 @@ class DeviceAnswers : public systest::SimTest {
   }
   static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
   static uint64_t* words(vmem::region& r) { return static_cast<uint64_t*>(r.data()); }
-  static uint64_t leased_bytes() {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0) << vmem_last_error();
-    return s.leased_bytes;
-  }
+  static uint64_t leased_bytes() { return device_stats().leased_bytes; }
   // Launches a kernel that blocks until open_, then loads a word. Returns when it runs.
   static void launch_held(void* stream, const uint64_t* at) {
     open_ = runs_ = ended_ = reached_ = false;

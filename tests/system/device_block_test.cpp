@@ -53,12 +53,7 @@ class DeviceBlocks : public systest::SimTest {
     for (size_t at = 0; at < r.size(); at += block)
       ASSERT_EQ(*reinterpret_cast<uint64_t*>(static_cast<std::byte*>(r.data()) + at), 5 + at);
   }
-  static uint64_t used() {
-    struct vmem_device_stats stats = {};
-    stats.size = sizeof stats;
-    EXPECT_EQ(vmem_device_stats(0, &stats), 0) << said();
-    return stats.used_bytes;
-  }
+  static uint64_t used() { return device_stats().used_bytes; }
 };
 
 // Every block size.
@@ -236,9 +231,7 @@ TEST_F(DeviceBlocks, AdviceGivenWithARegionChoosesHowLargeTheyAre) {
     attr.advice = advice;
     void* p = nullptr;
     EXPECT_EQ(vmem_create(&p, mib * kMiB, &attr), 0) << said();
-    vmem_residency there = {};
-    there.size = sizeof there;
-    EXPECT_EQ(vmem_query(p, kMiB, &there), 0) << said();
+    const auto there = residency(p, kMiB);
     // Advice for an existing region changes its readahead, not its blocks.
     EXPECT_EQ(vmem_advise(p, mib * kMiB, VMEM_ADVISE_RANDOM, VMEM_HOST), 0) << said();
     vmem_residency later = there;
@@ -400,10 +393,7 @@ TEST_F(DeviceBlocks, ASizeThatIsShortOfFramesHoldsUpNoOther) {
     there = true;
   });
   EXPECT_TRUE(until([&] { return there.load(); }));
-  struct vmem_device_stats stats = {};
-  stats.size = sizeof stats;
-  EXPECT_EQ(vmem_device_stats(0, &stats), 0) << said();
-  EXPECT_EQ(stats.evictions, 0u) << "it is not the device that is short";
+  EXPECT_EQ(device_stats().evictions, 0u) << "it is not the device that is short";
   opened = true;
   join();
   sim().set_hook(nullptr);

@@ -22,6 +22,17 @@ class DeviceClean : public systest::SimTest {
     if (offset + 8 <= bytes.size()) memcpy(&value, bytes.data() + offset, 8);
     return value;
   }
+  // Maps both blocks of the file, and makes the second show its file, which has a 7 there then.
+  static void show_second(const TempFile& file, void** p) {
+    ASSERT_EQ(vmem_map(p, 2 * kBlock, file.path().c_str(), 0, VMEM_MAP_SHARED), 0) << said();
+    auto* const word = static_cast<uint64_t*>(*p) + kBlock / 8;
+    ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
+    EXPECT_TRUE(bus(word));
+    // SIGBUS may come before the block's state says why.
+    EXPECT_TRUE(until([&] { return residency(word, kBlock).host_bytes == 0; }));
+    ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
+    *static_cast<volatile uint64_t*>(word) = 7;  // in the mapping of the file
+  }
 };
 
 // The module cannot map a file in place of a block.
@@ -207,18 +218,8 @@ TEST_F(DeviceCleanOnUserfault, WhoReadsAShownFileThatIsTakenAwayWaits) {
   if (IsSkipped()) return;
   const TempFile file(2 * kBlock);
   void* p = nullptr;
-  ASSERT_EQ(vmem_map(&p, 2 * kBlock, file.path().c_str(), 0, VMEM_MAP_SHARED), 0) << said();
+  ASSERT_NO_FATAL_FAILURE(show_second(file, &p));
   auto* const word = static_cast<uint64_t*>(p) + kBlock / 8;
-  ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
-  EXPECT_TRUE(bus(word));
-  // SIGBUS may come before the block's state says why.
-  EXPECT_TRUE(until([&] {
-    struct vmem_residency where = {};
-    where.size = sizeof where;
-    return vmem_query(word, kBlock, &where) == 0 && where.host_bytes == 0;
-  }));
-  ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
-  *static_cast<volatile uint64_t*>(word) = 7;  // in the mapping of the file
   stop_at("trap.anew.shut");
   std::atomic<int> acquired{1};
   aside([&] { acquired = vmem_acquire(word, kBlock, VMEM_READ, 0, stream_); });
@@ -242,18 +243,8 @@ TEST_F(DeviceCleanOnUserfault, AShownFileThatCannotBeTakenAwayIsThereAsBefore) {
   if (IsSkipped()) return;
   const TempFile file(2 * kBlock);
   void* p = nullptr;
-  ASSERT_EQ(vmem_map(&p, 2 * kBlock, file.path().c_str(), 0, VMEM_MAP_SHARED), 0) << said();
+  ASSERT_NO_FATAL_FAILURE(show_second(file, &p));
   auto* const word = static_cast<uint64_t*>(p) + kBlock / 8;
-  ASSERT_EQ(truncate(file.path().c_str(), kBlock), 0);
-  EXPECT_TRUE(bus(word));
-  // SIGBUS may come before the block's state says why.
-  EXPECT_TRUE(until([&] {
-    struct vmem_residency where = {};
-    where.size = sizeof where;
-    return vmem_query(word, kBlock, &where) == 0 && where.host_bytes == 0;
-  }));
-  ASSERT_EQ(truncate(file.path().c_str(), 2 * kBlock), 0);
-  *static_cast<volatile uint64_t*>(word) = 7;  // in the mapping of the file
   static std::atomic<uintptr_t> block;
   static const int other = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
   ASSERT_GE(other, 0);

@@ -162,12 +162,7 @@ class HandlesFail : public DeviceFailures {
     EXPECT_EQ(load(words), 7u);
     EXPECT_EQ(load(words + 1), 8u);
   }
-  static uint64_t used(int d) {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(d, &s), 0) << vmem_last_error();
-    return s.used_bytes;
-  }
+  static uint64_t used(int d) { return device_stats(d).used_bytes; }
   static inline std::atomic<int> left_{0};
 };
 
@@ -388,10 +383,7 @@ TEST_P(FirstDeviceIsLost, RegionsAndBudgetsAreForTheOther) {
   ASSERT_TRUE(sim().synchronize(other).ok());
   EXPECT_EQ(load(words), 9u);
   EXPECT_EQ(load(static_cast<uint64_t*>(before.data())), 7u);
-  struct vmem_device_stats s = {};
-  s.size = sizeof s;
-  EXPECT_EQ(vmem_device_stats(1, &s), 0) << vmem_last_error();
-  EXPECT_EQ(s.budget, 8 * kBlock);
+  EXPECT_EQ(device_stats(1).budget, 8 * kBlock);
   EXPECT_EQ(vmem_free(p), 0) << vmem_last_error();
 }
 INSTANTIATE_TEST_SUITE_P(, FirstDeviceIsLost, ::testing::Bool(),

@@ -106,12 +106,6 @@ class DeviceTier : public SystemTest, public ::testing::WithParamInterface<GpuBa
     for (size_t i = first_stamped(first); i < count; i += kStampStride) wrong += w[i] != stamp(first + i, round);
     return wrong;
   }
-  struct vmem_device_stats device_stats(int d = 0) {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(d, &s), 0) << vmem_last_error();
-    return s;
-  }
   void within_budget(int d = 0) {
     const auto s = device_stats(d);
     EXPECT_LE(s.used_bytes, s.budget);

@@ -51,12 +51,6 @@ class DeviceFree : public systest::SimTest {
     stop = false;
     if (freeing_.joinable()) freeing_.join();
   }
-  static struct vmem_device_stats stats() {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0) << vmem_last_error();
-    return s;
-  }
   std::thread freeing_;
 };
 
@@ -68,12 +62,12 @@ TEST_F(DeviceFree, MemoryCountsAsUsedUntilTheAddressesAreGone) {
   visit(first, kBudget);
   sim().leave_to_others(0, kMemory - kBudget);
   begin_free(first);
-  EXPECT_EQ(stats().used_bytes, kBudget) << "the next block would be one too many for the device";
+  EXPECT_EQ(device_stats().used_bytes, kBudget) << "the next block would be one too many for the device";
   EXPECT_EQ(vmem::api::Runtime::get().check(), "");
   std::thread other([&] { visit(second.data(), kBudget); });
   end_free();
   other.join();
-  EXPECT_EQ(stats().budget, kBudget) << "nobody else has taken any memory";
+  EXPECT_EQ(device_stats().budget, kBudget) << "nobody else has taken any memory";
   EXPECT_EQ(sim().taken(0), kBudget);
   EXPECT_EQ(vmem::api::Runtime::get().check(), "");
 }

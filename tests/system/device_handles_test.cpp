@@ -429,10 +429,7 @@ class HandlesLost : public Handles {
     for (size_t b = 0; b < blocks; ++b) at_rest(at + b * kWords);  // all of it is mapped for the CPU
     ASSERT_EQ(vmem_release(at, blocks * kBlock, stream_), 0) << vmem_last_error();
     ASSERT_TRUE(sim().synchronize(stream_).ok());
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    ASSERT_EQ(vmem_device_stats(0, &s), 0) << vmem_last_error();  // the lease has ended
-    ASSERT_EQ(s.leased_bytes, 0u);
+    ASSERT_EQ(device_stats().leased_bytes, 0u);  // the lease has ended
   }
   void expect_all(const uint64_t* at, size_t blocks, uint64_t first) {
     for (size_t b = 0; b < blocks; ++b) {

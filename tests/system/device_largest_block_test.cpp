@@ -71,12 +71,6 @@ class LargestBlocks : public systest::SimTest {
     ASSERT_EQ(vmem_release(at, kLargest, stream_), 0) << said();
     ASSERT_TRUE(sim().synchronize(stream_).ok());
   }
-  static struct vmem_device_stats device_stats() {
-    struct vmem_device_stats stats = {};
-    stats.size = sizeof stats;
-    EXPECT_EQ(vmem_device_stats(0, &stats), 0) << said();
-    return stats;
-  }
 
   FaultyEngine* disk_ = nullptr;
   std::atomic<size_t> wrong_{0}, ran_{0};

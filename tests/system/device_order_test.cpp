@@ -8,15 +8,12 @@
 #include "core/thread.h"
 #include "sim_support.h"
 
+namespace systest {
 namespace {
-
-using systest::kBlock;
-using systest::SystemTest;
-using systest::TempFile;
 
 constexpr size_t kWords = kBlock / 8;
 
-class DeviceOrder : public systest::SimTest {
+class DeviceOrder : public SimTest {
  protected:
   // Makes `call` when block 0 of the region, changed in host memory, is claimed for the device but
   // has not left. The call returns only after the block has arrived and been processed.
@@ -120,8 +117,8 @@ TEST_F(DeviceWorker, EndsThoughItIsToldSoWhileItHasGivenTheLockAway) {
   configure({});
   if (IsSkipped()) return;
   vmem_shutdown();
-  const pid_t child = systest::start_child("DeviceWorkerChild.DISABLED_IsToldToStop", {{"VMEM_DEVICE", "sim"}});
-  EXPECT_EQ(systest::wait_for_child(child, 60), 0);
+  const pid_t child = start_child("DeviceWorkerChild.DISABLED_IsToldToStop", {{"VMEM_DEVICE", "sim"}});
+  EXPECT_EQ(wait_for_child(child, 60), 0);
 }
 
 std::atomic<bool> looking{false}, stopping{false};
@@ -157,7 +154,7 @@ TEST(DeviceWorkerChild, DISABLED_IsToldToStop) {
 // All workers check whether a stream has reached a release when a block becomes ready for the
 // device, so none sleeps that could be woken. The first to return begins with the block. It does
 // not first check the device's memory, which it does after a sleep.
-class DeviceWorkers : public systest::SimTest {
+class DeviceWorkers : public SimTest {
  protected:
   void SetUp() override { start(1, {}, true); }
 
@@ -223,3 +220,4 @@ TEST_F(DeviceWorkers, SeeWhatBecameReadyWhileTheyHadGivenTheLockAway) {
 }
 
 }  // namespace
+}  // namespace systest

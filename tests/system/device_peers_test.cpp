@@ -46,9 +46,7 @@ class Peers : public systest::SimTest, public ::testing::WithParamInterface<Back
     SimTest::TearDown();
   }
   static struct vmem_device_stats device(int d) {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(d, &s), 0) << vmem_last_error();
+    const auto s = device_stats(d);
     EXPECT_LE(s.guest_bytes, s.used_bytes);
     return s;
   }

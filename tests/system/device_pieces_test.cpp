@@ -7,17 +7,13 @@
 
 #include "device_large_blocks.h"
 
+namespace systest {
 namespace {
 
-using systest::TempFile;
 using vmem::core::Status;
 using vmem::device::SimOp;
 
-using systest::kLarge;
-using systest::kPlaces;
-using systest::kWords;
-
-class DevicePieces : public systest::LargeBlocks {
+class DevicePieces : public LargeBlocks {
  protected:
   void SetUp() override { start_large(1); }
   void lease(const vmem::region& r) { ASSERT_EQ(vmem_acquire(words(r), kLarge, VMEM_READ, 0, stream_), 0) << said(); }
@@ -48,10 +44,7 @@ TEST_F(DevicePieces, ALoadWaitsForItsPieceAndNotForTheBlock) {
   aside([&] { expect(r, 10); });
   go_on();
   join();
-  struct vmem_device_stats stats = {};
-  stats.size = sizeof stats;
-  ASSERT_EQ(vmem_device_stats(0, &stats), 0) << said();
-  EXPECT_EQ(stats.used_bytes, kLarge) << "the device keeps the block";
+  EXPECT_EQ(device_stats().used_bytes, kLarge) << "the device keeps the block";
   end_lease(r);
   put(r, 20);
   expect(r, 20);
@@ -76,7 +69,7 @@ TEST_F(DevicePieces, AStoreToThePieceIsKept) {
 
 TEST_F(DevicePieces, WhereTheRestCannotBeCopiedThePieceIsTakenBack) {
   if (IsSkipped()) return;
-  systest::LogLines log;
+  LogLines log;
   const vmem::region r(kLarge);
   put(r, 10);
   lease(r);
@@ -99,7 +92,7 @@ TEST_F(DevicePieces, ADeviceThatIsLostMeanwhileTakesNothingAlongThatIsWritten) {
   const vmem::region r(kLarge, file.path(), 0, VMEM_MAP_SHARED);
   put(r, 10);
   ASSERT_EQ(vmem_sync(r.data(), r.size()), 0) << said();
-  systest::LogLines log;
+  LogLines log;
   lease(r);
   fail_the_rest(r, SimOp::copy_out);  // which loses the device
   load_the_middle(r, 11);
@@ -124,3 +117,4 @@ TEST_F(DevicePieces, ARegionMayBeFreedMeanwhile) {
 }
 
 }  // namespace
+}  // namespace systest

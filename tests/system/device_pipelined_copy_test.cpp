@@ -89,12 +89,7 @@ class PipelinedCopy : public systest::LargeBlocks {
     EXPECT_GE(all.size(), 2u);
     EXPECT_EQ(std::accumulate(all.begin(), all.end(), size_t{0}), kLarge) << "each byte once";
   }
-  uint64_t on_device() {
-    struct vmem_device_stats stats = {};
-    stats.size = sizeof stats;
-    EXPECT_EQ(vmem_device_stats(0, &stats), 0) << said();
-    return stats.used_bytes;
-  }
+  uint64_t on_device() { return device_stats().used_bytes; }
 
   vmem::region r_;
   std::mutex mutex_;

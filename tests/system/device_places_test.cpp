@@ -18,17 +18,11 @@ class Places : public systest::SimTest, public ::testing::WithParamInterface<boo
     start(2, {{"peer_spill_percent", "50"}, {"device_block_size", "2MiB"}}, GetParam());
     if (IsSkipped()) return;
     streams_of_ = {stream_, stream(1)};
-    device(1);  // marks it as used from now on
+    device_stats(1);  // marks it as used from now on
   }
   void TearDown() override {
     vmem_set("peer_spill_percent", "50");
     SimTest::TearDown();
-  }
-  static struct vmem_device_stats device(int d) {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(d, &s), 0) << vmem_last_error();
-    return s;
   }
   static uint64_t* word(const vmem::region& r, size_t b) { return static_cast<uint64_t*>(r.data()) + b * kWords; }
   static void advise(const vmem::region& r, size_t first, size_t count, int advice, int location = 0) {
@@ -53,10 +47,7 @@ class Places : public systest::SimTest, public ::testing::WithParamInterface<boo
     }
   }
   static uint64_t on_devices(const vmem::region& r, size_t first, size_t count) {
-    struct vmem_residency where = {};
-    where.size = sizeof where;
-    EXPECT_EQ(vmem_query(word(r, first), count * kBlock, &where), 0) << said();
-    return where.device_bytes / kBlock;
+    return residency(word(r, first), count * kBlock).device_bytes / kBlock;
   }
 
   std::vector<void*> streams_of_;  // by device
@@ -94,7 +85,7 @@ TEST_P(Places, WhatIsBestInHostMemoryLeavesADeviceFirst) {
   pass(more, 0, 4);
   EXPECT_TRUE(until([&] { return on_devices(r, 6, 4) == 0; }));
   EXPECT_EQ(on_devices(r, 0, 6) + on_devices(r, 10, kRoom - 10), kRoom - 4);
-  EXPECT_EQ(device(1).guest_bytes, 0u) << "and is nobody's guest";
+  EXPECT_EQ(device_stats(1).guest_bytes, 0u) << "and is nobody's guest";
   expect_all(r);
   expect_all(more);
 }
@@ -125,8 +116,8 @@ TEST_P(Places, WhatWillBeNeededGoesToWhereItIsBest) {
   r.advise(VMEM_ADVISE_WILL_NEED, 0);
   EXPECT_TRUE(until([&] { return on_devices(r, 1, 2) == 2 && on_devices(r, 4, 1) == 1; }));
   EXPECT_TRUE(until([&] { return r.query().host_bytes == 3 * kBlock; }));
-  EXPECT_EQ(device(0).used_bytes, 2 * kBlock);
-  EXPECT_EQ(device(1).used_bytes, kBlock);
+  EXPECT_EQ(device_stats().used_bytes, 2 * kBlock);
+  EXPECT_EQ(device_stats(1).used_bytes, kBlock);
   expect_all(r);
 }
 
@@ -137,10 +128,10 @@ TEST_P(Places, FromAnotherDeviceItGoesBackAndIsNoGuestThere) {
   set(others);
   advise(r, 0, 4, VMEM_ADVISE_SET_PREFERRED_LOCATION, 1);
   pass(r, 0, 4, 0, VMEM_READ | VMEM_WRITE);
-  EXPECT_EQ(device(0).used_bytes, 4 * kBlock) << "a lease brings it where it asks";
+  EXPECT_EQ(device_stats().used_bytes, 4 * kBlock) << "a lease brings it where it asks";
   pass(others, 0, kRoom);
-  EXPECT_TRUE(until([] { return device(1).used_bytes == 4 * kBlock; }));
-  EXPECT_EQ(device(1).guest_bytes, 0u);
+  EXPECT_TRUE(until([] { return device_stats(1).used_bytes == 4 * kBlock; }));
+  EXPECT_EQ(device_stats(1).guest_bytes, 0u);
   EXPECT_EQ(on_devices(others, 0, kRoom), kRoom);
   EXPECT_EQ(vmem::stats().device_to_host_bytes, 0u);
   expect_all(r);

@@ -16,12 +16,7 @@ class DeviceSetting : public systest::SystemTest {
     EXPECT_EQ(vmem_set("device_budget", "32MiB"), 0);
   }
   static void start(const char* device) { configure({{"device", device}, {"device_budget", "32MiB"}}); }
-  static uint64_t backend() {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0) << vmem_last_error();
-    return s.backend;
-  }
+  static uint64_t backend() { return device_stats().backend; }
 };
 
 TEST_F(DeviceSetting, SimIsLikeManagedMemoryAndSimHandlesLikePhysicalHandles) {

@@ -5,18 +5,13 @@
 #include "kernel_fixture.h"
 #include "sim_support.h"
 
+namespace systest {
 namespace {
-
-using systest::kBlock;
-using systest::kBoth;
-using systest::KernelPaging;
-using systest::kWords;
-using systest::Open;
 
 constexpr size_t kMemory = 64;  // blocks of each device
 
 // The parameter: page tables of their own.
-class DeviceShort : public systest::SimTest, public ::testing::WithParamInterface<bool> {
+class DeviceShort : public SimTest, public ::testing::WithParamInterface<bool> {
  protected:
   void SetUp() override { start(2, {{"fault_timeout_ms", "3000"}}, GetParam()); }
   // Others now have all of the device's memory except so many blocks.
@@ -35,9 +30,7 @@ class DeviceShort : public systest::SimTest, public ::testing::WithParamInterfac
       EXPECT_EQ(*static_cast<volatile uint64_t*>(words(r) + (first + b) * kWords), value + b) << first + b;
   }
   static uint64_t budget(int d) {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(d, &s), 0) << vmem_last_error();
+    const auto s = device_stats(d);
     EXPECT_LE(s.used_bytes, s.budget);
     return s.budget;
   }
@@ -96,16 +89,13 @@ TEST_F(KernelPaging, ARangeIsOpenedWithinTheBudgetHoweverShortTheDeviceIs) {
   visit(0);
   sim().leave_to_others(0, (kMemory - 4) * kBlock);
   visit(16);
-  struct vmem_device_stats stats = {};
-  stats.size = sizeof stats;
-  ASSERT_EQ(vmem_device_stats(0, &stats), 0) << vmem_last_error();
-  ASSERT_LT(stats.budget, 16 * kBlock) << "others have some of it";
+  ASSERT_LT(device_stats().budget, 16 * kBlock) << "others have some of it";
   Open open(words(r), 16 * kBlock, kBoth, stream_, 16 * kBlock);
   ASSERT_NE(open.handle(), nullptr);
   std::atomic<int> told[2];
   for (uint32_t b = 0; b < 2; ++b) launch_add(stream_, open.view(), b, &told[b]);
   open.end();
-  for (uint32_t b = 0; b < 2; ++b) EXPECT_EQ(told[b], systest::kPresent) << b;
+  for (uint32_t b = 0; b < 2; ++b) EXPECT_EQ(told[b], kPresent) << b;
 }
 
 TEST_F(KernelPaging, BlocksThatNobodyLeasesMakeRoomForWhatKernelsAskFor) {
@@ -120,9 +110,10 @@ TEST_F(KernelPaging, BlocksThatNobodyLeasesMakeRoomForWhatKernelsAskFor) {
   for (uint32_t b = 0; b < 4; ++b) launch_add(stream_, open.view(), b, &told[b]);
   open.end();
   for (uint32_t b = 0; b < 4; ++b) {
-    EXPECT_EQ(told[b], systest::kPresent) << b;
+    EXPECT_EQ(told[b], kPresent) << b;
     EXPECT_EQ(words(r)[b * kWords], 1u) << b;
   }
 }
 
 }  // namespace
+}  // namespace systest

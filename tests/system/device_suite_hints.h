@@ -44,10 +44,7 @@ TEST_P(DeviceTier, OfAColdRegionWhatAHintBroughtStaysUntilItIsUsed) {
   r.evict();
   r.advise(VMEM_ADVISE_COLD, 0);
   const auto there = [&](size_t at, size_t size) {
-    struct vmem_residency where = {};
-    where.size = sizeof where;
-    EXPECT_EQ(vmem_query(words(r) + at * mib, size * kMiB, &where), 0) << vmem_last_error();
-    return where.device_bytes == size * kMiB;
+    return residency(words(r) + at * mib, size * kMiB).device_bytes == size * kMiB;
   };
   const auto before = vmem::stats();
   void* s = stream();
@@ -130,10 +127,7 @@ TEST_P(DeviceTier, OnlyWhatIsAskedElsewhereIsTakenOutOfAHint) {
   // Both blocks come. Neither has been used, so the second may evict the first.
   EXPECT_TRUE(until([&] { return vmem::stats().prefetched_blocks == before + 2; }));
   EXPECT_TRUE(until([&] { return b.query().device_bytes != 0; }));
-  struct vmem_residency middle = {};
-  middle.size = sizeof middle;
-  VMEM_DO(vmem_query(words(b) + block, block * 8, &middle));
-  EXPECT_EQ(middle.ssd_bytes, block * 8);
+  EXPECT_EQ(residency(words(b) + block, block * 8).ssd_bytes, block * 8);
   EXPECT_EQ(cpu_wrong(words(b), n, 0, 1), 0u);
 }
 

@@ -40,12 +40,7 @@ class DeviceToDevice : public systest::SimTest {
     ASSERT_TRUE(sim().synchronize(stream_).ok());
     at_rest(word(r, 0));
   }
-  static uint64_t used(int d) {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(d, &s), 0) << said();
-    return s.used_bytes;
-  }
+  static uint64_t used(int d) { return device_stats(d).used_bytes; }
   static uint64_t load(const uint64_t* at) { return *static_cast<const volatile uint64_t*>(at); }
   static void expect_all(const vmem::region& r) {
     for (size_t b = 0; b < r.size() / kBlock; ++b) EXPECT_EQ(load(word(r, b)), 100 + b) << b;

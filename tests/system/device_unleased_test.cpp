@@ -3,29 +3,19 @@
 // simulated devices with page tables of their own.
 #include "device_large_blocks.h"
 
+namespace systest {
 namespace {
 
 using vmem::core::Status;
 using vmem::device::SimOp;
 
-using systest::kBoth;
-using systest::kLarge;
-using systest::kPlaces;
-using systest::kWords;
-
-class DeviceUnleased : public systest::LargeBlocks {
+class DeviceUnleased : public LargeBlocks {
  protected:
   void SetUp() override { start_large(2); }
   static vmem::region read_mostly(size_t size) {
     vmem::region r(size);
     r.advise(VMEM_ADVISE_SET_READ_MOSTLY);
     return r;
-  }
-  static struct vmem_device_stats device(int d = 0) {
-    struct vmem_device_stats stats = {};
-    stats.size = sizeof stats;
-    EXPECT_EQ(vmem_device_stats(d, &stats), 0) << said();
-    return stats;
   }
 };
 
@@ -37,10 +27,10 @@ TEST_F(DeviceUnleased, ALoadWaitsForItsPieceAndTheDeviceKeepsTheBlock) {
   go_on();
   join();
   expect(r, 10);
-  EXPECT_EQ(device().used_bytes, kLarge);
+  EXPECT_EQ(device_stats().used_bytes, kLarge);
   put(r, 20);
   expect(r, 20);
-  EXPECT_EQ(device().used_bytes, kLarge);
+  EXPECT_EQ(device_stats().used_bytes, kLarge);
 }
 
 TEST_F(DeviceUnleased, WhatIsNotOrNoLongerAdvisedMoves) {
@@ -54,7 +44,7 @@ TEST_F(DeviceUnleased, WhatIsNotOrNoLongerAdvisedMoves) {
       expect(r, 10, b);
       at_rest(words(r) + b * kWords);
     }
-    EXPECT_EQ(device().used_bytes, mostly ? kLarge : 0u);
+    EXPECT_EQ(device_stats().used_bytes, mostly ? kLarge : 0u);
   }
 }
 
@@ -64,11 +54,11 @@ TEST_F(DeviceUnleased, AStoreTakesTheBlockFromTheDeviceWithoutAnotherCopy) {
   put(r, 10);
   expect(r, 10);
   at_rest(words(r));  // all of it is mapped for the CPU
-  EXPECT_EQ(device().used_bytes, kLarge);
-  const uint64_t out = device().out_bytes;
+  EXPECT_EQ(device_stats().used_bytes, kLarge);
+  const uint64_t out = device_stats().out_bytes;
   words(r)[kPlaces[1]] = 31;
-  EXPECT_EQ(device().used_bytes, 0u);
-  EXPECT_EQ(device().out_bytes, out);
+  EXPECT_EQ(device_stats().used_bytes, 0u);
+  EXPECT_EQ(device_stats().out_bytes, out);
   ASSERT_EQ(vmem_evict(words(r), kLarge, VMEM_SSD), 0) << said();
   EXPECT_EQ(load(words(r) + kPlaces[0]), 10u);
   EXPECT_EQ(load(words(r) + kPlaces[1]), 31u);
@@ -85,7 +75,7 @@ TEST_F(DeviceUnleased, AStoreToThePieceWhileTheRestIsOnItsWayIsKept) {
   join();
   EXPECT_EQ(load(words(r) + kPlaces[0]), 10u);
   EXPECT_EQ(load(words(r) + kPlaces[1]), 31u);
-  EXPECT_EQ(device().used_bytes, 0u);
+  EXPECT_EQ(device_stats().used_bytes, 0u);
 }
 
 TEST_F(DeviceUnleased, AReadLeaseKeepsTheCopyAndAWriteLeaseDropsIt) {
@@ -94,16 +84,16 @@ TEST_F(DeviceUnleased, AReadLeaseKeepsTheCopyAndAWriteLeaseDropsIt) {
   put(r, 10);
   expect(r, 10);
   at_rest(words(r));  // all of it is mapped for the CPU
-  EXPECT_EQ(device().used_bytes, kLarge);
-  const uint64_t out = device().out_bytes;
+  EXPECT_EQ(device_stats().used_bytes, kLarge);
+  const uint64_t out = device_stats().out_bytes;
   ASSERT_EQ(vmem_acquire(words(r), kLarge, VMEM_READ, 0, stream_), 0) << said();
   expect(r, 10);
   ASSERT_EQ(vmem_release(words(r), kLarge, stream_), 0) << said();
-  EXPECT_EQ(device().out_bytes, out);
+  EXPECT_EQ(device_stats().out_bytes, out);
   put(r, 20);
   expect(r, 20);
   at_rest(words(r));
-  EXPECT_EQ(device().out_bytes, out + kLarge);
+  EXPECT_EQ(device_stats().out_bytes, out + kLarge);
 }
 
 TEST_F(DeviceUnleased, WhatCannotBeShownMovesWhenItCanBeCopied) {
@@ -147,9 +137,9 @@ TEST_F(DeviceUnleased, WhatIsShownAndHasToLeaveTheDeviceIsTheBlock) {
   put(r, 10);
   expect(r, 10);
   ASSERT_EQ(vmem_acquire(words(more), 8 * kLarge, kBoth, 0, stream_), 0) << said();
-  const uint64_t out = device().out_bytes;
+  const uint64_t out = device_stats().out_bytes;
   expect(r, 10);
-  EXPECT_EQ(device().out_bytes, out);
+  EXPECT_EQ(device_stats().out_bytes, out);
   ASSERT_EQ(vmem_release(words(more), 8 * kLarge, stream_), 0) << said();
 }
 
@@ -162,20 +152,20 @@ TEST_F(DeviceUnleased, ALeaseTakesItToAnotherDeviceAndOneAtTheHostOrAnEvictionFr
   void* const other = stream(1);
   ASSERT_EQ(vmem_prefetch(words(r), kLarge, 1, nullptr), 0) << said();
   expect(r, 10);
-  EXPECT_EQ(device().used_bytes, kLarge) << "a hint leaves what is shown where it is";
+  EXPECT_EQ(device_stats().used_bytes, kLarge) << "a hint leaves what is shown where it is";
   ASSERT_EQ(vmem_acquire(words(r), kLarge, VMEM_READ, 1, other), 0) << said();
-  EXPECT_EQ(device().used_bytes, 0u);
+  EXPECT_EQ(device_stats().used_bytes, 0u);
   ASSERT_EQ(vmem_release(words(r), kLarge, other), 0) << said();
   expect(r, 10);
-  EXPECT_EQ(device(1).used_bytes, kLarge);
+  EXPECT_EQ(device_stats(1).used_bytes, kLarge);
   ASSERT_EQ(vmem_acquire(words(r), kLarge, kBoth, VMEM_HOST, nullptr), 0) << said();
-  EXPECT_EQ(device(1).used_bytes, 0u);
+  EXPECT_EQ(device_stats(1).used_bytes, 0u);
   words(r)[kPlaces[0]] = 7;
   ASSERT_EQ(vmem_release(words(r), kLarge, nullptr), 0) << said();
   put(r, 30);
   expect(r, 30);
   ASSERT_EQ(vmem_evict(words(r), kLarge, VMEM_SSD), 0) << said();
-  EXPECT_EQ(device().used_bytes, 0u);
+  EXPECT_EQ(device_stats().used_bytes, 0u);
   expect(r, 30);
 }
 
@@ -211,3 +201,4 @@ TEST_F(DeviceUnleased, ARegionMayBeFreedMeanwhile) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -10,17 +10,14 @@
 
 #include "exit_child.h"
 
+namespace systest {
 namespace {
 
-using systest::map_shared;
-using systest::start_child;
-using systest::TempFile;
-using systest::wait_for_child;
 using vmem::test::eventually;
 
 constexpr size_t kSize = 8 << 20;
 
-class Ends : public systest::SystemTest {
+class Ends : public SystemTest {
  protected:
   void SetUp() override {
     SystemTest::SetUp();
@@ -28,10 +25,9 @@ class Ends : public systest::SystemTest {
   }
   // Waits until the child has done its part: it writes so into the second file.
   static bool says(const TempFile& note, const char* word) {
-    return eventually([&] { return systest::text_of(note.path()).find(word) != std::string::npos; },
-                      std::chrono::seconds(60));
+    return eventually([&] { return text_of(note.path()).find(word) != std::string::npos; }, std::chrono::seconds(60));
   }
-  static systest::Environment environment(const TempFile& file, const TempFile& note, const char* how) {
+  static Environment environment(const TempFile& file, const TempFile& note, const char* how) {
     setenv("VMEM_TEST_FILE", file.path().c_str(), 1);
     setenv("VMEM_TEST_NOTE", note.path().c_str(), 1);
     setenv("VMEM_TEST_HOW", how, 1);
@@ -80,7 +76,7 @@ TEST(EndsChild, DISABLED_Stores) {
   }
   set_flush_on({SIGTERM, SIGHUP});
   if (is("child")) {
-    const int status = wait_for_child(systest::fork_child([] { return raise(SIGTERM); }), 60);
+    const int status = wait_for_child(fork_child([] { return raise(SIGTERM); }), 60);
     _exit(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM ? 7 : 8);
   }
   if (is("closed")) {
@@ -132,18 +128,18 @@ TEST_F(Ends, BySignalsThatFlushNothingIsLost) {
 // A daemon closes all descriptors and opens others in their place.
 TEST_F(Ends, ASignalThatFlushesNeedsNoDescriptor) {
   const TempFile file(kSize), note;
-  const std::string before = systest::text_of(note.path());
+  const std::string before = text_of(note.path());
   const int status = run(file, note, "closed");
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGTERM) << status;
-  EXPECT_EQ(systest::text_of(note.path()), before);
+  EXPECT_EQ(text_of(note.path()), before);
   EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'k'));
 }
 
 // The kernel takes no default action in process 1.
 TEST_F(Ends, ASignalThatFlushesEndsProcessOneOfAContainer) {
-  if (!systest::kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
+  if (!kForksWell) GTEST_SKIP() << "AddressSanitizer does not survive the fork";
   const TempFile file(kSize), note;
-  const int status = systest::status_of_fork([&] {
+  const int status = status_of_fork([&] {
     if (unshare(CLONE_NEWPID) != 0) return 77;
     const pid_t first = start_child("EndsChild.DISABLED_Stores", environment(file, note, "signal"));
     if (!says(note, "ready")) return 1;
@@ -205,3 +201,4 @@ TEST_F(Ends, AFlushWritesWhatIsLeased) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -6,11 +6,9 @@
 #include "core/step.h"
 #include "exit_child.h"
 
+namespace systest {
 namespace {
 
-using systest::kExitBlock;
-using systest::path_of;
-using systest::TempFile;
 using vmem::device::SimKernel;
 
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
@@ -77,8 +75,8 @@ void between() {
 }
 
 TEST(ExitContextChild, DISABLED_LosesItsContext) {
-  systest::start_device(path_of("VMEM_TEST_HOW") == "handles", [] { std::atexit(between); });
-  held = systest::map_shared("VMEM_TEST_FILE", 4 * kExitBlock);
+  start_device(path_of("VMEM_TEST_HOW") == "handles", [] { std::atexit(between); });
+  held = map_shared("VMEM_TEST_FILE", 4 * kExitBlock);
   stream = vmem::device::current_sim()->create_stream(0);
   // The second block must be present already: if it arrived while the first is written, the first
   // would be written again.
@@ -86,7 +84,7 @@ TEST(ExitContextChild, DISABLED_LosesItsContext) {
   store_there(7);
   ASSERT_EQ(vmem_release(held + kExitBlock, kExitBlock, stream), 0) << vmem_last_error();
   ASSERT_TRUE(vmem::device::current_sim()->synchronize(stream).ok());
-  systest::log_to_file();
+  log_to_file();
   if (path_of("VMEM_TEST_WHAT") == "late lease") vmem::core::step_hook = LateLease::on_step;
 }
 
@@ -94,9 +92,8 @@ class ExitContext : public testing::TestWithParam<const char*> {
  protected:
   // Runs the child. Returns false if it cannot.
   bool run(const char* what) {
-    log_ = systest::run_to_exit(
-        "ExitContextChild.DISABLED_LosesItsContext",
-        {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_WHAT", what}, {"VMEM_TEST_FILE", file_.path()}});
+    log_ = run_to_exit("ExitContextChild.DISABLED_LosesItsContext",
+                       {{"VMEM_TEST_HOW", GetParam()}, {"VMEM_TEST_WHAT", what}, {"VMEM_TEST_FILE", file_.path()}});
     return log_ != "skip";
   }
   bool logged(const char* words) const { return log_.find(words) != std::string::npos; }
@@ -146,3 +143,4 @@ TEST_P(ExitContext, NorWhenItsRegionGoesLate) {
 INSTANTIATE_TEST_SUITE_P(Backends, ExitContext, testing::Values("managed", "handles"));
 
 }  // namespace
+}  // namespace systest

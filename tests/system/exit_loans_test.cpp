@@ -9,11 +9,9 @@
 #include "vmem/detail/paging_group.h"
 #include "vmem/detail/paging_view.h"
 
+namespace systest {
 namespace {
 
-using systest::kExitBlock;
-using systest::path_of;
-using systest::TempFile;
 using vmem::device::SimKernel;
 using vmem::paging::Answer;
 using View = vmem::paging::View<vmem::paging::HostAtomics>;
@@ -61,8 +59,8 @@ void pin_all(const View& view) {
 
 TEST(ExitLoansChild, DISABLED_KernelsKeepWhatIsLent) {
   const std::string what = path_of("VMEM_TEST_WHAT");
-  systest::start_device(true);
-  held = systest::map_shared("VMEM_TEST_FILE", kBlocks * kExitBlock);
+  start_device(true);
+  held = map_shared("VMEM_TEST_FILE", kBlocks * kExitBlock);
   for (uint32_t b = 0; b < kBlocks; ++b) held[b * kExitBlock] = static_cast<char>(20 + b);
   ASSERT_EQ(vmem_prefetch(held, kBlocks * kExitBlock, 0, nullptr), 0) << vmem_last_error();
   while (device_bytes() != kBlocks * kExitBlock) usleep(1000);
@@ -76,7 +74,7 @@ TEST(ExitLoansChild, DISABLED_KernelsKeepWhatIsLent) {
   const auto status = vmem::device::current_sim()->launch(stream, [view](SimKernel&) { pin_all(view); });
   ASSERT_TRUE(status.ok()) << status.text();
   while (!all_are_pinned) usleep(1000);
-  systest::log_to_file();
+  log_to_file();
   late.lost = what == "lost";
   late.ends = what == "ended";
   if (!late.lost) return;
@@ -88,8 +86,8 @@ TEST(ExitLoansChild, DISABLED_KernelsKeepWhatIsLent) {
 class ExitLoans : public testing::Test {
  protected:
   bool run(const char* what) {
-    log_ = systest::run_to_exit("ExitLoansChild.DISABLED_KernelsKeepWhatIsLent",
-                                {{"VMEM_TEST_WHAT", what}, {"VMEM_TEST_FILE", file_.path()}});
+    log_ = run_to_exit("ExitLoansChild.DISABLED_KernelsKeepWhatIsLent",
+                       {{"VMEM_TEST_WHAT", what}, {"VMEM_TEST_FILE", file_.path()}});
     bytes_ = file_.read();
     return log_ != "skip";
   }
@@ -124,3 +122,4 @@ TEST_F(ExitLoans, ADeviceThatIsLostMeanwhileKeepsNothingThatIsLent) {
 }
 
 }  // namespace
+}  // namespace systest

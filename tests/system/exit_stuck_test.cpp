@@ -7,11 +7,8 @@
 #include "exit_child.h"
 #include "vmem/detail/paging_view.h"
 
+namespace systest {
 namespace {
-
-using systest::kExitBlock;
-using systest::path_of;
-using systest::TempFile;
 
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
 
@@ -42,8 +39,8 @@ void on_step(const char* step) {
 TEST(ExitStuckChild, DISABLED_BesideWhatDoesNotAnswer) {
   const bool service = path_of("VMEM_TEST_WHAT") == "service";
   // Runs between two turns of the exit work.
-  systest::start_device(true, [] { std::atexit([] { above[1] = 6; }); });
-  char* const there = systest::map_shared("VMEM_TEST_FILE", 2 * kExitBlock);
+  start_device(true, [] { std::atexit([] { above[1] = 6; }); });
+  char* const there = map_shared("VMEM_TEST_FILE", 2 * kExitBlock);
   char* const below = map_beside("VMEM_TEST_BELOW", there, true);
   above = map_beside("VMEM_TEST_ABOVE", there, false);
   ASSERT_TRUE(below != nullptr && above != nullptr);
@@ -54,7 +51,7 @@ TEST(ExitStuckChild, DISABLED_BesideWhatDoesNotAnswer) {
     if (std::byte* at = k.at(there, 1, true); at != nullptr) *at = std::byte{7};
   });
   ASSERT_TRUE(status.ok() && vmem::device::current_sim()->synchronize(stream).ok());
-  systest::log_to_file();
+  log_to_file();
   if (service) {
     struct vmem_kernel* open = nullptr;
     vmem_kernel_view view;
@@ -79,11 +76,10 @@ class ExitStuck : public testing::Test {
 #endif
   }
   bool run(const char* what) {
-    log_ =
-        systest::run_to_exit("ExitStuckChild.DISABLED_BesideWhatDoesNotAnswer", {{"VMEM_TEST_WHAT", what},
-                                                                                 {"VMEM_TEST_FILE", there_.path()},
-                                                                                 {"VMEM_TEST_BELOW", below_.path()},
-                                                                                 {"VMEM_TEST_ABOVE", above_.path()}});
+    log_ = run_to_exit("ExitStuckChild.DISABLED_BesideWhatDoesNotAnswer", {{"VMEM_TEST_WHAT", what},
+                                                                           {"VMEM_TEST_FILE", there_.path()},
+                                                                           {"VMEM_TEST_BELOW", below_.path()},
+                                                                           {"VMEM_TEST_ABOVE", above_.path()}});
     return log_ != "skip";
   }
 
@@ -112,3 +108,4 @@ TEST_F(ExitStuck, ADeviceKeepsNothingFromItsFileThatItHasNot) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -9,17 +9,12 @@
 #include "vmem/detail/paging_group.h"
 #include "vmem/detail/paging_view.h"
 
+namespace systest {
 namespace {
 
-using systest::log_to_file;
-using systest::map_shared;
-using systest::path_of;
-using systest::run_to_exit;
-using systest::start_device;
-using systest::TempFile;
 using vmem::device::SimKernel;
 
-constexpr size_t kBlock = systest::kExitBlock;
+constexpr size_t kBlock = kExitBlock;
 
 TEST(ExitWaitsChild, DISABLED_AStreamThatNeverEnds) {
   start_device(false);
@@ -252,3 +247,4 @@ TEST(ExitWaits, ALineOfAnotherThreadDoesNotWaitForASinkThatExits) {
 }
 
 }  // namespace
+}  // namespace systest

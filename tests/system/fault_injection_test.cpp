@@ -13,14 +13,9 @@
 #include "faulty_disk.h"
 #include "support.h"
 
+namespace systest {
 namespace {
 
-using systest::LogLines;
-using systest::raises_sigbus;
-using systest::Settings;
-using systest::stamp;
-using systest::SystemTest;
-using systest::TempFile;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 using vmem::store::Io;
@@ -43,7 +38,7 @@ class FaultInjection : public SystemTest, public ::testing::WithParamInterface<c
   // The parameter: the way that blocks are transferred, which decides whose memory is written and
   // whose is dropped.
   void start(Settings more = {}) {
-    systest::wrap_engine(&disk);
+    wrap_engine(&disk);
     Settings settings{{"transfer", GetParam()}, {"readahead", "0"}};
     settings.insert(settings.end(), more.begin(), more.end());
     configure(settings);
@@ -338,3 +333,4 @@ INSTANTIATE_TEST_SUITE_P(, FaultInjection, ::testing::Values("auto", "copy"),
                          [](const auto& p) { return std::string(p.param); });
 
 }  // namespace
+}  // namespace systest

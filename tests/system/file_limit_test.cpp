@@ -9,12 +9,8 @@
 
 #include "support.h"
 
+namespace systest {
 namespace {
-
-using systest::raises_sigbus;
-using systest::stamp;
-using systest::SystemTest;
-using systest::TempFile;
 
 constexpr size_t kBlock = 64 << 10;
 constexpr size_t kWords = kBlock / sizeof(uint64_t);
@@ -125,3 +121,4 @@ TEST_P(FileLimit, WhatLiesBeyondItOfASharedFileStaysInMemory) {
 INSTANTIATE_TEST_SUITE_P(Engines, FileLimit, ::testing::Values("io_uring", "threads"));
 
 }  // namespace
+}  // namespace systest

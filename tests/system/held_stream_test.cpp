@@ -79,18 +79,8 @@ class HeldStream : public SystemTest {
     });
     return until([&] { return ended->load(); });
   }
-  static uint64_t device_used() {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0) << vmem_last_error();
-    return s.used_bytes;
-  }
-  static uint64_t device_leased() {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0) << vmem_last_error();
-    return s.leased_bytes;
-  }
+  static uint64_t device_used() { return device_stats().used_bytes; }
+  static uint64_t device_leased() { return device_stats().leased_bytes; }
 
   // A step hook: stops the first thread that reaches `stop_at_` until `at_step_` is cleared.
   static void stop(const char* step) {

@@ -8,11 +8,8 @@
 #include "store/file.h"
 #include "support.h"
 
+namespace systest {
 namespace {
-
-using systest::stamp;
-using systest::SystemTest;
-using systest::TempFile;
 
 constexpr size_t kMiB = size_t{1} << 20, kBlock = 64 << 10;
 
@@ -152,3 +149,4 @@ TEST_F(Holes, DataBetweenHolesIsRead) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -8,17 +8,8 @@
 
 #include "kernel_fixture.h"
 
+namespace systest {
 namespace {
-
-using systest::Answer;
-using systest::Group;
-using systest::Intent;
-using systest::kBlock;
-using systest::KernelPaging;
-using systest::long_enough;
-using systest::Open;
-using systest::SimKernel;
-using systest::View;
 
 class KernelAhead : public KernelPaging {
  protected:
@@ -28,12 +19,7 @@ class KernelAhead : public KernelPaging {
           {{"readahead", bytes}, {"device_budget", "100MiB"}, {"host_budget", "200MiB"}, {"device_block_size", "2MiB"}},
           true);
   }
-  static uint64_t came() {
-    struct vmem_device_stats stats = {};
-    stats.size = sizeof stats;
-    EXPECT_EQ(vmem_device_stats(0, &stats), 0) << vmem_last_error();
-    return stats.in_bytes / kBlock;
-  }
+  static uint64_t came() { return device_stats().in_bytes / kBlock; }
   // A kernel acquires these blocks one after the other, and holds each as long as it takes to page
   // in another one. Returns how many were present at their acquire.
   int had_at_once(const View& view, const std::vector<uint32_t>& list) {
@@ -108,3 +94,4 @@ TEST_F(KernelAhead, NothingElseComes) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -12,18 +12,9 @@
 #include "kernel_fixture.h"
 #include "vmem/detail/paging_gather.h"
 
+namespace systest {
 namespace {
 
-using systest::Answer;
-using systest::Group;
-using systest::kBlock;
-using systest::KernelPaging;
-using systest::kWords;
-using systest::long_enough;
-using systest::Open;
-using systest::SimKernel;
-using systest::TempFile;
-using systest::View;
 using vmem::paging::Gathered;
 using vmem::paging::kNoRow;
 using vmem::paging::Piece;
@@ -378,3 +369,4 @@ TEST_F(KernelGather, ShutdownEndsAWaitForRows) {
 }
 
 }  // namespace
+}  // namespace systest

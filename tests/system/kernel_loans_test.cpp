@@ -10,20 +10,9 @@
 #include "kernel_fixture.h"
 #include "refusals.h"
 
+namespace systest {
 namespace {
 
-using systest::Answer;
-using systest::Group;
-using systest::Intent;
-using systest::kBlock;
-using systest::kBoth;
-using systest::KernelPaging;
-using systest::kPresent;
-using systest::kWords;
-using systest::long_enough;
-using systest::Open;
-using systest::SimKernel;
-using systest::View;
 using vmem::paging::Gathered;
 using vmem::paging::Piece;
 
@@ -59,18 +48,8 @@ class KernelLoans : public KernelPaging {
     ASSERT_EQ(vmem_evict(region_.data(), region_.size(), VMEM_HOST), 0) << vmem_last_error();
     ASSERT_EQ(on_device(), 0u);
   }
-  uint64_t on_device() {
-    vmem_residency where = {};
-    where.size = sizeof where;
-    EXPECT_EQ(vmem_query(region_.data(), region_.size(), &where), 0) << vmem_last_error();
-    return where.device_bytes;
-  }
-  static uint64_t came() {
-    struct vmem_device_stats stats = {};
-    stats.size = sizeof stats;
-    EXPECT_EQ(vmem_device_stats(0, &stats), 0) << vmem_last_error();
-    return stats.in_bytes;
-  }
+  uint64_t on_device() { return residency(region_.data(), region_.size()).device_bytes; }
+  static uint64_t came() { return device_stats().in_bytes; }
   // Gathers the first words of these rows.
   static Gathered gather(SimKernel& k, const View& view, uint64_t row, uint64_t* out) {
     Group group(view.table, long_enough());
@@ -228,7 +207,7 @@ TEST_F(KernelLoans, CallsGetBlocksThatAreLent) {
 // same blocks.
 TEST_F(KernelLoans, NothingIsLostOrStaleWhileBlocksAreLentAndRecalled) {
   if (IsSkipped()) return;
-  const int turns = systest::kSanitized ? 6 : 20;
+  const int turns = kSanitized ? 6 : 20;
   Open open(region_.data(), region_.size(), kBoth, stream_, 3 * kBlock);
   const View view = open.view();
   Reader of_kernels, of_cpu;
@@ -283,8 +262,8 @@ TEST_F(KernelLoans, AWordThatCannotBeStoredGivesBackWhatIsLentThoughTheDeviceIsW
   ASSERT_TRUE(until([&] { return reader.turns > 2; }));
   vmem::core::step_hook = [](const char* step) {
     if (strcmp(step, "asking.publishing") != 0) return;
-    systest::once = true;
-    systest::refused_in = 0;
+    once = true;
+    refused_in = 0;
   };
   std::atomic<Answer> told{Answer::present};
   void* const other = stream(0);
@@ -329,3 +308,4 @@ TEST_F(KernelLoans, ShutdownTakesWhatIsLentBack) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -17,22 +17,8 @@
 
 #include "kernel_fixture.h"
 
+namespace systest {
 namespace {
-
-using systest::Answer;
-using systest::Group;
-using systest::HostAtomics;
-using systest::Intent;
-using systest::kBlock;
-using systest::kBoth;
-using systest::KernelPaging;
-using systest::kPresent;
-using systest::kWords;
-using systest::long_enough;
-using systest::Open;
-using systest::SimKernel;
-using systest::TempFile;
-using systest::View;
 
 TEST_F(KernelPaging, AKernelGetsTheBlocksThatItAsksForAndTheHostWhatItStored) {
   if (IsSkipped()) return;
@@ -98,7 +84,7 @@ TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
   if (IsSkipped()) return;
   constexpr uint32_t kBlocks = 32, kWarps = 4;
   constexpr size_t kAt[] = {1, 511, 4096, kWords / 2, kWords - 1};
-  const int turns = systest::kSanitized ? 60 : 200;
+  const int turns = kSanitized ? 60 : 200;
   vmem::region r(kBlocks * kBlock);
   for (uint32_t b = 0; b < kBlocks; ++b)
     for (const size_t at : kAt) words(r)[b * kWords + at] = b * kWords + at;
@@ -140,9 +126,7 @@ TEST_F(KernelPaging, KernelsFindTheirWordsWhileBlocksComeAndGo) {
   for (void* s : streams) ASSERT_TRUE(sim().synchronize(s).ok());
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(refused, 0);
-  struct vmem_device_stats stats = {};
-  stats.size = sizeof stats;
-  ASSERT_EQ(vmem_device_stats(0, &stats), 0);
+  auto stats = device_stats();
   EXPECT_GT(stats.in_bytes, kBlocks * kBlock) << "blocks came more than once";
   EXPECT_TRUE(until([&] { return vmem_device_stats(0, &stats) == 0 && stats.leased_bytes <= 8 * kBlock; }))
       << "what was on its way out has left";
@@ -203,7 +187,7 @@ struct InTurn : HostAtomics {
 TEST_F(KernelPaging, WhoWaitsIsNotOvertakenWithoutEnd) {
   if (IsSkipped()) return;
   constexpr uint32_t kBlocks = 32, kFrames = 8;
-  constexpr uint64_t kTurns = systest::kSanitized ? 3000 : 6000;
+  constexpr uint64_t kTurns = kSanitized ? 3000 : 6000;
   vmem::region r(kBlocks * kBlock);
   Open open(words(r), kBlocks * kBlock, VMEM_READ, stream_, kFrames * kBlock);
   ASSERT_EQ(open.view().table.frames, kFrames);
@@ -240,7 +224,7 @@ TEST_F(KernelPaging, TheLogSaysWhatItTookToServeARange) {
   if (IsSkipped()) return;
   vmem::region r(8 * kBlock);
   ASSERT_EQ(vmem_set("log", "info"), 0) << vmem_last_error();
-  systest::LogLines log;
+  LogLines log;
   Open open(words(r), 8 * kBlock, kBoth, stream_, 4 * kBlock);
   std::atomic<int> told[5];
   for (uint32_t b = 0; b < 5; ++b) launch_add(stream_, open.view(), b, &told[b]);
@@ -609,7 +593,7 @@ TEST_F(KernelPaging, AForkedChildIsRefusedAndTheParentGoesOn) {
   if (IsSkipped()) return;
   vmem::region r(4 * kBlock);
   Open open(words(r), 4 * kBlock, kBoth, stream_);
-  EXPECT_EQ(systest::status_of_fork([&] {
+  EXPECT_EQ(status_of_fork([&] {
               vmem_kernel_view view;
               struct vmem_kernel* kernel = nullptr;
               const bool right = vmem_kernel_end(open.handle(), nullptr) == -ECHILD &&
@@ -623,7 +607,7 @@ TEST_F(KernelPaging, AForkedChildIsRefusedAndTheParentGoesOn) {
   EXPECT_EQ(told, kPresent);
 }
 
-class KernelPagingShared : public systest::SimTest {};
+class KernelPagingShared : public SimTest {};
 
 TEST_F(KernelPagingShared, ManagedMemoryIsRefusedWithWhatToSet) {
   if (IsSkipped()) return;
@@ -635,3 +619,4 @@ TEST_F(KernelPagingShared, ManagedMemoryIsRefusedWithWhatToSet) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -8,20 +8,8 @@
 
 #include "kernel_fixture.h"
 
+namespace systest {
 namespace {
-
-using systest::Answer;
-using systest::Group;
-using systest::Intent;
-using systest::kBlock;
-using systest::kBoth;
-using systest::KernelPaging;
-using systest::kPresent;
-using systest::kWords;
-using systest::long_enough;
-using systest::Open;
-using systest::SimKernel;
-using systest::View;
 
 constexpr uint32_t kBlocks = 8;
 
@@ -38,12 +26,6 @@ class KernelStores : public KernelPaging {
       EXPECT_EQ(vmem_sync(region_.data(), region_.size()), 0) << "nothing moves then";
     }
     KernelPaging::TearDown();
-  }
-  static struct vmem_device_stats stats() {
-    struct vmem_device_stats out = {};
-    out.size = sizeof out;
-    EXPECT_EQ(vmem_device_stats(0, &out), 0) << vmem_last_error();
-    return out;
   }
   // A kernel that loads a word of each block, and stores to a word of one. The range is open for
   // both.
@@ -76,19 +58,19 @@ TEST_F(KernelStores, WhatIsOnlyLoadedIsNotWrittenBack) {
   if (IsSkipped()) return;
   Open open(region_.data(), region_.size(), kBoth, stream_, 2 * kBlock);
   for (int i = 0; i < 3; ++i) turn(open, kBlocks, 0);
-  EXPECT_GE(stats().in_bytes, 2 * region_.size()) << "blocks came more than once";
-  EXPECT_EQ(stats().out_bytes, 0u) << "their frames had them yet";
+  EXPECT_GE(device_stats().in_bytes, 2 * region_.size()) << "blocks came more than once";
+  EXPECT_EQ(device_stats().out_bytes, 0u) << "their frames had them yet";
   open.end();
   for (uint64_t b = 0; b < kBlocks; ++b) EXPECT_EQ(words(region_)[b * kWords], 100 + b);
-  EXPECT_EQ(stats().out_bytes, 0u);
+  EXPECT_EQ(device_stats().out_bytes, 0u);
 }
 
 TEST_F(KernelStores, WhatIsStoredIsNotLostAmongIt) {
   if (IsSkipped()) return;
   Open open(region_.data(), region_.size(), kBoth, stream_, 2 * kBlock);
   for (uint32_t i = 0; i < 2 * kBlocks; ++i) turn(open, i % kBlocks, 1000 + i);
-  EXPECT_GE(stats().out_bytes, kBlocks * kBlock);
-  EXPECT_LT(stats().out_bytes, 4 * kBlocks * kBlock) << "what was only loaded as well";
+  EXPECT_GE(device_stats().out_bytes, kBlocks * kBlock);
+  EXPECT_LT(device_stats().out_bytes, 4 * kBlocks * kBlock) << "what was only loaded as well";
   open.end();
   for (uint64_t b = 0; b < kBlocks; ++b) {
     EXPECT_EQ(words(region_)[b * kWords], 100 + b);
@@ -138,3 +120,4 @@ TEST_F(KernelStores, WhatOneRangeSaysIsNotSaidForOthers) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -5,11 +5,9 @@
 #include "faulty_disk.h"
 #include "sim_support.h"
 
+namespace systest {
 namespace {
 
-using systest::kBlock;
-using systest::SimTest;
-using systest::stamp;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 using vmem::store::Io;
@@ -22,15 +20,10 @@ class LeasesThatEnd : public SimTest {
     SimTest::start(1);
     if (IsSkipped()) return;
     vmem_shutdown();
-    systest::wrap_engine(&disk);
+    wrap_engine(&disk);
     SimTest::start(1);
   }
-  static uint64_t leased_at_device() {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0) << said();
-    return s.leased_bytes;
-  }
+  static uint64_t leased_at_device() { return device_stats().leased_bytes; }
   FaultyEngine* disk = nullptr;
 };
 
@@ -72,9 +65,7 @@ TEST_F(LeasesThatEnd, ARefusedAcquireAtADeviceTakesNoBlockFromWhoLeasesItNext) {
   EXPECT_TRUE(until([&] { return read.load(); }));
   go_on();
   EXPECT_TRUE(until([&] { return ended.load(); }));
-  struct vmem_residency where = {};
-  where.size = sizeof where;
-  ASSERT_EQ(vmem_query(second, kBlock, &where), 0);
+  const auto where = residency(second, kBlock);
   EXPECT_EQ(where.host_bytes, kBlock);
   EXPECT_EQ(where.device_bytes, 0u);
   *second = 5;
@@ -163,3 +154,4 @@ TEST_F(LeasesThatEnd, ReadyIsToldThatShutdownFreedTheRegions) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -9,11 +9,9 @@
 #include "faulty_disk.h"
 #include "sim_support.h"
 
+namespace systest {
 namespace {
 
-using systest::kBlock;
-using systest::SimTest;
-using systest::stamp;
 using vmem::store::Fault;
 using vmem::store::FaultyEngine;
 using vmem::store::Io;
@@ -39,7 +37,7 @@ class LeaseHandles : public SimTest, public ::testing::WithParamInterface<int> {
     SimTest::start(1);
     if (IsSkipped()) return;
     vmem_shutdown();
-    systest::wrap_engine(&disk);
+    wrap_engine(&disk);
     SimTest::start(1);
   }
   int location() const { return GetParam(); }
@@ -69,12 +67,7 @@ class LeaseHandles : public SimTest, public ::testing::WithParamInterface<int> {
     pollfd p{fd, POLLIN, 0};
     return ::poll(&p, 1, 0) == 1;
   }
-  uint64_t leased() const {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0) << said();
-    return s.leased_bytes;
-  }
+  uint64_t leased() const { return device_stats().leased_bytes; }
 
   FaultyEngine* disk = nullptr;
 };
@@ -336,7 +329,7 @@ TEST_P(LeaseHandles, AForkedChildIsRefused) {
   const vmem_range one = range(r, 0);
   Lease *lease = nullptr, *other = nullptr;
   ASSERT_EQ(vmem_lease(&lease, &one, 1, location(), at_stream()), 0) << said();
-  EXPECT_EQ(systest::status_of_fork([&] {
+  EXPECT_EQ(status_of_fork([&] {
               const bool refused = vmem_lease_poll(lease) == -ECHILD && vmem_lease_fd(lease) == -ECHILD &&
                                    vmem_lease_end(lease, nullptr) == -ECHILD &&
                                    vmem_lease(&other, &one, 1, VMEM_HOST, nullptr) == -ECHILD &&
@@ -365,12 +358,7 @@ TEST_F(DeviceLeaseHandles, TheLeaseEndsWhenTheStreamThatEndsItGetsThere) {
   launch_store(other, words, 2, &go);
   ASSERT_EQ(vmem_lease_end(lease, other), 0) << said();
   ASSERT_TRUE(sim().synchronize(stream_).ok());
-  const auto leased = [] {
-    struct vmem_device_stats s = {};
-    s.size = sizeof s;
-    EXPECT_EQ(vmem_device_stats(0, &s), 0);
-    return s.leased_bytes;
-  };
+  const auto leased = [] { return device_stats().leased_bytes; };
   EXPECT_EQ(leased(), kBlock) << "the other stream has not got there";
   go = true;
   EXPECT_TRUE(until([&] { return leased() == 0; }));
@@ -489,8 +477,9 @@ TEST(LeaseHandleChild, DISABLED_ExitsInReady) {
 
 TEST_F(DeviceLeaseHandles, ReadyMayCallExit) {
   if (IsSkipped()) return;
-  const int status = systest::wait_for_child(systest::start_child("LeaseHandleChild.DISABLED_ExitsInReady"), 120);
+  const int status = wait_for_child(start_child("LeaseHandleChild.DISABLED_ExitsInReady"), 120);
   EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7) << status;
 }
 
 }  // namespace
+}  // namespace systest

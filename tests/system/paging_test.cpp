@@ -5,11 +5,8 @@
 
 #include "support.h"
 
+namespace systest {
 namespace {
-
-using systest::Settings;
-using systest::stamp;
-using systest::SystemTest;
 
 struct Case {
   const char* name;
@@ -27,7 +24,7 @@ void PrintTo(const Case& c, std::ostream* out) {
 // check, and each page costs several pages of shadow memory. So a pass checks every 13th word, or
 // every 1021st with large blocks. Both distances meet every block and every offset in a page.
 size_t stride(size_t block) {
-  if (!systest::kSanitized) return 1;
+  if (!kSanitized) return 1;
   return block > 2 << 20 ? 1021 : 13;
 }
 
@@ -194,7 +191,7 @@ TEST_F(PagingMore, TenThousandRegionsLiveTogether) {
 TEST_F(PagingMore, ACyclicScanOverFourBudgetsStillHits) {
   configure({{"host_budget", "64MiB"}, {"readahead", "0"}, {"block_size", "2MiB"}});
   if (IsSkipped()) return;
-  systest::TempFile file(256 << 20, 5);
+  TempFile file(256 << 20, 5);
   vmem::region region(256 << 20, file.path(), 0, VMEM_MAP_READ | VMEM_HOST_ONLY);
   auto* bytes = static_cast<volatile unsigned char*>(region.data());
   const auto pass = [&] {
@@ -209,3 +206,4 @@ TEST_F(PagingMore, ACyclicScanOverFourBudgetsStillHits) {
 }
 
 }  // namespace
+}  // namespace systest

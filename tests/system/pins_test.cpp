@@ -13,11 +13,8 @@
 #include "core/step.h"
 #include "support.h"
 
+namespace systest {
 namespace {
-
-using systest::LogLines;
-using systest::SystemTest;
-using systest::TempFile;
 
 bool notices_pins() {
   utsname name{};
@@ -78,12 +75,12 @@ struct Way {
 
 class Pins : public SystemTest, public testing::WithParamInterface<Way> {
  protected:
-  void start(const char* budget, systest::Settings more = {}) {
+  void start(const char* budget, Settings more = {}) {
     if (!notices_pins()) GTEST_SKIP() << "this kernel notices no pins";
-    systest::Settings settings{{"host_budget", budget},
-                               {"block_size", GetParam().block},
-                               {"transfer", GetParam().transfer},
-                               {"device", "none"}};
+    Settings settings{{"host_budget", budget},
+                      {"block_size", GetParam().block},
+                      {"transfer", GetParam().transfer},
+                      {"device", "none"}};
     settings.insert(settings.end(), more.begin(), more.end());
     configure(settings);
   }
@@ -288,3 +285,4 @@ TEST_P(Pins, ACallThatPinsMoreThanTheBudgetFailsSoonAndSaysWhy) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -5,11 +5,8 @@
 #include "pager/pager.h"
 #include "sim_support.h"
 
+namespace systest {
 namespace {
-
-using systest::kBlock;
-using systest::SimTest;
-using systest::stamp;
 
 class StreamHints : public SimTest {
  protected:
@@ -22,12 +19,7 @@ class StreamHints : public SimTest {
     SimTest::TearDown();
   }
   static uint64_t* word(const vmem::region& r, size_t block) { return r.view<uint64_t>().data() + block * kBlock / 8; }
-  static uint64_t on_device(const vmem::region& r, size_t block) {
-    struct vmem_residency where = {};
-    where.size = sizeof where;
-    EXPECT_EQ(vmem_query(word(r, block), 8, &where), 0) << said();
-    return where.device_bytes;
-  }
+  static uint64_t on_device(const vmem::region& r, size_t block) { return residency(word(r, block), 8).device_bytes; }
   // Work queued on the stream from now on runs after `go`.
   void hold(void* stream) {
     ASSERT_TRUE(sim()
@@ -180,3 +172,4 @@ TEST_F(StreamHints, ABlockOnItsWayIsCountedWhereQueryCountsIt) {
 }
 
 }  // namespace
+}  // namespace systest

@@ -95,9 +95,7 @@ TEST_F(StuckFile, DontNeedDropsWhatTheFileRefusesForGood) {
   EXPECT_EQ(vmem_advise(at_, kSize, VMEM_ADVISE_DONT_NEED, 0), -EIO);
   EXPECT_NE(std::string(vmem_last_error()).find("128 blocks"), std::string::npos) << vmem_last_error();
   EXPECT_EQ(vmem_advise(at_, kSize, VMEM_ADVISE_DONT_NEED, 0), 0) << "said once: " << vmem_last_error();
-  vmem_residency in = {};
-  in.size = sizeof in;
-  ASSERT_EQ(vmem_query(at_, kSize, &in), 0);
+  const auto in = residency(at_, kSize);
   EXPECT_EQ(in.host_bytes, 0u) << "the budget is back";
   EXPECT_EQ(static_cast<char*>(at_)[kSize - 1], 0) << "what the file has";
   EXPECT_EQ(vmem_free(at_), 0) << vmem_last_error();

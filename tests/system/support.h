@@ -104,6 +104,18 @@ class SystemTest : public ::testing::Test {
     if (rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) GTEST_SKIP() << vmem_last_error();
     ASSERT_EQ(rc, 0) << vmem_last_error();
   }
+  static struct vmem_device_stats device_stats(int device = 0) {
+    struct vmem_device_stats s = {};
+    s.size = sizeof s;
+    EXPECT_EQ(vmem_device_stats(device, &s), 0) << vmem_last_error();
+    return s;
+  }
+  static struct vmem_residency residency(const void* at, size_t size) {
+    struct vmem_residency r = {};
+    r.size = sizeof r;
+    EXPECT_EQ(vmem_query(at, size, &r), 0) << vmem_last_error();
+    return r;
+  }
 
  private:
   static void reset() {

@@ -6,11 +6,8 @@
 
 #include "api/call_gate.h"
 
+namespace vmem::api {
 namespace {
-
-using vmem::api::Closed;
-using vmem::api::FairMutex;
-using vmem::api::Gate;
 
 TEST(Gate, WhoIsAloneIsAlone) {
   Gate gate;
@@ -82,3 +79,4 @@ TEST(FairMutex, ExcludesAndServesEverybody) {
 }
 
 }  // namespace
+}  // namespace vmem::api

@@ -8,33 +8,30 @@
 #include "core/big_lock.h"
 #include "device/sim/sim_device.h"
 
+namespace vmem::core {
 namespace {
-
-using vmem::core::BigLock;
-using vmem::core::BigMutex;
-using vmem::core::must_be_outside;
 
 TEST(BigLock, MarksTheThreadThatHoldsIt) {
   BigMutex mutex;
   must_be_outside("this test");
   {
     BigLock lock(mutex);
-    EXPECT_EQ(vmem::core::big_locks_held, 1);
+    EXPECT_EQ(big_locks_held, 1);
     std::thread([] { must_be_outside("another thread"); }).join();
     lock.unlock();
     must_be_outside("this test");
     lock.lock();
-    EXPECT_EQ(vmem::core::big_locks_held, 1);
+    EXPECT_EQ(big_locks_held, 1);
     std::condition_variable changed;
     changed.wait_for(lock, std::chrono::milliseconds(1));
-    EXPECT_EQ(vmem::core::big_locks_held, 1);
+    EXPECT_EQ(big_locks_held, 1);
   }
-  EXPECT_EQ(vmem::core::big_locks_held, 0);
+  EXPECT_EQ(big_locks_held, 0);
   {
     BigLock lock(mutex);
     lock.unlock();
   }
-  EXPECT_EQ(vmem::core::big_locks_held, 0);
+  EXPECT_EQ(big_locks_held, 0);
 }
 
 TEST(BigLock, WhoWaitsHasItsTurnInTheMidstOfLongWork) {
@@ -52,7 +49,7 @@ TEST(BigLock, WhoWaitsHasItsTurnInTheMidstOfLongWork) {
   }
   // Only this call opens the lock.
   while (turns != 200) lock.give_way();
-  EXPECT_EQ(vmem::core::big_locks_held, 1);
+  EXPECT_EQ(big_locks_held, 1);
   lock.unlock();
   for (std::thread& t : others) t.join();
 }
@@ -79,10 +76,10 @@ TEST(BigLock, WhoComesOutOfAConditionVariableHasItsTurnToo) {
 
 TEST(BigLockDeathTest, ADeviceThatIsCalledUnderItEndsTheProcess) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  std::unique_ptr<vmem::device::SimDevices> sim;
-  ASSERT_TRUE(vmem::device::make_sim_devices({}, &sim).ok());
+  std::unique_ptr<device::SimDevices> sim;
+  ASSERT_TRUE(device::make_sim_devices({}, &sim).ok());
   BigMutex mutex;
-  vmem::device::Ticket ticket;
+  device::Ticket ticket;
   bool done = false;
   const auto held = [&](auto call) {
     BigLock lock(mutex);
@@ -91,10 +88,11 @@ TEST(BigLockDeathTest, ADeviceThatIsCalledUnderItEndsTheProcess) {
   EXPECT_DEATH(held([&] { sim->record(nullptr, 0, &ticket).ignore(); }), "Devices::record is called under the pager");
   EXPECT_DEATH(held([&] { sim->poll(ticket, &done).ignore(); }), "Devices::poll is called under the pager");
   EXPECT_DEATH(held([&] { sim->health(0).ignore(); }), "Devices::health is called under the pager");
-  EXPECT_DEATH(held([&] { sim->open({}, vmem::device::Access::read).ignore(); }), "Devices::open is called under");
+  EXPECT_DEATH(held([&] { sim->open({}, device::Access::read).ignore(); }), "Devices::open is called under");
   ASSERT_TRUE(sim->record(nullptr, 0, &ticket).ok());
   while (ticket.use_count() != 1) std::this_thread::yield();  // the stream has released it
   EXPECT_DEATH(held([&] { ticket.reset(); }), "the end of a ticket is called under the pager");
 }
 
 }  // namespace
+}  // namespace vmem::core

@@ -8,18 +8,8 @@
 #include "edit_block.h"
 #include "pager/block/block_table.h"
 
+namespace vmem::core {
 namespace {
-
-using vmem::core::BlockTable;
-using vmem::core::in_memory;
-using vmem::core::in_transition;
-using vmem::core::legal;
-using vmem::core::State;
-using vmem::core::state_name;
-
-using vmem::core::Extent;
-using vmem::core::kMaxBlock;
-using vmem::core::kPage;
 
 constexpr size_t kStates = static_cast<size_t>(State::count_);
 
@@ -75,7 +65,7 @@ TEST(Extent, KeepsEachOfItsPartsAtItsLargest) {
   static_assert(kLast >= (uint64_t{1} << 50) - kPage, "1 PiB, the largest ssd_budget");
   for (const uint64_t offset : {uint64_t{0}, kPage, kLast}) {
     for (const size_t length : {kPage, kMaxBlock, kMaxBlock + kPage}) {
-      for (const unsigned path : {0u, vmem::core::kMaxStorePaths - 1}) {
+      for (const unsigned path : {0u, kMaxStorePaths - 1}) {
         for (unsigned codec = 0; codec < 4; ++codec) {
           const Extent e = Extent::make(path, offset, length, codec);
           ASSERT_TRUE(e);
@@ -121,7 +111,7 @@ TEST(CoreBlockTable, EveryLegalTransitionIsTakenAndCounted) {
 // Each named change, the states that it starts from, and the state that it leads to.
 TEST(CoreBlockTable, NamedChangesLeadWhereTheirNamesSay) {
   using enum State;
-  using Change = void (BlockTable::*)(vmem::core::BlockIndex);
+  using Change = void (BlockTable::*)(BlockIndex);
   struct Named {
     Change change;
     std::set<State> from;
@@ -153,7 +143,7 @@ TEST(CoreBlockTable, NamedChangesLeadWhereTheirNamesSay) {
   };
   BlockTable table;
   ASSERT_TRUE(table.create(1000).ok());
-  vmem::core::BlockIndex block = 0;
+  BlockIndex block = 0;
   for (const Named& named : all) {
     for (const State from : named.from) {
       for (const bool has_extent : {false, true}) {
@@ -237,7 +227,7 @@ TEST(CoreBlockTable, PagesWhoseBlocksAreUntouchedAgainAreGivenBack) {
   for (uint64_t b = 0; b < blocks; b += 1000) {
     change(table, b, State::unpopulated, State::reading);
     edit(table, b).digest = {1, 2};
-    edit(table, b).flags |= vmem::core::kDigest;
+    edit(table, b).flags |= kDigest;
     change(table, b, State::reading, State::unpopulated);
     ASSERT_LE(table.footprint() - none, 18u * 4097) << b;
   }
@@ -253,12 +243,12 @@ TEST(CoreBlockTable, APageIsKeptWhileABlockInItHasMoreToSay) {
     change(table, b, State::reading, State::unpopulated);
   };
   touch(7);
-  edit(table, 9).flags |= vmem::core::kWaitsForMemory;  // a thread waits for it
+  edit(table, 9).flags |= kWaitsForMemory;  // a thread waits for it
   change(table, 300, State::unpopulated, State::reading);
   change(table, 300, State::reading, State::stored);
   touch(301);
   for (uint64_t b = 1000; b < 500000; b += 1000) touch(b);
-  EXPECT_EQ(table[9].flags, vmem::core::kWaitsForMemory);
+  EXPECT_EQ(table[9].flags, kWaitsForMemory);
   EXPECT_EQ(table[300].state, State::stored);
   EXPECT_EQ(table.check(), "");
 }
@@ -278,3 +268,4 @@ TEST(CoreBlockTable, StatesThatAreOwnedAndStatesThatOccupyMemory) {
 }
 
 }  // namespace
+}  // namespace vmem::core

@@ -20,14 +20,8 @@
 #include "core/log.h"
 #include "core/step.h"
 
+namespace vmem::core {
 namespace {
-
-using vmem::core::BigLock;
-using vmem::core::BigMutex;
-using vmem::core::flush_log;
-using vmem::core::Level;
-using vmem::core::log;
-using vmem::core::set_log_sink;
 
 class CoreLogQueue : public ::testing::Test {
  protected:
@@ -64,15 +58,15 @@ TEST_F(CoreLogQueue, NothingIsDeliveredUnderTheLockNorByWhoLogs) {
 }
 
 TEST_F(CoreLogQueue, TheEndOfTheOutermostCallDeliversWhatItLogged) {
-  vmem::core::begin_call_that_logs();
-  vmem::core::begin_call_that_logs();
+  begin_call_that_logs();
+  begin_call_that_logs();
   log(Level::error, "line");
-  EXPECT_FALSE(vmem::core::end_call_that_logs());
-  ASSERT_TRUE(vmem::core::end_call_that_logs());
-  vmem::core::deliver_log_of_call();
+  EXPECT_FALSE(end_call_that_logs());
+  ASSERT_TRUE(end_call_that_logs());
+  deliver_log_of_call();
   EXPECT_EQ(lines, std::vector<std::string>{"line"});
-  vmem::core::begin_call_that_logs();
-  EXPECT_FALSE(vmem::core::end_call_that_logs()) << "it logged nothing";
+  begin_call_that_logs();
+  EXPECT_FALSE(end_call_that_logs()) << "it logged nothing";
 }
 
 // Returns how many messages the lines stand for: each is printed, or counted.
@@ -121,7 +115,7 @@ TEST_F(CoreLogQueue, NoneIsCountedBeforeOneIsAmongTheLines) {
   static std::atomic<int> printed{0};
   static std::atomic<bool> go_on{false};
   printed = 0, go_on = false;
-  vmem::core::step_hook.store([](const char* step) {
+  step_hook.store([](const char* step) {
     if (std::string_view(step) != "log.printed" || printed.fetch_add(1) != 0) return;
     while (!go_on) std::this_thread::yield();
   });
@@ -133,7 +127,7 @@ TEST_F(CoreLogQueue, NoneIsCountedBeforeOneIsAmongTheLines) {
   EXPECT_EQ(lines, std::vector<std::string>{"disk 2 failed"});
   go_on = true;
   first.join();
-  vmem::core::step_hook.store(nullptr);
+  step_hook.store(nullptr);
   set_log_sink(nullptr, nullptr);
   EXPECT_EQ(told(lines), 2u);
 }
@@ -161,7 +155,7 @@ TEST_F(CoreLogQueue, WhatIsLikeTheOthersIsCutBetweenCharacters) {
 
 TEST_F(CoreLogQueue, LinesWithoutRoomAreCountedWhereTheyWereDropped) {
   const std::string text(1000, 'x');
-  const size_t fit = vmem::core::kLogRoom / (text.size() + 8) - 1;
+  const size_t fit = kLogRoom / (text.size() + 8) - 1;
   size_t logged = 0;
   for (; logged < fit + 50; ++logged) log(Level::error, "%s", text.c_str());
   in_sink = [&] {  // room for some lines again
@@ -177,7 +171,7 @@ TEST_F(CoreLogQueue, LinesWithoutRoomAreCountedWhereTheyWereDropped) {
 }
 
 TEST_F(CoreLogQueue, DroppedLinesAreSaidThoughNobodyLogsAfterwards) {
-  for (size_t i = 0; i < vmem::core::kLogRoom / 500; ++i) log(Level::error, "%s", std::string(1000, 'x').c_str());
+  for (size_t i = 0; i < kLogRoom / 500; ++i) log(Level::error, "%s", std::string(1000, 'x').c_str());
   flush_log();
   ASSERT_FALSE(lines.empty());
   EXPECT_NE(lines.back().find(" lines of the log were dropped here"), std::string::npos) << lines.back();
@@ -218,12 +212,12 @@ TEST_F(CoreLogQueue, ASinkThatLogsIsNotEnteredAgainAndItsLineComesNext) {
   in_sink = [&] {
     if (lines.size() == 1) log(Level::error, "from the sink");
     flush_log();
-    EXPECT_TRUE(vmem::core::in_log_sink());
+    EXPECT_TRUE(in_log_sink());
   };
   log(Level::error, "first");
   log(Level::error, "second");
   flush_log();
-  EXPECT_FALSE(vmem::core::in_log_sink());
+  EXPECT_FALSE(in_log_sink());
   EXPECT_EQ(lines, (std::vector<std::string>{"first", "second"}));
   flush_log();
   EXPECT_EQ(lines, (std::vector<std::string>{"first", "second", "from the sink"}));
@@ -235,9 +229,9 @@ TEST_F(CoreLogQueue, ThreadsThatLogAndDeliverAtOnceKeepTheOrderOfEach) {
   for (int t = 0; t < kThreads; ++t) {
     threads.emplace_back([t] {
       for (int i = 0; i < kEach; ++i) {
-        vmem::core::begin_call_that_logs();
+        begin_call_that_logs();
         log(Level::error, "%d %d", t, i);
-        if (vmem::core::end_call_that_logs()) vmem::core::deliver_log_of_call();
+        if (end_call_that_logs()) deliver_log_of_call();
       }
     });
   }
@@ -299,7 +293,7 @@ TEST(CoreLogDeathTest, DeliveryUnderThePagersLockEndsTheProcess) {
     call();
   };
   EXPECT_DEATH(held(flush_log), "the sink of the log is called under the pager");
-  EXPECT_DEATH(held(vmem::core::settle_log), "the sink of the log is called under the pager");
+  EXPECT_DEATH(held(settle_log), "the sink of the log is called under the pager");
   flush_log();
 }
 
@@ -308,7 +302,7 @@ TEST(CoreLogDeathTest, WhatLedToAFatalErrorIsOnStderrWhateverTheSink) {
   const auto die = [] {
     set_log_sink([](int, const char*, void*) {}, nullptr);
     log(Level::error, "this led to it");
-    vmem::core::fatal("the end");
+    fatal("the end");
   };
   EXPECT_DEATH(die(), "libvmem: error: this led to it\nlibvmem: fatal: the end");
 }
@@ -317,8 +311,9 @@ TEST(CoreLogDeathTest, WhatLedToAFatalErrorIsOnStderrWhateverTheSink) {
 TEST(CoreLogSettle, WritesToStderrAtOnceAndWaitsForNoSinkThatNobodyRuns) {
   ::testing::internal::CaptureStderr();
   log(Level::error, "the reason");
-  vmem::core::settle_log();
+  settle_log();
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "libvmem: error: the reason\n");
 }
 
 }  // namespace
+}  // namespace vmem::core

@@ -10,16 +10,8 @@
 #include "core/log.h"
 #include "core/options.h"
 
+namespace vmem::core {
 namespace {
-
-using vmem::core::find_option;
-using vmem::core::Option;
-using vmem::core::option_table;
-using vmem::core::OptionInfo;
-using vmem::core::OptionKind;
-using vmem::core::Options;
-using vmem::core::parse_bytes;
-using vmem::core::Status;
 
 bool has(const Status& s, const std::string& words) {
   return s.text().find(words) != std::string_view::npos;
@@ -116,7 +108,7 @@ TEST(CoreOptions, ABlockIsAPowerOfTwo) {
       options.set("block_size", "3").text(),
       "block_size: \"3\" is not accepted; give auto, or a power of two from 4 KiB to 64 MiB, such as 64KiB or 2MiB");
   EXPECT_TRUE(options.set("block_size", "Auto").ok());
-  EXPECT_EQ(options.number(Option::block_size), vmem::core::kAuto);
+  EXPECT_EQ(options.number(Option::block_size), kAuto);
   EXPECT_EQ(options.text(Option::block_size), "auto");
   EXPECT_FALSE(options.set("block_size", "automatic").ok());
   EXPECT_FALSE(options.set("readahead", "auto").ok());
@@ -207,7 +199,6 @@ TEST(CoreOptions, ABadVariableIsRefusedWithVariableValueAndForm) {
 }
 
 TEST(CoreOptions, AMistypedVariableIsNamedInAWarningWithWhatIsMeant) {
-  using vmem::core::meant_by;
   EXPECT_EQ(meant_by("VMEM_HOST_BUGDET"), "VMEM_HOST_BUDGET");
   EXPECT_EQ(meant_by("VMEM_HOSTBUDGET"), "VMEM_HOST_BUDGET");
   EXPECT_EQ(meant_by("VMEM_SSDPATHS"), "VMEM_SSD_PATH");
@@ -230,13 +221,13 @@ TEST(CoreOptions, AMistypedVariableIsNamedInAWarningWithWhatIsMeant) {
     static_cast<std::vector<std::string>*>(to)->push_back(line);
   };
   Variable wrong("VMEM_HOST_BUGDET", "1G");
-  vmem::core::set_log_sink(take, &lines);
+  set_log_sink(take, &lines);
   EXPECT_TRUE(Options().load_environment().ok());
   {
     Variable quiet("VMEM_LOG", "error");
     EXPECT_TRUE(Options().load_environment().ok());
   }
-  vmem::core::set_log_sink(nullptr, nullptr);
+  set_log_sink(nullptr, nullptr);
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0],
             "environment variable VMEM_HOST_BUGDET is no setting and does nothing; is VMEM_HOST_BUDGET meant?");
@@ -256,7 +247,7 @@ TEST(CoreOptions, ANameThatIsNoSettingIsAnsweredWithWhatIsMeant) {
 }
 
 TEST(CoreOptions, ThePageHasEachOptionWithItsVariableAndForm) {
-  const std::string page = vmem::core::options_markdown();
+  const std::string page = options_markdown();
   for (const OptionInfo& info : option_table()) {
     std::string variable = "`VMEM_";
     for (const char* c = info.name; *c != '\0'; ++c) variable += static_cast<char>(toupper(*c));
@@ -269,3 +260,4 @@ TEST(CoreOptions, ThePageHasEachOptionWithItsVariableAndForm) {
 }
 
 }  // namespace
+}  // namespace vmem::core

@@ -11,14 +11,8 @@
 #include "core/log.h"
 #include "core/status.h"
 
+namespace vmem::core {
 namespace {
-
-using vmem::core::error;
-using vmem::core::human_bytes;
-using vmem::core::Level;
-using vmem::core::Status;
-using vmem::core::strprintf;
-using vmem::core::system_error;
 
 TEST(CoreStatus, SuccessHasNoCodeAndNoWords) {
   const Status s;
@@ -73,10 +67,10 @@ TEST(CoreStatus, BytesForPeople) {
 
 class CoreLog : public ::testing::Test {
  protected:
-  void SetUp() override { vmem::core::set_log_sink(take, this); }
+  void SetUp() override { set_log_sink(take, this); }
   void TearDown() override {
-    vmem::core::set_log_sink(nullptr, nullptr);
-    vmem::core::set_log_level(Level::warning);
+    set_log_sink(nullptr, nullptr);
+    set_log_level(Level::warning);
   }
   static void take(int level, const char* line, void* user) {
     auto* self = static_cast<CoreLog*>(user);
@@ -86,30 +80,30 @@ class CoreLog : public ::testing::Test {
 };
 
 TEST_F(CoreLog, OnlyWhatTheLevelAllowsIsDelivered) {
-  vmem::core::log(Level::error, "e%d", 1);
-  vmem::core::log(Level::warning, "w");
-  vmem::core::log(Level::info, "i");
-  vmem::core::flush_log();
+  log(Level::error, "e%d", 1);
+  log(Level::warning, "w");
+  log(Level::info, "i");
+  flush_log();
   EXPECT_EQ(lines, (std::vector<std::pair<int, std::string>>{{0, "e1"}, {1, "w"}}));
   lines.clear();
-  vmem::core::set_log_level(Level::debug);
-  vmem::core::log(Level::debug, "d");
-  vmem::core::set_log_level(Level::error);
-  vmem::core::log(Level::warning, "w");
-  vmem::core::flush_log();
+  set_log_level(Level::debug);
+  log(Level::debug, "d");
+  set_log_level(Level::error);
+  log(Level::warning, "w");
+  flush_log();
   EXPECT_EQ(lines, (std::vector<std::pair<int, std::string>>{{3, "d"}}));
 }
 
 TEST_F(CoreLog, ALineTooLongIsCutNotLost) {
-  vmem::core::log(Level::error, "%s", std::string(5000, 'x').c_str());
-  vmem::core::flush_log();
+  log(Level::error, "%s", std::string(5000, 'x').c_str());
+  flush_log();
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0].second, std::string(1023, 'x'));
 }
 
 TEST_F(CoreLog, OnceMeansOnce) {
   for (int i = 0; i < 3; ++i) VMEM_LOG_ONCE(Level::warning, "said %d", i);
-  vmem::core::flush_log();
+  flush_log();
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0].second, "said 0");
 }
@@ -117,13 +111,13 @@ TEST_F(CoreLog, OnceMeansOnce) {
 TEST_F(CoreLog, NoThreadIsInsideASinkThatWasReplaced) {
   std::atomic<bool> stop{false};
   std::thread talker([&] {
-    while (!stop) vmem::core::log(Level::error, "line");
+    while (!stop) log(Level::error, "line");
   });
   for (int i = 0; i < 200; ++i) {
     auto sink = std::make_unique<std::string>("alive");
-    vmem::core::set_log_sink([](int, const char*, void* user) { ASSERT_EQ(*static_cast<std::string*>(user), "alive"); },
-                             sink.get());
-    vmem::core::set_log_sink([](int, const char*, void*) {}, nullptr);
+    set_log_sink([](int, const char*, void* user) { ASSERT_EQ(*static_cast<std::string*>(user), "alive"); },
+                 sink.get());
+    set_log_sink([](int, const char*, void*) {}, nullptr);
     *sink = "dead";
   }
   stop = true;
@@ -131,3 +125,4 @@ TEST_F(CoreLog, NoThreadIsInsideASinkThatWasReplaced) {
 }
 
 }  // namespace
+}  // namespace vmem::core

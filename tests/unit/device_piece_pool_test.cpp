@@ -8,19 +8,17 @@
 #include "core/step.h"
 #include "device/piece_pool.h"
 
+namespace vmem::device {
 namespace {
 
-using vmem::core::Status;
-using vmem::device::kUnit;
-using vmem::device::Piece;
-using vmem::device::PiecePools;
+using core::Status;
 
 std::function<void()> at_step;
 
 class PiecePool : public ::testing::Test {
  protected:
   void TearDown() override {
-    vmem::core::step_hook.store(nullptr);
+    core::step_hook.store(nullptr);
     at_step = nullptr;
   }
   uint32_t take(size_t size) {
@@ -61,7 +59,6 @@ TEST_F(PiecePool, IdlePiecesOfOtherSizesGoFirst) {
 }
 
 TEST_F(PiecePool, ThoseOfTheLargestUnitsTakeTheRoomOfAllOthers) {
-  using vmem::device::kLargestUnit;
   EXPECT_EQ(kLargestUnit, 32 * kUnit);
   std::vector<uint32_t> others;
   for (size_t size = kUnit; size < kLargestUnit; size *= 2) others.push_back(take(size));
@@ -82,7 +79,7 @@ TEST_F(PiecePool, NoneGoesForAPieceThatIsNotMade) {
   const uint32_t small = take(kUnit);
   give(2 * kUnit, take(2 * kUnit));
   at_step = [&] { give(kUnit, small); };
-  vmem::core::step_hook.store([](const char*) {
+  core::step_hook.store([](const char*) {
     if (at_step) std::exchange(at_step, nullptr)();
   });
   EXPECT_EQ(take(kUnit), small) << "somebody has just given it back";
@@ -159,3 +156,4 @@ TEST_F(PiecePool, AFunctionThatCannotBeCopiedDestroysWhatWasShared) {
 }
 
 }  // namespace
+}  // namespace vmem::device

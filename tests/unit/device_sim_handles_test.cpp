@@ -15,28 +15,24 @@
 #include "common/patience.h"
 #include "device/sim/sim_device.h"
 
+namespace vmem::device {
 namespace {
 
-using vmem::core::Status;
-using vmem::device::kUnit;
-using vmem::device::Memory;
-using vmem::device::Range;
-using vmem::device::SimDevices;
-using vmem::device::SimOp;
+using core::Status;
 
 class SimHandles : public ::testing::Test {
  protected:
   void SetUp() override {
-    vmem::device::SimOptions options;
+    SimOptions options;
     options.handles = true;
     options.devices = 2;
     options.memory_bytes = 16 * kUnit;
-    const Status s = vmem::device::make_sim_devices(options, &sim);
+    const Status s = make_sim_devices(options, &sim);
     ASSERT_TRUE(s.ok()) << s.text();
   }
   void refuse(SimOp refused) {
     sim->set_hook([=](SimOp op, int, uintptr_t, size_t) {
-      return op == refused ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+      return op == refused ? core::error(ENOMEM, "as the test wants it") : Status();
     });
   }
   Range reserve(size_t units = 1) {
@@ -94,7 +90,7 @@ TEST_F(SimHandles, ManyUnitsThatStayMappedAreTriedNoLongerThanOne) {
     sim->set_hook([&tried](SimOp op, int, uintptr_t, size_t) {
       if (op != SimOp::hold) return Status();
       ++tried;
-      return vmem::core::error(ENOMEM, "as the test wants it");
+      return core::error(ENOMEM, "as the test wants it");
     });
     tried = 0;
     EXPECT_TRUE(release(range).ok());
@@ -135,7 +131,7 @@ TEST_F(SimHandles, WhatIsNotUnmappedSentOrMappedWhereItGoesStaysAlone) {
       bool refused = false;
       sim->set_hook([&](SimOp op, int, uintptr_t at, size_t) {
         if (op != step || at != ranges[stays].address || std::exchange(refused, true)) return Status();
-        return vmem::core::error(ENOMEM, "as the test wants it");
+        return core::error(ENOMEM, "as the test wants it");
       });
       each = {};
       EXPECT_FALSE(sim->migrate(ranges, 1 - from, from, each).ok());
@@ -160,12 +156,12 @@ TEST_F(SimHandles, WhatIsNotUnmappedSentOrMappedWhereItGoesStaysAlone) {
 // More units than may be under way at once.
 TEST_F(SimHandles, UnitsOfOneCallAllMoveHoweverManyTheyAre) {
   constexpr size_t kUnits = 20;
-  vmem::device::SimOptions options;
+  SimOptions options;
   options.handles = true;
   options.devices = 2;
   options.memory_bytes = kUnits * kUnit;
   sim.reset();
-  const Status made = vmem::device::make_sim_devices(options, &sim);
+  const Status made = make_sim_devices(options, &sim);
   ASSERT_TRUE(made.ok()) << made.text();
   const Range all = reserve(kUnits);
   make(all);
@@ -174,7 +170,7 @@ TEST_F(SimHandles, UnitsOfOneCallAllMoveHoweverManyTheyAre) {
   void* const other = sim->create_stream(1);
   const auto word = [&](size_t i) { return reinterpret_cast<uint64_t*>(all.address + i * kUnit); };
   const auto each = [&](void* on, const std::function<void(size_t, uint64_t*)>& does) {
-    const Status launched = sim->launch(on, [&](vmem::device::SimKernel& k) {
+    const Status launched = sim->launch(on, [&](SimKernel& k) {
       for (size_t i = 0; i < kUnits; ++i) does(i, reinterpret_cast<uint64_t*>(k.at(word(i), kUnit, true)));
     });
     EXPECT_TRUE(launched.ok());
@@ -207,7 +203,7 @@ TEST_F(SimHandles, WhatIsMappedWithWhatIsRefusedIsNotMapped) {
     size_t hidden = 0;
     sim->set_hook([&](SimOp op, int, uintptr_t at, size_t) {
       hidden += op == SimOp::hold ? 1 : 0;
-      return op == SimOp::map && at == ranges[1].address ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+      return op == SimOp::map && at == ranges[1].address ? core::error(ENOMEM, "as the test wants it") : Status();
     });
     EXPECT_EQ((ahead ? sim->map_ahead(ranges) : sim->map(ranges)).code(), -ENOMEM);
     EXPECT_EQ(hidden, 1u);
@@ -230,7 +226,7 @@ TEST_F(SimHandles, UnitsThatWereHiddenWithOneThatStaysAreShownAgainOrMarked) {
   size_t hidden = 0;  // bytes, by calls for all that is mapped
   const auto hook = [&](SimOp op, int, uintptr_t at, size_t size) {
     if (op == SimOp::hold) hidden += size;
-    return op == SimOp::hold_units && at == stays ? vmem::core::error(ENOMEM, "as the test wants it") : Status();
+    return op == SimOp::hold_units && at == stays ? core::error(ENOMEM, "as the test wants it") : Status();
   };
   sim->set_hook(hook);
   EXPECT_EQ(sim->unmap({&all, 1}).code(), -ENOMEM);
@@ -248,7 +244,7 @@ TEST_F(SimHandles, UnitsThatWereHiddenWithOneThatStaysAreShownAgainOrMarked) {
 }
 
 // Names units of device 0, one by one, to go to device 1.
-class SimNamed final : public vmem::device::Migration {
+class SimNamed final : public Migration {
  public:
   SimNamed(const Range& all, std::function<void(size_t)> before) : all_(all), before_(std::move(before)) {}
   std::optional<Range> next() override {
@@ -327,7 +323,7 @@ class SimPassage : public SimHandles {
   }
   uint64_t* word() const { return reinterpret_cast<uint64_t*>(unit_.address); }
   void store(int device, uint64_t value) {
-    const Status s = sim->launch(streams_[static_cast<size_t>(device)], [this, value](vmem::device::SimKernel& k) {
+    const Status s = sim->launch(streams_[static_cast<size_t>(device)], [this, value](SimKernel& k) {
       if (auto* w = reinterpret_cast<uint64_t*>(k.at(word(), kUnit, true)); w != nullptr) *w = value;
     });
     EXPECT_TRUE(s.ok()) << s.text();
@@ -336,7 +332,7 @@ class SimPassage : public SimHandles {
   // Returns what a kernel on the device loads from the unit.
   uint64_t found(int device) {
     std::atomic<uint64_t> value{0};
-    const Status s = sim->launch(streams_[static_cast<size_t>(device)], [this, &value](vmem::device::SimKernel& k) {
+    const Status s = sim->launch(streams_[static_cast<size_t>(device)], [this, &value](SimKernel& k) {
       if (const auto* w = reinterpret_cast<const uint64_t*>(k.at(word(), kUnit, false)); w != nullptr) value = *w;
     });
     EXPECT_TRUE(s.ok()) << s.text();
@@ -352,7 +348,7 @@ class SimPassage : public SimHandles {
     EXPECT_TRUE(sim->memory(device, &memory).ok());
     return memory.used / kUnit;
   }
-  static Status refusal() { return vmem::core::error(EIO, "as the test wants it"); }
+  static Status refusal() { return core::error(EIO, "as the test wants it"); }
 
   Range unit_ = {};
   std::vector<void*> streams_;
@@ -439,3 +435,4 @@ TEST_F(SimPassage, ItsPieceIsNobodysBeforeItsCopyHasEnded) {
 }
 
 }  // namespace
+}  // namespace vmem::device

@@ -6,11 +6,8 @@
 
 #include "memory/host_budget.h"
 
+namespace vmem::memory {
 namespace {
-
-using vmem::memory::HostBudget;
-using vmem::memory::IdleMemory;
-using vmem::memory::Use;
 
 // Idle frames and buffers as plain numbers; records who was asked for how much.
 class FakeIdle final : public IdleMemory {
@@ -217,3 +214,4 @@ TEST_F(MemoryBudget, ChargesNeverExceedTheBudgetWhateverHappens) {
 }
 
 }  // namespace
+}  // namespace vmem::memory

@@ -10,18 +10,8 @@
 #include "pager/tier/kernel_ranges.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::error;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::AcquireRequest;
-using vmem::pager::BlockSpan;
-using vmem::pager::KernelRange;
-using vmem::pager::Region;
-namespace device = vmem::device;
 
 vmem_range range_of(const Region& r, BlockIndex first, BlockIndex last, unsigned access = VMEM_READ) {
   return {r.address(first), (last - first + 1) * r.block_size, access, 0};
@@ -29,7 +19,7 @@ vmem_range range_of(const Region& r, BlockIndex first, BlockIndex last, unsigned
 
 // Devices with streams that may belong to a thread. They share blocks and make words as the test
 // says.
-class RangeDevices final : public vmem::pager::test::FakeDevices {
+class RangeDevices final : public FakeDevices {
  public:
   bool of_thread(void* stream) const override { return stream == nullptr; }
   Status share(device::Range range, device::Export, int* descriptor) override {
@@ -46,7 +36,7 @@ class RangeDevices final : public vmem::pager::test::FakeDevices {
   std::pair<uint32_t, uint32_t> words_of;
 };
 
-class RangeParts : public vmem::pager::test::PromotionParts {
+class RangeParts : public PromotionParts {
  protected:
   RangeParts() : PromotionParts(std::make_unique<RangeDevices>()) {}
   void SetUp() override {
@@ -65,9 +55,9 @@ class PagerAcquireRequests : public RangeParts {
   Status check(Region& r, const AcquireRequest& ask) {
     BigLock lock(map.mutex());
     const BlockSpan span{&r, 0, 0};
-    return vmem::pager::check_asked({&span, 1}, &ask);
+    return check_asked({&span, 1}, &ask);
   }
-  vmem::pager::AcquireRequests& acquire_requests = leases_.acquire_requests;
+  AcquireRequests& acquire_requests = leases_.acquire_requests;
 };
 
 TEST_F(PagerAcquireRequests, RegionsAreAskedForUntilTheAskIsWithdrawn) {
@@ -128,7 +118,7 @@ class PagerKernelRanges : public RangeParts {
     EXPECT_EQ(staging.kernel_ranges, r.counts.kernels) << "it is the only region";
     return r.counts.kernels;
   }
-  vmem::pager::KernelRanges& ranges = tier.kernel_ranges;
+  KernelRanges& ranges = tier.kernel_ranges;
 };
 
 TEST_F(PagerKernelRanges, TheRegionKnowsOfItUntilItIsClosed) {
@@ -161,9 +151,9 @@ TEST_F(PagerKernelRanges, WhatIsRefusedIsNotOpen) {
   EXPECT_EQ(ranges.open(range_of(r, 0, 7), VMEM_HOST, 0, &out).code(), -EINVAL);
   others.words_error = ENOMEM;
   EXPECT_EQ(open(range_of(r, 0, 7), 0, &out).code(), -ENOMEM);
-  r.backing = vmem::pager::Backing::file_read;
+  r.backing = Backing::file_read;
   EXPECT_EQ(open(range_of(r, 0, 7, VMEM_WRITE), 0, &out).code(), -EACCES);
-  r.backing = vmem::pager::Backing::anonymous;
+  r.backing = Backing::anonymous;
   EXPECT_EQ(open_in(r), 0u);
 }
 
@@ -189,7 +179,7 @@ class PagerExport : public RangeParts {
     return exports.export_range(r.address(first), (last - first + 1) * r.block_size, how, &descriptor);
   }
   int descriptor = -1;
-  vmem::pager::Export& exports = calls.exports;
+  Export& exports = calls.exports;
 };
 
 TEST_F(PagerExport, LeasedBlocksAreSharedAndAtRestAfterwards) {
@@ -218,3 +208,4 @@ TEST_F(PagerExport, OnlyWhatIsUnderALiveLeaseAtADevice) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,16 +9,10 @@
 
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::pager::Backing;
-using vmem::pager::Config;
-using vmem::pager::RegionSpec;
-using vmem::pager::test::kSmall;
-using vmem::pager::test::PagerSteps;
-using vmem::store::Io;
-
-constexpr size_t kHuge = vmem::core::kHugePage, kGroup = kHuge / kSmall;
+constexpr size_t kHuge = core::kHugePage, kGroup = kHuge / kSmall;
 
 class PagerAdapts : public PagerSteps {
  protected:
@@ -36,7 +30,7 @@ class PagerAdapts : public PagerSteps {
     what.block_size = kHuge;
     what.adapts = true;
     void* at = nullptr;
-    const vmem::core::Status s = pager->create(what, &at);
+    const core::Status s = pager->create(what, &at);
     EXPECT_TRUE(s.ok()) << s.text();
     return static_cast<std::byte*>(at);
   }
@@ -85,7 +79,7 @@ TEST_F(PagerAdapts, ABackwardReaderGetsItsBlockFirstAndTheOthersInTheOrderOfThei
   const std::vector<uint64_t> at = engine->held_offsets();
   EXPECT_EQ(at, (std::vector<uint64_t>{at[0], at[0] - 3 * kSmall, at[0] - 2 * kSmall, at[0] - kSmall}));
   EXPECT_EQ(engine->asked(Io::Op::read).back(), at) << "asked for together";
-  vmem::pager::test::Gate placed("install.after");
+  Gate placed("install.after");
   engine->hold(Io::Op::read, false);
   engine->let_go();
   placed.until_reached();
@@ -118,7 +112,7 @@ TEST_F(PagerAdapts, NeighboursArePutInPlaceByOneCall) {
 }
 
 TEST_F(PagerAdapts, NeighboursThatAreWaitedForComeWithTheOthersAndThoseStoredToAtOnce) {
-  using vmem::trap::FaultKind;
+  using trap::FaultKind;
   std::byte* const r = stored();
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
   engine->until_idle();
@@ -146,7 +140,7 @@ TEST_F(PagerAdapts, ACallForAllNeighboursThatFailsLosesNothing) {
     std::byte* const r = stored();
     for (size_t i = 0; i < 8; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
     engine->until_idle();
-    vmem::pager::test::Gate first("install.after");
+    Gate first("install.after");
     auto reader = getting(r + 8 * kSmall);
     first.until_reached();
     EXPECT_EQ(reader.get(), 9u);
@@ -306,7 +300,7 @@ TEST_F(PagerAdapts, NeighboursLeaveBuffersToFaults) {
     }
     engine->hold(Io::Op::read, true);
     for (size_t g = 0; g < kGroups; ++g) {
-      trap->report(r + (g * kGroup + kGroup / 2) * kSmall, vmem::trap::FaultKind::read);
+      trap->report(r + (g * kGroup + kGroup / 2) * kSmall, trap::FaultKind::read);
       trap->until_quiet();
       EXPECT_EQ(engine->held(), std::min(kGroup / 2 * (g + 1), kBuffers / 2 + g + 1)) << "each fault is read for";
     }
@@ -327,3 +321,4 @@ TEST_F(PagerAdapts, ABudgetOfFewBlocksIsKept) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -11,21 +11,14 @@
 #include "pager/calls/advise.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::Backing;
-using vmem::pager::Region;
-using vmem::policy::Access;
-using vmem::policy::Priority;
-using vmem::policy::Temperature;
-namespace core = vmem::core;
-namespace device = vmem::device;
+using policy::Access;
+using policy::Priority;
+using policy::Temperature;
 
-class Advised : public vmem::pager::test::FakeDevices {
+class Advised : public FakeDevices {
  public:
   Status advise(device::Range range, device::Advice what, int location, bool set) override {
     said.push_back({range, what, location, set});
@@ -41,7 +34,7 @@ class Advised : public vmem::pager::test::FakeDevices {
   int error = 0;
 };
 
-class PagerAdvise : public vmem::pager::test::PromotionParts {
+class PagerAdvise : public PromotionParts {
  protected:
   PagerAdvise() : PromotionParts(std::make_unique<Advised>()) {}
   Status advise(Region& r, BlockIndex first, BlockIndex last, int what, int location = 0) {
@@ -53,7 +46,7 @@ class PagerAdvise : public vmem::pager::test::PromotionParts {
     return temperature(r, b, pinned != nullptr ? pinned : &ignored);
   }
   Advised& advised = static_cast<Advised&>(devices);
-  vmem::pager::Advise& advisor = calls.advise;
+  Advise& advisor = calls.advise;
 };
 
 TEST_F(PagerAdvise, TheLastThatCoversABlockCountsAndNormalUndoesAPart) {
@@ -128,8 +121,8 @@ TEST_F(PagerAdvise, ThePolicyHearsOfBlocksThatItHas) {
   bring(r, 1);
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_PIN).ok());
   BigLock lock(map.mutex());
-  std::array<vmem::policy::Victim, 1> victims;
-  ASSERT_EQ(map.policy_of(vmem::pager::kHostPool).victims(1, victims), 1u);
+  std::array<policy::Victim, 1> victims;
+  ASSERT_EQ(map.policy_of(kHostPool).victims(1, victims), 1u);
   EXPECT_EQ(map.frame_table()[victims[0].id].block, 1u) << "the other one is pinned";
   if (victims[0].probe) return;
   map.frame_table()[victims[0].id].admitted = false;  // chosen, but it does not leave
@@ -199,7 +192,7 @@ TEST_F(PagerAdvise, DroppedContentsAreZerosAndLeasedBlocksKeepTheirs) {
   EXPECT_EQ(state(r, 0), State::unpopulated);
   EXPECT_EQ(state(r, 1), State::resident);
   EXPECT_EQ(state(r, 2), State::unpopulated);
-  EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 0u);
+  EXPECT_EQ(engine.count(store::Io::Op::write), 0u);
   EXPECT_GE(freed, 1u) << "who waits for memory is served";
   bring(r, 0);
   uint64_t value = 1;
@@ -223,19 +216,13 @@ TEST_F(PagerAdvise, ASharedFileLosesNothing) {
   bring(r, 0);
   put(r, 0, 7);
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_DONT_NEED).ok());
-  EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 1u);
+  EXPECT_EQ(engine.count(store::Io::Op::write), 1u);
   EXPECT_FALSE(core::in_memory(state(r, 0)));
 }
 
 TEST_F(PagerAdvise, WhatIsDroppedOnADeviceIsNotCopied) {
   Region& r = device_region(1);
-  devices.transitions = true;
-  ASSERT_TRUE(gpus.use(0).ok());
-  {
-    BigLock lock(map.mutex());
-    place(r, 0, 0);
-    edit(r.table, 0).flags |= core::kDirty;
-  }
+  place_changed(r);
   ASSERT_TRUE(advise(r, 0, 0, VMEM_ADVISE_DONT_NEED).ok());
   EXPECT_EQ(devices.copied, 0u);
   EXPECT_EQ(state(r, 0), State::unpopulated);
@@ -244,3 +231,4 @@ TEST_F(PagerAdvise, WhatIsDroppedOnADeviceIsNotCopied) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -15,22 +15,10 @@
 #include "pager_parts.h"
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::kHugePage;
-using vmem::pager::BackgroundWrites;
-using vmem::pager::Backing;
-using vmem::pager::Config;
-using vmem::pager::Region;
-using vmem::pager::test::FakeTrap;
-using vmem::pager::test::kSmall;
-using vmem::pager::test::PagerParts;
-using vmem::pager::test::PagerSteps;
-using vmem::store::Io;
 using vmem::test::eventually;
-namespace core = vmem::core;
 
 constexpr uint64_t kHour = uint64_t{3600} * 1000000000;
 
@@ -88,7 +76,7 @@ class BackgroundWritesByHand : public PagerParts {
     }
     engine.until_idle();
   }
-  uint64_t start = vmem::pager::now_ns() + kHour;
+  uint64_t start = now_ns() + kHour;
   BackgroundWrites& background = host.background;
 };
 
@@ -174,7 +162,7 @@ TEST_F(BackgroundWritesByHand, AFileThatRefusesIsLeftAloneForAWhileAndOthersAreW
   EXPECT_NE(flags(bad, 0, core::kUnknown), 0u) << "the file may have a part of it";
   {
     BigLock lock(map.mutex());
-    EXPECT_EQ(writes.pause(vmem::pager::now_ns()), 0u) << "evictions do not wait for it";
+    EXPECT_EQ(writes.pause(now_ns()), 0u) << "evictions do not wait for it";
     EXPECT_GT(bad.source.refused_until_ns, 0u);
     bad.source.refused_until_ns = start + 4 * kHour;
   }
@@ -247,7 +235,7 @@ TEST_F(BackgroundWritesByHand, TheNextCallWritesAllThatIsOverdueAndNothingElse) 
 TEST_F(BackgroundWritesByHand, WhatLeavesMemoryIsDirtyNoMore) {
   Region& r = file(2);
   change(r, 0, start);
-  vmem::pager::Transition* m = nullptr;
+  Transition* m = nullptr;
   {
     BigLock lock(map.mutex());
     map.withdraw(r.table[0].aux);
@@ -555,3 +543,4 @@ TEST_F(PagerBackgroundWrites, SettingsMayChangeMeanwhile) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -8,13 +8,8 @@
 
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::kHugePage;
-using vmem::pager::Config;
-using vmem::pager::test::kSmall;
-using vmem::pager::test::PagerSteps;
-using vmem::store::Io;
 
 class PagerBatches : public PagerSteps {};
 
@@ -154,3 +149,4 @@ TEST_F(PagerBatches, AFrameThatIsPinnedWhenItsRegionGoesIsNotKept) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

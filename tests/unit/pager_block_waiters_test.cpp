@@ -9,11 +9,8 @@
 #include "pager/block/block_waiters.h"
 #include "pager/block/region.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::pager::BlockWaiter;
-using vmem::pager::BlockWaiters;
-using vmem::pager::Region;
 
 class PagerBlockWaiters : public ::testing::Test {
  protected:
@@ -67,3 +64,4 @@ TEST_F(PagerBlockWaiters, AThreadIsWokenForItsBlockAlone) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,17 +9,12 @@
 #include "common/patience.h"
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::kHugePage;
-using vmem::core::Status;
-using vmem::pager::Config;
-using vmem::pager::Pager;
-using vmem::pager::RegionSpec;
 
 constexpr uint64_t kMiB = 1 << 20;
 
-class PagerBudget : public vmem::pager::test::PagerSteps {
+class PagerBudget : public PagerSteps {
  protected:
   Status create(size_t size, size_t block_size, void** at) {
     RegionSpec what;
@@ -51,13 +46,12 @@ TEST_F(PagerBudget, BuffersGoWithTheLastRegionOfTheirSize) {
 
 // Each copied compressed block takes two buffers.
 TEST_F(PagerBudget, APrefetchOfCompressedBlocksLeavesBuffersToFaults) {
-  using vmem::store::Io;
   start(config(16 * kMiB));
-  constexpr size_t kBlocks = 64, kBuffers = 2 * kMiB / vmem::pager::test::kSmall;  // kBuffers: an eighth of the budget
+  constexpr size_t kBlocks = 64, kBuffers = 2 * kMiB / kSmall;  // kBuffers: an eighth of the budget
   RegionSpec what;
-  what.block_size = vmem::pager::test::kSmall;
+  what.block_size = kSmall;
   what.size = kBlocks * what.block_size;
-  what.codec = vmem::store::Codec::lz4;
+  what.codec = store::Codec::lz4;
   void* at = nullptr;
   ASSERT_TRUE(pager->create(what, &at).ok());
   auto* const r = static_cast<std::byte*>(at);
@@ -68,7 +62,7 @@ TEST_F(PagerBudget, APrefetchOfCompressedBlocksLeavesBuffersToFaults) {
   EXPECT_TRUE(pager->prefetch(r, what.size / 2, VMEM_HOST).ok());
   EXPECT_EQ(engine->held(), kBuffers / 4);
   for (size_t i = 1; i <= kBuffers / 4; ++i) {
-    trap->report(r + (kBlocks - i) * what.block_size, vmem::trap::FaultKind::read);
+    trap->report(r + (kBlocks - i) * what.block_size, trap::FaultKind::read);
     trap->until_quiet();
     EXPECT_EQ(engine->held(), kBuffers / 4 + i) << "a fault is read for";
   }
@@ -243,3 +237,4 @@ TEST_F(PagerBudget, ARefusedAccessThatTheTrapDoesNotTakeBackIsNotForgotten) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

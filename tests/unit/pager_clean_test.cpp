@@ -13,14 +13,8 @@
 #include "device/sim/sim_device.h"
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::kHugePage;
-using vmem::core::Status;
-using vmem::pager::test::FakeTrap;
-using vmem::pager::test::kSmall;
-using vmem::pager::test::PagerSteps;
-using vmem::store::Io;
 
 class PagerClean : public PagerSteps {};
 
@@ -80,7 +74,7 @@ TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedIsWritten) {
   put(r, 1);
   evict(r, kSmall);
   trap->fail_fill(ENOMEM, 1, 2);
-  trap->report(r, vmem::trap::FaultKind::write);  // its thread has gone
+  trap->report(r, trap::FaultKind::write);  // its thread has gone
   trap->until_called("fill refused", 1);
   EXPECT_EQ(get(r), 2u);
   evict(r, kSmall);
@@ -89,11 +83,11 @@ TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedIsWritten) {
 
 // The same for a block that waited in a staging frame and leaves from there.
 TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedOfAStagedBlockIsWritten) {
-  std::unique_ptr<vmem::device::SimDevices> sim;
-  vmem::device::SimOptions options;
+  std::unique_ptr<device::SimDevices> sim;
+  device::SimOptions options;
   options.devices = 1;
   options.memory_bytes = 32 << 20;
-  ASSERT_TRUE(vmem::device::make_sim_devices(options, &sim).ok());
+  ASSERT_TRUE(device::make_sim_devices(options, &sim).ok());
   start(config(96 << 20), std::make_unique<FakeTrap>(false, true, true), std::move(sim));
   std::byte* r = region(4, kHugePage);
   put(r, 1);
@@ -106,7 +100,7 @@ TEST_F(PagerClean, AStoreToWhatARefusedFillHadPlacedOfAStagedBlockIsWritten) {
   };
   ASSERT_TRUE(vmem::test::eventually(held)) << "it waits in a staging frame";
   trap->fail_fill(EIO, 1, 2);
-  trap->report(r, vmem::trap::FaultKind::write);
+  trap->report(r, trap::FaultKind::write);
   trap->until_called("fill refused", 1);
   evict(r, kHugePage);
   EXPECT_EQ(get(r), 2u);
@@ -156,7 +150,7 @@ TEST_F(PagerClean, AFaultElsewhereDoesNotWaitUntilAFreedRegionIsWoken) {
   start(config());
   std::byte* r = region(2);
   std::byte* other = region(1);
-  vmem::pager::test::Gate waking("fake.wake");
+  Gate waking("fake.wake");
   auto freed = calling([&] { return pager->destroy(r, false); });
   waking.until_reached();
   auto toucher = getting(other);
@@ -167,3 +161,4 @@ TEST_F(PagerClean, AFaultElsewhereDoesNotWaitUntilAFreedRegionIsWoken) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,19 +9,12 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::memory::Use;
-using vmem::pager::now_ns;
-using vmem::pager::Region;
-using vmem::pager::test::FakeDevices;
-using vmem::trap::FaultKind;
-namespace core = vmem::core;
+using trap::FaultKind;
 
-class PagerCpuMapper : public vmem::pager::test::DeviceParts {
+class PagerCpuMapper : public DeviceParts {
  protected:
   void SetUp() override {
     devices.transitions = devices.streams = true;
@@ -209,7 +202,7 @@ TEST_F(PagerCpuMapper, OneCopyGivesWayToTheNextWhereMemoryIsShort) {
     EXPECT_TRUE(cpu_mapper.serve(lock));
     EXPECT_TRUE(map.frame_table()[r.table[0].aux].dev.cpu_mapped);
   }
-  usleep(2 * vmem::pager::CpuMappings::kShownAtLeast / 1000);
+  usleep(2 * CpuMappings::kShownAtLeast / 1000);
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(cpu_mappings.met(r, 1, {reinterpret_cast<uintptr_t>(r.address(1)), FaultKind::read, 0}, 1));
@@ -227,7 +220,7 @@ TEST_F(PagerCpuMapper, OneCopyGivesWayToTheNextWhereMemoryIsShort) {
 TEST_F(PagerCpuMapper, WhatWentForWantOfMemoryIsRemembered) {
   Region& r = read_mostly();
   EXPECT_TRUE(meet_and_serve(r, FaultKind::read));
-  usleep(2 * vmem::pager::CpuMappings::kShownAtLeast / 1000);
+  usleep(2 * CpuMappings::kShownAtLeast / 1000);
   uint64_t rest = 0;
   {
     BigLock lock(map.mutex());
@@ -322,3 +315,4 @@ TEST_F(PagerCpuMapper, WhatIsShownOfALostDevicesBlockIsTheBlock) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,23 +9,15 @@
 #include "pager/account/cpu_mappings.h"
 #include "pager_fakes.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::Block;
-using vmem::core::BlockIndex;
-using vmem::core::kPage;
-using vmem::core::State;
-using vmem::pager::CpuFault;
-using vmem::pager::CpuMappings;
-using vmem::pager::Frame;
-using vmem::pager::FrameTable;
-using vmem::pager::Region;
-using vmem::pager::test::FakeTrap;
-using vmem::trap::Fault;
-using vmem::trap::FaultKind;
+using core::kPage;
+using trap::Fault;
+using trap::FaultKind;
 using Next = CpuMappings::Next;
 
-class FakeClock final : public vmem::pager::WaitClock {
+class FakeClock final : public WaitClock {
  public:
   uint64_t look(uint64_t now_ns) override { return now_ns / 10; }
   bool hopeless(uint64_t mark) override {
@@ -43,7 +35,7 @@ class PagerCpuMappings : public ::testing::Test {
 
   void SetUp() override {
     void* at = nullptr;
-    ASSERT_TRUE(trap.attach(kBlocks * kSize, kSize, vmem::trap::Transfer::copy, &at).ok());
+    ASSERT_TRUE(trap.attach(kBlocks * kSize, kSize, trap::Transfer::copy, &at).ok());
     region.id = 7;
     region.base = static_cast<std::byte*>(at);
     region.span = kBlocks * kSize;
@@ -58,7 +50,7 @@ class PagerCpuMappings : public ::testing::Test {
   void TearDown() override { EXPECT_EQ(copies->check(), ""); }
 
   Frame& on_device(BlockIndex b) {
-    edit(region.table, b).aux = frame_table.take(region, b, nullptr, vmem::pager::kDevicePools);
+    edit(region.table, b).aux = frame_table.take(region, b, nullptr, kDevicePools);
     change(region.table, b, State::unpopulated, State::promoting);
     change(region.table, b, State::promoting, State::on_device);
     return frame_table[region.table[b].aux];
@@ -76,7 +68,7 @@ class PagerCpuMappings : public ::testing::Test {
   bool store(BlockIndex b, size_t page = 0) { return copies->met(region, b, fault(b, FaultKind::write, page), kNow); }
   CpuFault& first() { return *copies->begin(); }
   Next next() { return copies->next(first(), facts); }
-  bool waits(BlockIndex b) const { return (region.table[b].flags & vmem::core::kFaultPending) != 0; }
+  bool waits(BlockIndex b) const { return (region.table[b].flags & core::kFaultPending) != 0; }
   // Accesses of b have got SIGBUS for lack of memory.
   void refuse(BlockIndex b) {
     clock.over = true;
@@ -89,7 +81,7 @@ class PagerCpuMappings : public ::testing::Test {
 
   FakeTrap trap;
   FakeClock clock;
-  vmem::core::Counters counters;
+  core::Counters counters;
   Region region{kBlocks, 4};
   FrameTable frame_table;
   std::unique_ptr<CpuMappings> copies = std::make_unique<CpuMappings>(trap, frame_table, clock, counters, true);
@@ -150,7 +142,7 @@ TEST_F(PagerCpuMappings, WhatMovesIsWaitedForAndWhatLeftIsForgotten) {
 TEST_F(PagerCpuMappings, ALoadOfWhatIsShownIsAnswered) {
   shown(3);
   copies->ask(region, 3, kNow);
-  edit(region.table, 3).flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= core::kFaultPending;
   facts.leased = true;
   EXPECT_EQ(next(), Next::again);
   EXPECT_FALSE(waits(3));
@@ -171,7 +163,7 @@ TEST_F(PagerCpuMappings, WhatNobodyLeasesIsShownToALoadAndMovedForAStore) {
 TEST_F(PagerCpuMappings, WhatCouldNotBeShownIsMoved) {
   on_device(3);
   copies->ask(region, 3, kNow, {5, 6});
-  edit(region.table, 3).flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= core::kFaultPending;
   facts.shows = true;
   EXPECT_EQ(next(), Next::wait);
   facts.now_ns += CpuMappings::kTryAgain;
@@ -181,23 +173,23 @@ TEST_F(PagerCpuMappings, WhatCouldNotBeShownIsMoved) {
 TEST_F(PagerCpuMappings, OfWhatNobodyLeasesAndIsShownALoadIsAnsweredAndAStoreMovesIt) {
   shown(3);
   copies->ask(region, 3, kNow);
-  edit(region.table, 3).flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= core::kFaultPending;
   EXPECT_EQ(next(), Next::move) << "it may not be shown any more";
   facts.shows = true;
   EXPECT_EQ(next(), Next::again);
   EXPECT_FALSE(waits(3));
-  edit(region.table, 3).flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= core::kFaultPending;
   facts.lost = true;
   EXPECT_EQ(next(), Next::move) << "it is the block";
   facts.lost = false;
-  edit(region.table, 3).flags |= vmem::core::kStorePending;
+  edit(region.table, 3).flags |= core::kStorePending;
   EXPECT_EQ(next(), Next::move);
 }
 
 TEST_F(PagerCpuMappings, AStoreMakesTheDevicesBytesStaleUntilTheCopyGoes) {
   Frame& frame = shown(3);
   store(3);
-  edit(region.table, 3).flags |= vmem::core::kFaultPending | vmem::core::kStorePending;
+  edit(region.table, 3).flags |= core::kFaultPending | core::kStorePending;
   copies->ask(region, 3, kNow);
   facts.leased = true;
   ASSERT_EQ(next(), Next::change);
@@ -356,27 +348,27 @@ TEST_F(PagerCpuMappings, WhatWasExpectedNeedsNoMemoryToBeShown) {
   on_device(1), on_device(2), on_device(3);
   ASSERT_TRUE(copies->expect());
   ASSERT_TRUE(copies->expect());
-  vmem::core::memory_hook.store([] { return true; });
+  core::memory_hook.store([] { return true; });
   EXPECT_FALSE(copies->expect());
   copies->show(region, 1, 10);
   copies->show(region, 2, 20);
   EXPECT_FALSE(copies->expect());
-  vmem::core::memory_hook.store(nullptr);
+  core::memory_hook.store(nullptr);
   EXPECT_EQ(copies->check(), "");
   ASSERT_TRUE(copies->expect());
   copies->not_shown();
   copies->forget(region, 1);
-  vmem::core::memory_hook.store([] { return true; });
+  core::memory_hook.store([] { return true; });
   EXPECT_TRUE(copies->expect()) << "what is shown no more leaves its room";
   copies->show(region, 3, 30);
-  vmem::core::memory_hook.store(nullptr);
+  core::memory_hook.store(nullptr);
   EXPECT_EQ(copies->check(), "");
 }
 
 TEST_F(PagerCpuMappings, WhatComesToRestAnswersWhoMetTheTrapMeanwhile) {
   on_device(3);
   EXPECT_FALSE(copies->answer(region, 3, kNow)) << "nobody did";
-  edit(region.table, 3).flags |= vmem::core::kFaultPending;
+  edit(region.table, 3).flags |= core::kFaultPending;
   EXPECT_TRUE(copies->answer(region, 3, kNow));
   EXPECT_EQ(trap.calls("wake"), 0u);
   shown(4);
@@ -416,3 +408,4 @@ TEST_F(PagerCpuMappings, TheCheckFindsWhatDisagrees) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,18 +9,10 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::AcquireRequest;
-using vmem::pager::Backing;
-using vmem::pager::Region;
-namespace core = vmem::core;
-
-class PagerDeviceAcquire : public vmem::pager::test::PromotionParts {
+class PagerDeviceAcquire : public PromotionParts {
  protected:
   void SetUp() override {
     PromotionParts::SetUp();
@@ -55,13 +47,13 @@ class PagerDeviceAcquire : public vmem::pager::test::PromotionParts {
     ASSERT_TRUE(vmem::test::eventually([&] {
       {
         BigLock lock(map.mutex());
-        failed.ask_again(lock, vmem::pager::now_ns());
+        failed.ask_again(lock, now_ns());
       }
       return done();
     }));
   }
   void* const stream = this;
-  vmem::pager::DeviceAcquire& acquires = calls.device_acquire;
+  DeviceAcquire& acquires = calls.device_acquire;
 };
 
 TEST_F(PagerDeviceAcquire, ItReturnsWhenTheCopiesAreIssuedAndItsStreamWaitsForThem) {
@@ -164,11 +156,11 @@ TEST_F(PagerDeviceAcquire, OneWhoseBlocksTheKernelHasNoMemoryToReadWaits) {
   for (const int refusal : {ENOMEM, ENOBUFS, EAGAIN}) {
     Region& r = supplied(1);
     put_away(r, 0, 7);
-    engine.fail(vmem::store::Io::Op::read, refusal);
-    const uint64_t before = engine.count(vmem::store::Io::Op::read);
+    engine.fail(store::Io::Op::read, refusal);
+    const uint64_t before = engine.count(store::Io::Op::read);
     auto waits_for_it = std::async(std::launch::async, [&] { return acquire(r, 0, 0, VMEM_READ); });
-    ask_again_until([&] { return engine.count(vmem::store::Io::Op::read) >= before + 4 || over(waits_for_it); });
-    engine.fail(vmem::store::Io::Op::read, 0);
+    ask_again_until([&] { return engine.count(store::Io::Op::read) >= before + 4 || over(waits_for_it); });
+    engine.fail(store::Io::Op::read, 0);
     ask_again_until([&] { return over(waits_for_it); });
     const Status s = waits_for_it.get();
     ASSERT_TRUE(s.ok()) << s.text();
@@ -183,17 +175,17 @@ TEST_F(PagerDeviceAcquire, OneWhoseBlocksTheKernelHasNoMemoryToReadEndsWhenNothi
   config.fault_timeout_ms = 200 * vmem::test::patience();  // the block is read twice in that time
   Region& r = supplied(1);
   put_away(r, 0, 7);
-  engine.fail(vmem::store::Io::Op::read, ENOMEM);
-  const uint64_t before = engine.count(vmem::store::Io::Op::read);
+  engine.fail(store::Io::Op::read, ENOMEM);
+  const uint64_t before = engine.count(store::Io::Op::read);
   auto waits_for_it = std::async(std::launch::async, [&] { return acquire(r, 0, 0, VMEM_READ); });
   ask_again_until([&] { return over(waits_for_it); });
   const Status s = waits_for_it.get();
   EXPECT_EQ(s.code(), -ENOMEM);
   EXPECT_NE(s.text().find("the kernel had no memory to read a block"), std::string_view::npos) << s.text();
-  EXPECT_GT(engine.count(vmem::store::Io::Op::read), before + 1);
+  EXPECT_GT(engine.count(store::Io::Op::read), before + 1);
   EXPECT_EQ(leased(), 0u);
   EXPECT_EQ(state(r, 0), State::stored);
-  engine.fail(vmem::store::Io::Op::read, 0);
+  engine.fail(store::Io::Op::read, 0);
   waits_for_it = std::async(std::launch::async, [&] { return acquire(r, 0, 0, VMEM_READ); });
   ask_again_until([&] { return over(waits_for_it); });
   EXPECT_TRUE(waits_for_it.get().ok());
@@ -204,8 +196,8 @@ TEST_F(PagerDeviceAcquire, OneWhoseBlocksTheKernelHasNoMemoryToReadEndsWhenNothi
 TEST_F(PagerDeviceAcquire, WhatFailedIsReadAgainAlsoWhereNoMemoryWasThereForTheReason) {
   Region& r = supplied(1);
   put_away(r, 0, 7);
-  engine.fail(vmem::store::Io::Op::read, EIO);
-  vmem::pager::DeferredWork after;
+  engine.fail(store::Io::Op::read, EIO);
+  DeferredWork after;
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(page_in.start_fill(r, 0, core::Urgency::fault, after));
@@ -218,7 +210,7 @@ TEST_F(PagerDeviceAcquire, WhatFailedIsReadAgainAlsoWhereNoMemoryWasThereForTheR
     BigLock lock(map.mutex());
     r.reasons.clear();
   }
-  engine.fail(vmem::store::Io::Op::read, 0);
+  engine.fail(store::Io::Op::read, 0);
   const Status s = acquire(r, 0, 0, VMEM_READ);
   ASSERT_TRUE(s.ok()) << s.text();
   EXPECT_EQ(devices.came.back(), 7u);
@@ -255,3 +247,4 @@ TEST_F(PagerDeviceAcquire, OneThatWasCancelledLeavesNothingBehind) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

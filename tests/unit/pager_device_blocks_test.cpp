@@ -5,16 +5,10 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::State;
-using vmem::pager::CpuMappings;
-using vmem::pager::Region;
-using vmem::pager::Transition;
-namespace core = vmem::core;
-
-class PagerDeviceBlocks : public vmem::pager::test::DeviceParts {
+class PagerDeviceBlocks : public DeviceParts {
  protected:
   void SetUp() override { ASSERT_TRUE(gpus.use(0).ok() && gpus.use(1).ok()); }
   bool dirty(const Region& r) VMEM_LOCKED { return (r.table[0].flags & core::kDirty) != 0; }
@@ -62,7 +56,7 @@ TEST_F(PagerDeviceBlocks, AClaimedBlockIsNotChosenToLeave) {
   place(r, 0, 0);
   blocks.claim(r, 0);
   EXPECT_EQ(r.table[0].state, State::demoting);
-  vmem::policy::Victim victim;
+  policy::Victim victim;
   EXPECT_EQ(map.policy(r.table[0].aux).victims(1, {&victim, 1}), 0u);
   blocks.unclaim(r, 0);
   EXPECT_EQ(r.table[0].state, State::on_device);
@@ -134,3 +128,4 @@ TEST_F(PagerDeviceBlocks, ABlockHasComeWhenItsCopyIsIssuedAndNotBefore) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

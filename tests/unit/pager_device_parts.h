@@ -181,6 +181,14 @@ class DeviceParts : protected WithDevices, public PagerParts {
     change(r.table, b, core::State::promoting, core::State::on_device);
     map.admit(r, b, map.nonresident_age().shadow());
   }
+  // Puts block 0 on device 0, with changes.
+  void place_changed(Region& r) {
+    devices.transitions = true;
+    ASSERT_TRUE(gpus.use(0).ok());
+    core::BigLock lock(map.mutex());
+    place(r, 0, 0);
+    edit(r.table, 0).flags |= core::kDirty;
+  }
   void remove(Region& r, core::BlockIndex b) VMEM_LOCKED {
     gpus[r.table[b].device].budget.credit(r.block_size);
     change(r.table, b, core::State::on_device, core::State::demoting);

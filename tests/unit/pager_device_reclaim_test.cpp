@@ -12,17 +12,10 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::pager::PromotionRequest;
-using vmem::pager::Region;
-using vmem::pager::Transition;
-namespace core = vmem::core;
-
-class OnTwoDevices : public vmem::pager::test::DeviceParts {
+class OnTwoDevices : public DeviceParts {
  protected:
   void SetUp() override {
     config.device_budget = 4 * kUnit;
@@ -52,7 +45,7 @@ class OnTwoDevices : public vmem::pager::test::DeviceParts {
     return n;
   }
   void clear(Region& r) VMEM_LOCKED {
-    vmem::pager::DeferredWork after;
+    DeferredWork after;
     for (BlockIndex b = 0; b < r.blocks; ++b) {
       edit(r.table, b).flags = 0;
       if (r.table[b].state == State::on_device) {
@@ -107,13 +100,13 @@ TEST_F(PagerPeerMigrator, AGuestThatCouldNotGoIsNoneAndTheDeviceIsLeftInPeaceFor
   lock.lock();
   EXPECT_FALSE(map.spilled().is(r.table[0].aux));
   EXPECT_EQ(gpus[1].failures, 0u) << "nobody waits for it there";
-  EXPECT_FALSE(map.spilled().fits(1, gpus[1].budget, kUnit, vmem::pager::now_ns()));
+  EXPECT_FALSE(map.spilled().fits(1, gpus[1].budget, kUnit, now_ns()));
   clear(r);
 }
 
 class PagerDeviceReclaim : public OnTwoDevices {
  protected:
-  vmem::pager::PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
+  PooledList<PromotionRequest>& promotion_requests = queues.promotion_requests;
 
   // Leases blocks 2 and 3 again each time, before their leases end, until a block has left, or for
   // a minute.
@@ -244,8 +237,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
       BigLock lock(map.mutex());
       map.spilled().set_share(0);
       r.advice.advised.clear();
-      r.advice.advised.push_back(
-          {0, 0, hot ? vmem::policy::Temperature::hot : vmem::policy::Temperature::normal, !hot});
+      r.advice.advised.push_back({0, 0, hot ? policy::Temperature::hot : policy::Temperature::normal, !hot});
       map.follow_advice(r, 0);
       gpus[0].budget.want(kUnit);
     }
@@ -256,11 +248,11 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
         BigLock lock(map.mutex());
         ASSERT_TRUE(grants.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
       }
-      const uint64_t begun = vmem::pager::now_ns();
+      const uint64_t begun = now_ns();
       ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
       BigLock lock(map.mutex());
       const bool left = room.make(lock, 0);
-      if (vmem::pager::now_ns() < begun + vmem::pager::StreamReleases::kSoon) {
+      if (now_ns() < begun + StreamReleases::kSoon) {
         ASSERT_FALSE(left);
         break;
       }
@@ -282,7 +274,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
     EXPECT_FALSE(room.make(lock, 0));
     for (BlockIndex b = 1; b < 4; ++b) {
       if (r.table[b].state == State::on_device) continue;
-      vmem::pager::DeferredWork after;
+      DeferredWork after;
       ASSERT_TRUE(map.reserve_transition());
       map.withdraw(r.table[b].aux);
       write_back.drop_held(r, b, after);
@@ -295,7 +287,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
   ASSERT_TRUE(grants.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
   lock.unlock();
   ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
-  std::this_thread::sleep_for(std::chrono::nanoseconds(vmem::pager::StreamReleases::kSoon));
+  std::this_thread::sleep_for(std::chrono::nanoseconds(StreamReleases::kSoon));
   lock.lock();
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(room.make(lock, 0)) << "nothing else can go for as long as the stream is held";
@@ -310,7 +302,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersAreLeasedAgainEachTime) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.spilled().set_share(0);
-  r.advice.advised.push_back({0, 1, vmem::policy::Temperature::normal, true});
+  r.advice.advised.push_back({0, 1, policy::Temperature::normal, true});
   for (const BlockIndex b : {0, 1}) map.follow_advice(r, b);
   gpus[0].budget.want(kUnit);
   EXPECT_TRUE(make_beside_leases(
@@ -331,7 +323,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.spilled().set_share(0);
-  r.advice.advised.push_back({0, 0, vmem::policy::Temperature::normal, true});
+  r.advice.advised.push_back({0, 0, policy::Temperature::normal, true});
   map.follow_advice(r, 0);
   edit(r.table, 0).flags = core::kDigest;  // zeros: needs no frame
   std::vector<std::byte*> taken;
@@ -361,3 +353,4 @@ TEST_F(PagerDeviceReclaim, ABlockThatAnAcquireElsewhereWaitsForMakesRoomWhereNot
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

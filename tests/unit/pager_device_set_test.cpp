@@ -7,18 +7,12 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::BigLock;
-using vmem::core::error;
-using vmem::core::kHugePage;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::Region;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 
-class PagerDeviceSet : public vmem::pager::test::DeviceParts {};
+class PagerDeviceSet : public DeviceParts {};
 
 TEST_F(PagerDeviceSet, TheFirstUseSettlesABudgetAndTheNextAsksNobody) {
   ASSERT_TRUE(gpus.use(1).ok());
@@ -117,3 +111,4 @@ TEST_F(PagerDeviceSet, ItsCheckFindsABlockThatIsChargedNowhere) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -11,22 +11,14 @@
 #include "pager/threads/device_workers.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Urgency;
-using vmem::pager::DeferredWork;
-using vmem::pager::DeviceWorkers;
-using vmem::pager::Region;
 using vmem::test::eventually;
-namespace core = vmem::core;
 
-class PagerDeviceWorkers : public vmem::pager::test::PromotionParts {
+class PagerDeviceWorkers : public PromotionParts {
  protected:
-  explicit PagerDeviceWorkers(size_t count = 2)
-      : PromotionParts(std::make_unique<vmem::pager::test::FakeDevices>(count)) {}
+  explicit PagerDeviceWorkers(size_t count = 2) : PromotionParts(std::make_unique<FakeDevices>(count)) {}
   void SetUp() override {
     PromotionParts::SetUp();
     devices.streams = true;
@@ -81,8 +73,7 @@ TEST_F(PagerDeviceWorkers, AnAccessOfABlockThatNobodyLeasesBringsItToHostMemory)
   {
     BigLock lock(map.mutex());
     place(r, 0, 0);
-    ASSERT_TRUE(cpu_mappings.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), vmem::trap::FaultKind::read, 0},
-                                 vmem::pager::now_ns()));
+    ASSERT_TRUE(cpu_mappings.met(r, 0, {reinterpret_cast<uintptr_t>(r.base), trap::FaultKind::read, 0}, now_ns()));
     gpus.work().notify_one();
   }
   EXPECT_TRUE(eventually([&] { return state(r, 0) == State::resident; }));
@@ -90,7 +81,7 @@ TEST_F(PagerDeviceWorkers, AnAccessOfABlockThatNobodyLeasesBringsItToHostMemory)
 
 // Each of four blocks has memory on the device that can be freed when its copy has ended.
 TEST_F(PagerDeviceWorkers, OneIsLeftForWhatLeavesWhereCopiesOfReadsThatFailedStandStill) {
-  using Op = vmem::store::Io::Op;
+  using Op = store::Io::Op;
   constexpr size_t kCount = 4, kSize = 2 * kUnit;
   std::atomic<size_t> waiting{0};
   std::atomic<bool> still{true};
@@ -132,13 +123,13 @@ TEST_F(PagerDeviceWorkers, OneIsLeftForWhatLeavesWhereCopiesOfReadsThatFailedSta
 class PagerWorkersOfFour : public PagerDeviceWorkers {
  protected:
   static constexpr size_t kLarge = size_t{64} << 20;
-  static constexpr BlockIndex kTurn = vmem::pager::kPeerTurnBytes / kLarge;
+  static constexpr BlockIndex kTurn = kPeerTurnBytes / kLarge;
 
   PagerWorkersOfFour() : PagerDeviceWorkers(4) {}
   void SetUp() override {
     PagerDeviceWorkers::SetUp();
     BigLock lock(map.mutex());
-    for (vmem::pager::DeviceState& g : gpus) g.budget.begin(uint64_t{64} << 30, kUnit);
+    for (DeviceState& g : gpus) g.budget.begin(uint64_t{64} << 30, kUnit);
     map.resize_policies();
   }
   // Makes a block of another device wait to go to device d.
@@ -181,3 +172,4 @@ TEST_F(PagerWorkersOfFour, EachDeviceHasItsTurnWhateverComesToTheOthers) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

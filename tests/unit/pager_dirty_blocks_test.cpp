@@ -4,17 +4,8 @@
 #include "edit_block.h"
 #include "pager/block/dirty_blocks.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::FrameId;
-using vmem::core::kNoFrame;
-using vmem::core::State;
-using vmem::pager::Backing;
-using vmem::pager::Config;
-using vmem::pager::DirtyBlocks;
-using vmem::pager::Frame;
-using vmem::pager::FrameTable;
-using vmem::pager::Region;
 
 constexpr uint64_t kBlock = 64 << 10;
 
@@ -31,7 +22,7 @@ class PagerDirtyBlocks : public ::testing::Test {
   }
   void TearDown() override { EXPECT_EQ(dirty.check(), ""); }
   FrameId block(size_t b) {
-    const FrameId id = frame_table.take(region, b, nullptr, vmem::pager::kHostPool);
+    const FrameId id = frame_table.take(region, b, nullptr, kHostPool);
     edit(region.table, b).aux = id;
     change(region.table, b, State::unpopulated, State::reading);
     change(region.table, b, State::reading, State::staged);
@@ -68,7 +59,7 @@ TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
   const FrameId a = block(3), b = block(1);
   dirty.add(a, 5000);
   dirty.add(b, 6000);
-  dirty.put_off(a, 6000, vmem::pager::DirtyFrame::Overdue::leased);
+  dirty.put_off(a, 6000, DirtyFrame::Overdue::leased);
   EXPECT_TRUE(dirty.overdue(a));
   EXPECT_FALSE(dirty.overdue(b));
   EXPECT_EQ(dirty.first(), b);
@@ -80,7 +71,7 @@ TEST_F(PagerDirtyBlocks, AnOverdueBlockComesToTheFront) {
   EXPECT_GT(dirty.changes(), changes) << "an evictor that found nothing looks again";
   EXPECT_EQ(dirty.check(), "");
   dirty.remove(b);
-  dirty.put_off(a, 7000, vmem::pager::DirtyFrame::Overdue::yes);
+  dirty.put_off(a, 7000, DirtyFrame::Overdue::yes);
   dirty.bring_forward(a, 7000);
   EXPECT_EQ(dirty.bytes(), kBlock);
   dirty.put_off(a, 8000);
@@ -92,7 +83,7 @@ TEST_F(PagerDirtyBlocks, ABlockThatSomebodyHoldsCountsForNoLimit) {
   dirty.add(a, 10);
   dirty.add(b, 20);
   ASSERT_TRUE(dirty.slows(20));
-  dirty.put_off(a, 30, vmem::pager::DirtyFrame::Overdue::leased);
+  dirty.put_off(a, 30, DirtyFrame::Overdue::leased);
   EXPECT_FALSE(dirty.slows(30)) << "a wait would not make it leave";
   EXPECT_EQ(dirty.bytes(), 2 * kBlock);
   dirty.add(c, 40);
@@ -146,3 +137,4 @@ TEST_F(PagerDirtyBlocks, WithoutALimitOfItsOwnItIsAPartOfTheBudget) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

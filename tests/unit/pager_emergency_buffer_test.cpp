@@ -7,12 +7,10 @@
 #include "pager/host/emergency_buffer.h"
 #include "pager_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BigMutex;
-using vmem::pager::EmergencyBuffer;
-using vmem::pager::Transition;
+using core::BigMutex;
 
 struct SpareCopyTest : testing::Test {
   bool take(Transition* m) {
@@ -71,11 +69,9 @@ TEST_F(SpareCopyTest, WhoeverNeedsItNoMoreIsNotInTheWay) {
   EXPECT_EQ(spare.pass(mutex), nullptr);
 }
 
-class SpareCopies : public vmem::pager::test::PagerParts {};
+class SpareCopies : public PagerParts {};
 
 TEST_F(SpareCopies, ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers) {
-  using vmem::core::State;
-  using vmem::store::Io;
   auto& r = region(64);
   std::array<Transition*, 3> batch = {};
   for (size_t b = 0; b < batch.size(); ++b) {
@@ -101,7 +97,7 @@ TEST_F(SpareCopies, ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers) {
   engine.fail(Io::Op::write, 0);
   {
     BigLock lock(map.mutex());
-    edit(r.table, 2).flags |= vmem::core::kFaultPending;
+    edit(r.table, 2).flags |= core::kFaultPending;
   }
   engine.let_go();
   engine.until_count(Io::Op::write, 4);
@@ -122,3 +118,4 @@ TEST_F(SpareCopies, ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -13,20 +13,11 @@
 #include "pager/tier/retry.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::Backing;
-using vmem::pager::DeferredWork;
-using vmem::pager::Region;
-using vmem::store::Io;
-namespace core = vmem::core;
-
 // Devices whose work ends when the test says so.
-class Working : public vmem::pager::test::FakeDevices {
+class Working : public FakeDevices {
  public:
   Status drain(int d) override {
     std::unique_lock lock(mutex_);
@@ -47,7 +38,7 @@ class Working : public vmem::pager::test::FakeDevices {
   bool busy_ = false;
 };
 
-class PagerExitFlush : public vmem::pager::test::DeviceParts {
+class PagerExitFlush : public DeviceParts {
  protected:
   PagerExitFlush() : DeviceParts(std::make_unique<Working>()) {}
   Region& changed(Backing backing) {
@@ -61,11 +52,8 @@ class PagerExitFlush : public vmem::pager::test::DeviceParts {
     Region& r = device_region(1);
     r.backing = Backing::file_shared;
     supply_frames(r);
-    devices.transitions = true;
-    EXPECT_TRUE(gpus.use(0).ok());
+    place_changed(r);
     BigLock lock(map.mutex());
-    place(r, 0, 0);
-    edit(r.table, 0).flags |= core::kDirty;
     EXPECT_TRUE(grants.grant({&r, 0, 0}, VMEM_WRITE, 0, nullptr).ok());
     return r;
   }
@@ -77,12 +65,12 @@ class PagerExitFlush : public vmem::pager::test::DeviceParts {
   }
   void TearDown() override {
     working.be_busy(false);
-    while (vmem::pager::drains != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (drains != 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     DeviceParts::TearDown();
   }
 
   Working& working = static_cast<Working&>(devices);
-  vmem::pager::ExitFlush& exit_writes = calls.exit_flush;
+  ExitFlush& exit_writes = calls.exit_flush;
 };
 
 TEST_F(PagerExitFlush, OnlySharedFilesAreWrittenAndLeasesDoNotMatter) {
@@ -165,3 +153,4 @@ TEST_F(PagerExitFlush, ADeviceThatNeverEndsIsWaitedForOnce) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -19,6 +19,10 @@
 
 namespace vmem::pager::test {
 
+using core::BigLock;
+using core::kHugePage;
+using store::Io;
+
 // Ordinary memory with its own page table. Accesses go through load() and store(), which park as
 // the kernel parks a thread. Dropped memory is overwritten, so that a later look at it shows.
 class FakeTrap : public trap::Trap {

@@ -7,21 +7,14 @@
 #include "pager/account/fault_reserve.h"
 #include "pager_fakes.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::kHugePage;
-using vmem::core::kPage;
-using vmem::core::State;
-using vmem::core::Urgency;
-using vmem::pager::CpuMappings;
-using vmem::pager::FaultReserve;
-using vmem::pager::FrameTable;
-using vmem::pager::Region;
-using vmem::pager::test::FakeTrap;
+using core::kPage;
 
 constexpr uint64_t kMiB = 1 << 20;
 
-class FakeClock final : public vmem::pager::WaitClock {
+class FakeClock final : public WaitClock {
  public:
   uint64_t look(uint64_t) override { return 0; }
   bool hopeless(uint64_t) override { return false; }
@@ -31,10 +24,10 @@ class PagerFaultReserve : public ::testing::Test {
  protected:
   FakeTrap trap;
   FakeClock clock;
-  vmem::core::Counters counters;
+  core::Counters counters;
   FrameTable frame_table;
-  vmem::memory::HostBudget budget{64 * kMiB};
-  vmem::memory::FramePool frames{trap, budget, {}};
+  memory::HostBudget budget{64 * kMiB};
+  memory::FramePool frames{trap, budget, {}};
   CpuMappings cpu_mappings{trap, frame_table, clock, counters, true};
   FaultReserve reserve{budget, frames, cpu_mappings};
 };
@@ -67,16 +60,16 @@ TEST_F(PagerFaultReserve, TakesAnEighthOfASmallBudgetAndNeverLessThanABlock) {
 
 TEST_F(PagerFaultReserve, KnowsTheLargestBlockThereCanBe) {
   budget.set(4096 * kMiB);
-  for (size_t block = kPage; block <= vmem::core::kMaxBlock; block *= 2) {
+  for (size_t block = kPage; block <= core::kMaxBlock; block *= 2) {
     reserve.add_region(block);
     EXPECT_EQ(reserve.largest_block(), block);
   }
   EXPECT_EQ(reserve.bytes(), 256 * kMiB);
   EXPECT_EQ(reserve.of(512 * kMiB), 64 * kMiB) << "an eighth";
   EXPECT_EQ(reserve.of(300 * kMiB), 64 * kMiB) << "one block";
-  EXPECT_EQ(reserve.check(0, vmem::core::kBlockSizes), "");
-  reserve.remove_region(vmem::core::kMaxBlock);
-  EXPECT_EQ(reserve.largest_block(), vmem::core::kMaxBlock / 2);
+  EXPECT_EQ(reserve.check(0, core::kBlockSizes), "");
+  reserve.remove_region(core::kMaxBlock);
+  EXPECT_EQ(reserve.largest_block(), core::kMaxBlock / 2);
 }
 
 TEST_F(PagerFaultReserve, WhatIsLeasedIsNotToBeHad) {
@@ -96,13 +89,13 @@ TEST_F(PagerFaultReserve, WhatIsLeasedIsNotToBeHad) {
 
 TEST_F(PagerFaultReserve, WhatIsStaleAtADeviceIsPinned) {
   void* at = nullptr;
-  ASSERT_TRUE(trap.attach(4 * kPage, kPage, vmem::trap::Transfer::copy, &at).ok());
+  ASSERT_TRUE(trap.attach(4 * kPage, kPage, trap::Transfer::copy, &at).ok());
   Region region{4, 4};
   region.base = static_cast<std::byte*>(at);
   region.block_size = kPage;
   ASSERT_TRUE(region.table.create(4).ok());
   frame_table.grow();
-  edit(region.table, 1).aux = frame_table.take(region, 1, nullptr, vmem::pager::kDevicePools);
+  edit(region.table, 1).aux = frame_table.take(region, 1, nullptr, kDevicePools);
   change(region.table, 1, State::unpopulated, State::promoting);
   change(region.table, 1, State::promoting, State::on_device);
   ASSERT_TRUE(cpu_mappings.expect());
@@ -174,3 +167,4 @@ TEST_F(PagerFaultReserve, TheCheckFindsWhatDisagrees) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -10,15 +10,8 @@
 
 #include "pager/block/frame_table.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::FrameId;
-using vmem::core::kNoFrame;
-using vmem::pager::Frame;
-using vmem::pager::FrameTable;
-using vmem::pager::kHostPool;
-using vmem::pager::kStagingPools;
-using vmem::pager::Region;
 
 class PagerFrameTable : public ::testing::Test {
  protected:
@@ -134,3 +127,4 @@ TEST_F(PagerFrameTable, NothingIsLostInALongMix) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,20 +9,10 @@
 #include "pager/calls/host_acquire.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::AcquireRequest;
-using vmem::pager::Backing;
-using vmem::pager::Region;
-using vmem::pager::Transition;
-using vmem::store::Io;
-namespace core = vmem::core;
-
-class PagerHostAcquire : public vmem::pager::test::DeviceParts {
+class PagerHostAcquire : public DeviceParts {
  protected:
   Status acquire(Region& r, BlockIndex first, BlockIndex last, unsigned access, const AcquireRequest* ask = nullptr) {
     const vmem_range range = bytes(r, first, last, access);
@@ -40,7 +30,7 @@ class PagerHostAcquire : public vmem::pager::test::DeviceParts {
     BigLock lock(map.mutex());
     return r.leases.empty() && reserve.pinned() == 0 && r.counts.in_flight == 0;
   }
-  vmem::pager::HostAcquire& leases = calls.host_acquire;
+  HostAcquire& leases = calls.host_acquire;
 };
 
 TEST_F(PagerHostAcquire, AllOfItIsInPlaceAndWhatWasThereIsAHit) {
@@ -137,20 +127,17 @@ TEST_F(PagerHostAcquire, AReadThatFailsIsToldAndNothingIsLeased) {
 TEST_F(PagerHostAcquire, ABlockOnADeviceComesBack) {
   Region& r = device_region(1);
   supply_frames(r);
-  devices.transitions = true;
-  ASSERT_TRUE(gpus.use(0).ok());
+  place_changed(r);
   {
     BigLock lock(map.mutex());
     ASSERT_TRUE(frames.want_bounce(kUnit, 2 * kUnit, 2 * kUnit).ok());
-    place(r, 0, 0);
-    edit(r.table, 0).flags |= core::kDirty;
   }
   ASSERT_TRUE(acquire(r, 0, 0, VMEM_READ).ok());
   EXPECT_EQ(state(r, 0), State::resident);
   EXPECT_EQ(devices.copied, 1u);
   uint64_t value = 0;
   ASSERT_TRUE(trap.load(r.address(0), &value));
-  EXPECT_EQ(value, 0x0101010101010101u * vmem::pager::test::FakeDevices::kByte);
+  EXPECT_EQ(value, 0x0101010101010101u * FakeDevices::kByte);
   end(r, 0, 0, VMEM_READ);
 }
 
@@ -217,3 +204,4 @@ TEST_F(PagerHostAcquire, AnAskOfAnOlderRegionIsRefused) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -13,25 +13,16 @@
 #include "memory/host_budget.h"
 #include "pager/block/host_copies.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BlockIndex;
-using vmem::core::FrameId;
-using vmem::core::State;
-using vmem::pager::FrameTable;
-using vmem::pager::HostCopies;
-using vmem::pager::kDevicePools;
-using vmem::pager::kStagingPools;
-using vmem::pager::NonresidentAge;
-using vmem::pager::Region;
-using vmem::policy::Admission;
-using vmem::policy::EvictionPolicyStats;
-using vmem::policy::Priority;
-using vmem::policy::Temperature;
-using vmem::policy::Victim;
+using policy::Admission;
+using policy::Priority;
+using policy::Temperature;
+using policy::Victim;
 
 // Records what it was told, and chooses no victims.
-class FakePolicy final : public vmem::policy::EvictionPolicy {
+class FakePolicy final : public policy::EvictionPolicy {
  public:
   const char* name() const override { return "fake"; }
   void resize(size_t, uint64_t) override {}
@@ -42,7 +33,7 @@ class FakePolicy final : public vmem::policy::EvictionPolicy {
   size_t victims(uint64_t, std::span<Victim>) override { return 0; }
   void hold(FrameId id) override { holds[id] += known.count(id) != 0 ? 1 : 1000; }
   void unhold(FrameId id) override { --holds[id]; }
-  EvictionPolicyStats stats() const override { return {}; }
+  uint64_t probed() const override { return 0; }
 
   std::map<FrameId, Admission> known;
   std::map<FrameId, int> holds;
@@ -53,15 +44,15 @@ class PagerHostCopies : public ::testing::Test {
   static constexpr size_t kFrames = 4;
 
   void SetUp() override {
-    ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok());
+    ASSERT_TRUE(device::make_sim_devices({}, &devices).ok());
     copies = std::make_unique<HostCopies>(frame_table, pools, policies, age);
     ASSERT_TRUE(staging->reserve(kFrames, 0));
-    const size_t size = kFrames * vmem::core::kHugePage;
+    const size_t size = kFrames * core::kHugePage;
     void* at = mmap(nullptr, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     ASSERT_NE(at, MAP_FAILED);
     staging->add_slab(*devices, {static_cast<std::byte*>(at), size, nullptr});
     region.id = 7;
-    region.block_size = vmem::core::kHugePage;
+    region.block_size = core::kHugePage;
     ASSERT_TRUE(region.table.create(16).ok());
     frame_table.grow();
   }
@@ -80,14 +71,14 @@ class PagerHostCopies : public ::testing::Test {
     return id;
   }
 
-  std::unique_ptr<vmem::device::SimDevices> devices;
-  vmem::memory::HostBudget budget{uint64_t{64} << 20};
-  vmem::pager::StagingPoolSet pools{budget, 50};
-  vmem::memory::Staging* staging = &pools.of(vmem::core::kHugePage).frames;
+  std::unique_ptr<device::SimDevices> devices;
+  memory::HostBudget budget{uint64_t{64} << 20};
+  StagingPoolSet pools{budget, 50};
+  memory::Staging* staging = &pools.of(core::kHugePage).frames;
   Region region{16, 4};
   FrameTable frame_table;
-  std::vector<std::unique_ptr<vmem::policy::EvictionPolicy>> policies = [] {
-    std::vector<std::unique_ptr<vmem::policy::EvictionPolicy>> all(kDevicePools);
+  std::vector<std::unique_ptr<policy::EvictionPolicy>> policies = [] {
+    std::vector<std::unique_ptr<policy::EvictionPolicy>> all(kDevicePools);
     all[kStagingPools] = std::make_unique<FakePolicy>();
     return all;
   }();
@@ -111,7 +102,7 @@ TEST_F(PagerHostCopies, ACopyIsTheBlocksAndThePolicyKnowsIt) {
   EXPECT_EQ(frame_table[copy].pool, kStagingPools);
   EXPECT_EQ(region.table[3].aux, id) << "the block is on its device still";
   ASSERT_EQ(policy.known.count(copy), 1u);
-  EXPECT_EQ(policy.known[copy].weight, vmem::core::kHugePage / 4096);
+  EXPECT_EQ(policy.known[copy].weight, core::kHugePage / 4096);
   EXPECT_FALSE(policy.known[copy].probes);
   EXPECT_EQ(policy.known[copy].age, (uint64_t{8} << 20) / 4096) << "since it left its device last";
   EXPECT_EQ(copies->check(), "");
@@ -211,7 +202,7 @@ TEST_F(PagerHostCopies, TheCheckSeesACopyThatIsNotTheBlocks) {
   change(region.table, 3, State::stored, State::promoting);
   change(region.table, 3, State::promoting, State::on_device);
   EXPECT_EQ(copies->check(), "");
-  frame_table[id].dev.copy = vmem::core::kNoFrame;
+  frame_table[id].dev.copy = core::kNoFrame;
   EXPECT_EQ(copies->check(), "1 host copies are known, blocks have 0, and there are 1");
   frame_table[id].dev.copy = copy;
 }
@@ -235,3 +226,4 @@ TEST_F(PagerHostCopies, TheCopyOfWhatIsReadMostIsAmongTheLastToGo) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

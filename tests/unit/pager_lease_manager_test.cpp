@@ -6,17 +6,13 @@
 
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::pager::BlockSpan;
-using vmem::pager::PendingRelease;
-using vmem::pager::Region;
-
-class PagerLeaseManager : public vmem::pager::test::DeviceParts {
+class PagerLeaseManager : public DeviceParts {
  protected:
   // Releases the span for the stream, with room to note that many devices.
-  vmem::core::Status release(BigLock& lock, const BlockSpan& span, void* stream, size_t devices_noted) VMEM_LOCKED {
+  core::Status release(BigLock& lock, const BlockSpan& span, void* stream, size_t devices_noted) VMEM_LOCKED {
     pending.resize(devices_noted);
     for (PendingRelease& e : pending) e.spans.reserve(4);
     return grants.release(lock, {&span, 1}, nullptr, stream, &pending);
@@ -45,11 +41,11 @@ TEST_F(PagerLeaseManager, WhatIsLeasedInHostMemoryIsPinnedUntilItIsReleased) {
 TEST_F(PagerLeaseManager, ALeaseThatDoesNotFitTheHostBudgetIsRefusedAndNothingIsLeased) {
   Region& r = region(2 * kBudget / kBlock);
   BigLock lock(map.mutex());
-  const uint64_t tables_before = budget.charged(vmem::memory::Use::tables);
+  const uint64_t tables_before = budget.charged(memory::Use::tables);
   EXPECT_EQ(grants.grant({&r, 0, r.blocks - 1}, VMEM_READ, VMEM_HOST, nullptr).code(), -ENOMEM);
   EXPECT_TRUE(r.leases.empty());
   EXPECT_EQ(reserve.pinned(), 0u);
-  EXPECT_EQ(budget.charged(vmem::memory::Use::tables), tables_before);
+  EXPECT_EQ(budget.charged(memory::Use::tables), tables_before);
 }
 
 TEST_F(PagerLeaseManager, ARangeThatIsLeasedElsewhereIsRefusedAsAWhole) {
@@ -60,7 +56,7 @@ TEST_F(PagerLeaseManager, ARangeThatIsLeasedElsewhereIsRefusedAsAWhole) {
   EXPECT_EQ(grants.grant({&r, 0, 3}, VMEM_READ, VMEM_HOST, nullptr).code(), -EBUSY);
   EXPECT_EQ(r.leases.blocks(), 1u);
   EXPECT_EQ(reserve.pinned(), 0u);
-  EXPECT_NE(grants.holders().find("2 MiB"), vmem::core::OwnString::npos) << grants.holders();
+  EXPECT_NE(grants.holders().find("2 MiB"), core::OwnString::npos) << grants.holders();
   grants.take_back({&r, 3, 3}, VMEM_READ, 1, a);
   EXPECT_EQ(grants.holders(), "none");
 }
@@ -113,3 +109,4 @@ TEST_F(PagerLeaseManager, ARegionThatGoesTakesItsLeasesWithIt) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

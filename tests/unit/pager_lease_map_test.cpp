@@ -7,12 +7,10 @@
 
 #include "pager/block/lease_map.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BlockIndex;
-using vmem::pager::Lease;
-using vmem::pager::LeaseMap;
-using vmem::pager::Leases;
+using core::BlockIndex;
 
 constexpr BlockIndex kBlocks = 48;
 constexpr unsigned kBoth = VMEM_READ | VMEM_WRITE;
@@ -317,3 +315,4 @@ TEST(LeaseMap, VisitsWhatIsLeasedAndCutsItToTheRange) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

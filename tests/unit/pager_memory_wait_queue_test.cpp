@@ -9,13 +9,8 @@
 #include "edit_block.h"
 #include "pager/host/memory_waits.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::BlockIndex;
-using vmem::core::Urgency;
-using vmem::pager::MemoryWaiter;
-using vmem::pager::MemoryWaitQueue;
-using vmem::pager::Region;
 
 class PagerMemoryWaitQueue : public ::testing::Test {
  protected:
@@ -146,3 +141,4 @@ TEST_F(PagerMemoryWaitQueue, TheCheckSeesAMarkThatIsMissing) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,22 +9,16 @@
 #include "pager/account/metadata_charges.h"
 #include "pager_fakes.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BlockIndex;
-using vmem::core::kPage;
-using vmem::core::State;
-using vmem::memory::Use;
-using vmem::pager::CpuMappings;
-using vmem::pager::FaultReserve;
-using vmem::pager::FrameTable;
-using vmem::pager::MetadataCharges;
-using vmem::pager::Region;
-using vmem::pager::test::FakeTrap;
+using memory::Use;
+
+using core::kPage;
 
 constexpr uint64_t kMiB = 1 << 20;
 
-class FakeClock final : public vmem::pager::WaitClock {
+class FakeClock final : public WaitClock {
  public:
   uint64_t look(uint64_t) override { return 0; }
   bool hopeless(uint64_t) override { return false; }
@@ -32,12 +26,12 @@ class FakeClock final : public vmem::pager::WaitClock {
 
 class PagerMetadataCharges : public ::testing::Test {
  protected:
-  static constexpr size_t kBlocks = 4096 * 16, kChunk = vmem::core::BlockTable::kChunk;
+  static constexpr size_t kBlocks = 4096 * 16, kChunk = core::BlockTable::kChunk;
   static constexpr uint64_t kRest = 16 * kMiB;  // of `other`, beyond the free allowance of a process
 
   void SetUp() override {
     void* at = nullptr;
-    ASSERT_TRUE(trap.attach(kBlocks * kPage, kPage, vmem::trap::Transfer::copy, &at).ok());
+    ASSERT_TRUE(trap.attach(kBlocks * kPage, kPage, trap::Transfer::copy, &at).ok());
     region.base = static_cast<std::byte*>(at);
     region.block_size = kPage;
     ASSERT_TRUE(region.table.create(kBlocks).ok());
@@ -62,11 +56,11 @@ class PagerMetadataCharges : public ::testing::Test {
 
   FakeTrap trap;
   FakeClock clock;
-  vmem::core::Counters counters;
+  core::Counters counters;
   FrameTable frame_table;
-  vmem::pager::TransitionPool transitions;
-  vmem::memory::HostBudget budget{64 * kMiB};
-  vmem::memory::FramePool frames{trap, budget, {}};
+  TransitionPool transitions;
+  memory::HostBudget budget{64 * kMiB};
+  memory::FramePool frames{trap, budget, {}};
   CpuMappings cpu_mappings{trap, frame_table, clock, counters, true};
   FaultReserve reserve{budget, frames, cpu_mappings};
   MetadataCharges tables{budget, reserve, frame_table, transitions, trap};
@@ -91,7 +85,7 @@ TEST_F(PagerMetadataCharges, ResidentsAreChargedWhenTheyAreCounted) {
   frame_table.grow();
   EXPECT_EQ(charged(), kRest + empty);
   tables.count();
-  EXPECT_EQ(charged(), kRest + empty + frame_table.size() * (sizeof(vmem::pager::Frame) + 24));
+  EXPECT_EQ(charged(), kRest + empty + frame_table.size() * (sizeof(Frame) + 24));
 }
 
 TEST_F(PagerMetadataCharges, WhatWasGrantedIsChargedFromTheStartAndAlwaysThere) {
@@ -195,3 +189,4 @@ TEST_F(PagerMetadataCharges, TheCheckFindsWhatDisagrees) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -7,23 +7,10 @@
 #include "core/clock.h"
 #include "edit_block.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::error;
-using vmem::core::State;
-using vmem::core::Urgency;
-using vmem::pager::BlockSpan;
-using vmem::pager::Completion;
-using vmem::pager::DeferredWork;
-using vmem::pager::now_ns;
-using vmem::pager::Region;
-using vmem::pager::Transition;
-namespace core = vmem::core;
-namespace store = vmem::store;
-
-class PagerBlockMap : public vmem::pager::test::PagerParts {};
+class PagerBlockMap : public PagerParts {};
 
 TEST_F(PagerBlockMap, FindsARegionByEachOfItsAddressesAndByNoOther) {
   Region& r = region(4);
@@ -44,11 +31,11 @@ TEST_F(PagerBlockMap, FindsARegionByEachOfItsAddressesAndByNoOther) {
 }
 
 TEST_F(PagerBlockMap, GuestsHaveTheShareOfADeviceThatTheConfigurationSays) {
-  vmem::pager::DeviceBudget budget_of_one;
+  DeviceBudget budget_of_one;
   budget_of_one.begin(8 * core::kHugePage, core::kHugePage);
   for (const unsigned percent : {0u, 25u, 50u}) {
     config.peer_spill_percent = percent;
-    vmem::pager::BlockMap its{trap, space, staging, counters, config, 2, *this};
+    BlockMap its{trap, space, staging, counters, config, 2, *this};
     BigLock lock(its.mutex());
     const uint64_t share = 8 * core::kHugePage * percent / 100;
     EXPECT_TRUE(its.spilled().fits(1, budget_of_one, share, 1)) << percent;
@@ -98,7 +85,7 @@ TEST_F(PagerBlockMap, ItsCheckFindsAResidentThatNamesAnotherBlock) {
   map.frame_table()[r.table[0].aux].block = 0;
 }
 
-class PagerFailedBlocks : public vmem::pager::test::PagerParts {};
+class PagerFailedBlocks : public PagerParts {};
 
 TEST_F(PagerFailedBlocks, ABlockIsUnknownFromAFailedWriteUntilItIsWritten) {
   Region& r = region(2);
@@ -193,7 +180,7 @@ TEST_F(PagerFailedBlocks, AccessesThatTheTrapRefusedAreMadeAgainAfterAPause) {
   EXPECT_FALSE(failed.any_retries());
 }
 
-class PagerMemoryWaits : public vmem::pager::test::PagerParts {};
+class PagerMemoryWaits : public PagerParts {};
 
 TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnderWay) {
   config.fault_timeout_ms = 200;
@@ -247,7 +234,7 @@ TEST_F(PagerMemoryWaits, WhoWaitsCallsForMemoryAndALaterAcquireWaitsBehindAFault
   EXPECT_TRUE(waits.queue().empty());
 }
 
-class PagerMemoryPressure : public vmem::pager::test::PagerParts {};
+class PagerMemoryPressure : public PagerParts {};
 
 TEST_F(PagerMemoryPressure, ARefusalTakesNothingBackOfWhatPressureAskedFor) {
   Region& r = region(32);
@@ -275,7 +262,7 @@ TEST_F(PagerMemoryPressure, AnAdministratorsLimitLeavesWhatFaultsNeed) {
   EXPECT_EQ(budget.limit(), budget.wanted());
 }
 
-class PagerPageIn : public vmem::pager::test::PagerParts {};
+class PagerPageIn : public PagerParts {};
 
 TEST_F(PagerPageIn, ABlockThatWasNeverStoredToIsZerosWithoutARead) {
   Region& r = region(1);
@@ -316,7 +303,7 @@ TEST_F(PagerPageIn, ABlockThatCameToRestIsBroughtForWhoAskedMeanwhile) {
   EXPECT_EQ(flags(r, 1, core::kFaultPending), 0);
 }
 
-class PagerInstaller : public vmem::pager::test::PagerParts {};
+class PagerInstaller : public PagerParts {};
 
 TEST_F(PagerInstaller, ABlockThatTheTrapRefusesStaysHeldAndIsTriedAgainLater) {
   Region& r = region(1);
@@ -338,7 +325,7 @@ TEST_F(PagerInstaller, ABlockThatTheTrapRefusesStaysHeldAndIsTriedAgainLater) {
   EXPECT_EQ(state(r, 0), State::resident);
 }
 
-class PagerWriteback : public vmem::pager::test::PagerParts {
+class PagerWriteback : public PagerParts {
  protected:
   // Isolates the block and writes it; does not wait for the write's end.
   void take(Region& r, BlockIndex b, bool keep = false) {
@@ -362,7 +349,7 @@ TEST_F(PagerIsolator, WhatIsAllZerosLeavesWithoutAWrite) {
   take(r, 0);
   EXPECT_EQ(state(r, 0), State::unpopulated);
   EXPECT_EQ(engine.count(store::Io::Op::write), 0u);
-  EXPECT_EQ(budget.charged(vmem::memory::Use::blocks), 0u);
+  EXPECT_EQ(budget.charged(memory::Use::blocks), 0u);
 }
 
 // Otherwise a program that keeps asking for a block that cannot leave would hold up reclaim for all
@@ -388,7 +375,7 @@ TEST_F(PagerWriteback, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
   const auto pause = [&] {
     BigLock lock(map.mutex());
     write_back.evict_batch(lock, {});
-    return writes.pause(vmem::pager::now_ns());
+    return writes.pause(now_ns());
   };
   meets_a_pin(true);
   EXPECT_EQ(pause(), 0u) << "others are tried first";
@@ -407,7 +394,7 @@ TEST_F(PagerWriteback, WhatWasStoredToIsWrittenBeforeItsMemoryGoes) {
   take(r, 0);
   EXPECT_EQ(state(r, 0), State::writing_back);
   EXPECT_EQ(writes.leaving(), kBlock) << "it will come free";
-  EXPECT_EQ(budget.charged(vmem::memory::Use::blocks), kBlock);
+  EXPECT_EQ(budget.charged(memory::Use::blocks), kBlock);
   engine.hold(store::Io::Op::write, false);
   engine.let_go();
   engine.until_idle();
@@ -455,3 +442,4 @@ TEST_F(PagerWriteback, WhatIsSyncedStaysInPlaceAndClean) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -12,19 +12,10 @@
 #include "pager/host/reclaim.h"
 #include "pager_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::FrameId;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::DeferredWork;
-using vmem::pager::Region;
-using vmem::store::Io;
-namespace core = vmem::core;
-
-class PagerPausedWrites : public vmem::pager::test::PagerParts {
+class PagerPausedWrites : public PagerParts {
  protected:
   static constexpr uint64_t kHour = uint64_t{3600} * 1000000000;
 
@@ -40,7 +31,7 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts {
   // Pauses writes as after a failed write, but for longer than any test runs.
   void put_writes_off() {
     BigLock lock(map.mutex());
-    writes.failed(core::error(EIO, "as the test wants it"), true, vmem::pager::now_ns() + kHour);
+    writes.failed(core::error(EIO, "as the test wants it"), true, now_ns() + kHour);
   }
   void write_again() {
     BigLock lock(map.mutex());
@@ -80,7 +71,7 @@ class PagerPausedWrites : public vmem::pager::test::PagerParts {
       uint64_t value = 0;
       ASSERT_TRUE(trap.load(r.address(b), &value));
       ASSERT_EQ(value, 1000 + b);
-      vmem::pager::Transition* m = nullptr;
+      Transition* m = nullptr;
       {
         BigLock lock(map.mutex());
         map.withdraw(r.table[b].aux);
@@ -149,13 +140,13 @@ TEST_F(PagerPausedWrites, APinIsNoReasonToEvictInAnotherOrder) {
   while (try_to_bring(r, blocks)) ++blocks;
   {
     BigLock lock(map.mutex());
-    r.advice.advised.push_back({0, 3, vmem::policy::Temperature::normal, true});
+    r.advice.advised.push_back({0, 3, policy::Temperature::normal, true});
     for (BlockIndex b = 0; b < 4; ++b) map.follow_advice(r, b);
   }
   for (BlockIndex b = 4; b < blocks; ++b) put(r, b, 1000 + b);
   {
     BigLock lock(map.mutex());
-    writes.pinned(vmem::pager::now_ns() + kHour);
+    writes.pinned(now_ns() + kHour);
   }
   ASSERT_TRUE(reclaim.start(1).ok());
   for (int i = 0; i < 50; ++i, usleep(1000)) ASSERT_FALSE(try_to_bring(r, blocks)) << "something left";
@@ -173,3 +164,4 @@ TEST_F(PagerPausedWrites, APinIsNoReasonToEvictInAnotherOrder) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

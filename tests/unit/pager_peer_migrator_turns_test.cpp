@@ -6,15 +6,10 @@
 
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::pager::Region;
-namespace core = vmem::core;
-
-class PagerPeerMigratorTurns : public vmem::pager::test::DeviceParts {
+class PagerPeerMigratorTurns : public DeviceParts {
  protected:
   static constexpr size_t kLarge = size_t{64} << 20;
 
@@ -25,7 +20,7 @@ class PagerPeerMigratorTurns : public vmem::pager::test::DeviceParts {
     for (const int d : {0, 1}) ASSERT_TRUE(gpus.use(d).ok());
   }
   // Called when waiters are told that there is room.
-  void memory_freed(vmem::pager::DeferredWork&) VMEM_LOCKED override { charged_when_told_ = gpus[1].budget.charged(); }
+  void memory_freed(DeferredWork&) VMEM_LOCKED override { charged_when_told_ = gpus[1].budget.charged(); }
   // Makes blocks of device 1 wait to go to device 0.
   void let_wait(Region& r, BlockIndex first, BlockIndex count) {
     BigLock lock(map.mutex());
@@ -81,7 +76,7 @@ TEST_F(PagerPeerMigratorTurns, ALargeOneIsAtRestBeforeTheNextGoes) {
 
 // However many blocks come: a turn ends, since its worker has other work.
 TEST_F(PagerPeerMigratorTurns, ATurnEnds) {
-  constexpr BlockIndex kTurn = vmem::pager::kPeerTurnBytes / kLarge;
+  constexpr BlockIndex kTurn = kPeerTurnBytes / kLarge;
   Region& r = device_region(2 * kTurn, kLarge);
   let_wait(r, 0, 1);
   BlockIndex came = 1;
@@ -113,3 +108,4 @@ TEST_F(PagerPeerMigratorTurns, OneThatCannotGoStaysAndTheNextGoes) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -10,23 +10,19 @@
 #include "device/sim/sim_device.h"
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::kHugePage;
-using vmem::core::Status;
-using vmem::device::SimKernel;
-using vmem::pager::Config;
-using vmem::pager::test::FakeTrap;
-using vmem::pager::test::PagerSteps;
+using device::SimKernel;
 
 class PagerPins : public PagerSteps {
  protected:
   void start_with_device(size_t block = kHugePage) {
-    std::unique_ptr<vmem::device::SimDevices> made;
-    vmem::device::SimOptions options;
+    std::unique_ptr<device::SimDevices> made;
+    device::SimOptions options;
     options.memory_bytes = 64 << 20;
     options.handles = true;
-    ASSERT_TRUE(vmem::device::make_sim_devices(options, &made).ok());
+    ASSERT_TRUE(device::make_sim_devices(options, &made).ok());
     Config c = config(64 << 20);
     c.fault_timeout_ms = 3000;
     start(std::move(c), std::make_unique<FakeTrap>(false, true, false), std::move(made));
@@ -45,7 +41,7 @@ class PagerPins : public PagerSteps {
   }
   void change_on_device(uint8_t value) {
     acquire(VMEM_READ | VMEM_WRITE);
-    const Status s = vmem::device::current_sim()->launch(nullptr, [this, value](SimKernel& k) {
+    const Status s = device::current_sim()->launch(nullptr, [this, value](SimKernel& k) {
       if (std::byte* at = k.at(r, 1, true); at != nullptr) *at = std::byte{value};
     });
     ASSERT_TRUE(s.ok()) << s.text();
@@ -57,7 +53,7 @@ class PagerPins : public PagerSteps {
     acquire(VMEM_READ);
     EXPECT_EQ(get(r), value);
     release();
-    ASSERT_TRUE(vmem::device::current_sim()->synchronize(nullptr).ok());
+    ASSERT_TRUE(device::current_sim()->synchronize(nullptr).ok());
   }
 
   std::byte* r = nullptr;
@@ -122,10 +118,10 @@ TEST_F(PagerPins, WhatIsInTheWayOfAFillIsDroppedWhenItsPinEnds) {
   start(config(), std::make_unique<FakeTrap>(false));
   std::byte* const at = region(1);
   put(at, 7);
-  evict(at, vmem::pager::test::kSmall);
+  evict(at, kSmall);
   trap->tear_fill(EEXIST);
   trap->pin_drop(2);
-  trap->report(at, vmem::trap::FaultKind::read);
+  trap->report(at, trap::FaultKind::read);
   trap->until_called("drop of what is pinned", 2);
   const auto loaded = [&] {
     uint64_t value = 0;
@@ -141,7 +137,7 @@ TEST_F(PagerPins, WhatIsToLeaveFirstAndCannotKeepsNoOtherInMemory) {
     size_t block;
     int error;
   };
-  for (const Way& way : {Way{kHugePage, EBUSY}, Way{kHugePage, EFAULT}, Way{vmem::pager::test::kSmall, EBUSY}}) {
+  for (const Way& way : {Way{kHugePage, EBUSY}, Way{kHugePage, EFAULT}, Way{kSmall, EBUSY}}) {
     Config c = config(kBudget);
     c.fault_timeout_ms = 1000;
     start(std::move(c));
@@ -162,7 +158,6 @@ TEST_F(PagerPins, WhatIsToLeaveFirstAndCannotKeepsNoOtherInMemory) {
 
 // The thread that pins it may wait for another fault, or for memory.
 TEST_F(PagerPins, APinOfWhatIsInTheWayKeepsNoOtherFaultFromBeingServed) {
-  using vmem::pager::test::kSmall;
   start(config(), std::make_unique<FakeTrap>(false));
   std::byte* const at = region(2);
   std::byte* const end = at + kSmall - sizeof(uint64_t);
@@ -184,14 +179,14 @@ TEST_F(PagerPins, APinOfWhatIsInTheWayKeepsNoOtherFaultFromBeingServed) {
 
 // The dropped page is zeros and takes stores without a report: the earlier copy is not the block.
 TEST_F(PagerPins, AStoreToAPageThatTheProgramDropsWhileItsBlockGoesToADeviceIsKept) {
-  using vmem::core::kPage;
+  using core::kPage;
   start_with_device();
   put(r, 7);
   put(r + kPage, 8);
-  vmem::pager::test::Gate pulled("device.pulled");
+  Gate pulled("device.pulled");
   auto acquired = std::async(std::launch::async, [this] { acquire(VMEM_READ); });
   pulled.until_reached();
-  const vmem::trap::Range page{reinterpret_cast<uintptr_t>(r), kPage};
+  const trap::Range page{reinterpret_cast<uintptr_t>(r), kPage};
   EXPECT_TRUE(trap->drop({&page, 1}).ok());
   put(r, 9);
   pulled.open();
@@ -228,3 +223,4 @@ TEST_F(PagerPins, WhatAWriteFromADeviceReplacesIsReleasedBeforeThePagerEnds) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

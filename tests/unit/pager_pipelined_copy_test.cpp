@@ -10,20 +10,14 @@
 #include "core/step.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Urgency;
-using vmem::pager::BlockSpan;
-using vmem::pager::Region;
-using Op = vmem::store::Io::Op;
-namespace core = vmem::core;
+using Op = store::Io::Op;
 
-class PagerPipelinedCopy : public vmem::pager::test::PromotionParts {
+class PagerPipelinedCopy : public PromotionParts {
  protected:
-  using Copies = std::vector<vmem::pager::test::FakeDevices::Came>;
+  using Copies = std::vector<FakeDevices::Came>;
   static constexpr size_t kBlock = 4 * kUnit;
 
   void SetUp() override {
@@ -306,3 +300,4 @@ TEST_F(PagerPipelinedCopy, ABlockOfOnePartHasNone) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -12,22 +12,10 @@
 #include "device/sim/sim_device.h"
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::kHugePage;
-using vmem::core::Status;
-using vmem::pager::Config;
-using vmem::pager::Pager;
-using vmem::pager::Parts;
-using vmem::pager::RegionSpec;
-using vmem::pager::test::FakeEngine;
-using vmem::pager::test::FakeSpace;
-using vmem::pager::test::FakeTrap;
-using vmem::pager::test::kSmall;
-using vmem::pager::test::PagerSteps;
-using vmem::store::Io;
-
-constexpr size_t kBlock = vmem::pager::test::kSmall;
+constexpr size_t kBlock = kSmall;
 constexpr uint64_t kBudget = 64 * kBlock;
 
 class PagerPressure : public PagerSteps {
@@ -48,15 +36,14 @@ class PagerPressure : public PagerSteps {
   }
   uint64_t budget() { return stats().host_budget; }
 
-  vmem::trap::Knobs knobs;
+  trap::Knobs knobs;
 };
 
 // A full file system of the file does not stop writes to the store.
 TEST_F(PagerPressure, NoRoomForASharedFileKeepsNothingFromTheStore) {
-  Config c = config();  // 256 blocks, less the memory of buffers
-  c.reclaim = vmem::policy::EvictionPolicyKind::fifo;
-  start(c);
+  start(config());  // 256 blocks, less the memory of buffers
   std::byte* oldest = region(64);
+  EXPECT_TRUE(pager->advise(oldest, 64 * kSmall, VMEM_ADVISE_COLD, VMEM_HOST).ok());  // they leave first
   std::byte* stored = region(100);
   std::byte* newest = region(120);
   std::byte* file = shared(kSmall);
@@ -66,7 +53,7 @@ TEST_F(PagerPressure, NoRoomForASharedFileKeepsNothingFromTheStore) {
   put(file, 1);
   engine->tear(ENOSPC);
   EXPECT_EQ(pager->sync(file, kSmall).code(), -ENOSPC);
-  vmem::pager::clock_jumped_ns += vmem::pager::WritebackThrottle::kLongestPause;  // until then only clean blocks leave
+  clock_jumped_ns += WritebackThrottle::kLongestPause;  // until then only clean blocks leave
   for (size_t i = 0; i < 120; ++i) put(newest + i * kSmall, i + 1);
   EXPECT_GT(ssd(oldest, 64 * kSmall), 0u) << "others went in their place";
 }
@@ -110,11 +97,11 @@ TEST(PagerPressureStaging, ARefusedPlaceIsTriedAgainLaterWithoutWakingTheToucher
   parts.trap = std::move(made);
   parts.engine = std::make_unique<FakeEngine>();
   parts.space = std::make_unique<FakeSpace>();
-  std::unique_ptr<vmem::device::SimDevices> sim;
-  vmem::device::SimOptions options;
+  std::unique_ptr<device::SimDevices> sim;
+  device::SimOptions options;
   options.devices = 1;
   options.memory_bytes = 32 << 20;
-  ASSERT_TRUE(vmem::device::make_sim_devices(options, &sim).ok());
+  ASSERT_TRUE(device::make_sim_devices(options, &sim).ok());
   parts.devices = std::move(sim);
   Config config;
   config.host_budget = 96 << 20;
@@ -286,3 +273,4 @@ TEST_F(PagerPressure, TheSmallerOfSettingAndKnobIsInForce) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

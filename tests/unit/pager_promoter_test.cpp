@@ -7,21 +7,10 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Urgency;
-using vmem::memory::Use;
-using vmem::pager::Batch;
-using vmem::pager::BlockSpan;
-using vmem::pager::Region;
-using vmem::pager::Transition;
-namespace core = vmem::core;
-namespace store = vmem::store;
-
-class PagerPromoter : public vmem::pager::test::PromotionParts {};
+class PagerPromoter : public PromotionParts {};
 
 TEST_F(PagerPromoter, ABlockOfZerosNeedsNoFrameAndNothingIsRead) {
   Region& r = device_region(1);
@@ -126,7 +115,7 @@ TEST_F(PagerPromoter, WhatTheCpuIsShownOfAnotherDevicesBlockStaysWhateverAHintWa
   BigLock lock(map.mutex());
   EXPECT_TRUE(promotion_requests.empty());
   EXPECT_FALSE(cpu_mappings.waits()) << "a lease may come: nothing is asked for in the name of a store";
-  EXPECT_EQ(r.table[0].flags & (vmem::core::kFaultPending | vmem::core::kStorePending), 0);
+  EXPECT_EQ(r.table[0].flags & (core::kFaultPending | core::kStorePending), 0);
   grants.take_back({&r, 1, 1}, VMEM_READ, 1, nullptr);
   map.match_holds(lock, {&r, 1, 1});
   cpu_mappings.forget(r);
@@ -225,3 +214,4 @@ TEST_F(PagerPromoter, ABlockOnAnotherDeviceComesStraightFromThere) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -8,18 +8,11 @@
 #include "pager/host/fault_handler.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::Region;
-using vmem::pager::Snapshot;
-namespace device = vmem::device;
-
 // Devices whose driver has a page of host memory for each block that a query visits.
-class PagedDevices final : public vmem::pager::test::FakeDevices {
+class PagedDevices final : public FakeDevices {
  public:
   Status host_resident_bytes(device::Range, uint64_t* out) override {
     *out = 4096;
@@ -27,10 +20,10 @@ class PagedDevices final : public vmem::pager::test::FakeDevices {
   }
 };
 
-class PagerQuery : public vmem::pager::test::PromotionParts {
+class PagerQuery : public PromotionParts {
  protected:
   PagerQuery() : PromotionParts(std::make_unique<PagedDevices>()) {}
-  vmem::pager::Query& queries = calls.query;
+  Query& queries = calls.query;
 };
 
 TEST_F(PagerQuery, EachByteOfARangeIsInOneTier) {
@@ -102,11 +95,9 @@ TEST_F(PagerQuery, ADeviceTellsOfItselfAndOfWhatItsDriverHasOfTheHost) {
   remove(r, 2);
 }
 
-class PagerTunables : public vmem::pager::test::PromotionParts {
+class PagerTunables : public PromotionParts {
  protected:
-  PagerTunables()
-      : PromotionParts(std::make_unique<vmem::pager::test::FakeDevices>(),
-                       std::make_unique<vmem::pager::test::FakeTrap>(true, true, true)) {}
+  PagerTunables() : PromotionParts(std::make_unique<FakeDevices>(), std::make_unique<FakeTrap>(true, true, true)) {}
   uint64_t host_budget() {
     BigLock lock(map.mutex());
     return budget.limit();
@@ -115,8 +106,8 @@ class PagerTunables : public vmem::pager::test::PromotionParts {
     BigLock lock(map.mutex());
     return gpus[0].budget.limit();
   }
-  vmem::pager::test::FakeTrap& module = trap;  // like the module's: it has something to report
-  vmem::pager::Tunables& tunables = calls.tunables;
+  FakeTrap& module = trap;  // like the module's: it has something to report
+  Tunables& tunables = calls.tunables;
 };
 
 TEST_F(PagerTunables, TheLeastThatWasSetOrSaidIsInForce) {
@@ -169,3 +160,4 @@ TEST_F(PagerTunables, ADevicesBudgetHoldsItsLeasesAndIsNoMoreThanItHas) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

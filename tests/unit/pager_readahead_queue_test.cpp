@@ -8,14 +8,8 @@
 
 #include "pager/host/readahead.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::BlockIndex;
-using vmem::core::Urgency;
-using vmem::pager::ReadaheadQueue;
-using vmem::pager::Region;
-using vmem::pager::Speculative;
-using vmem::pager::Transition;
 
 class PagerReadaheadQueue : public ::testing::Test {
  protected:
@@ -124,3 +118,4 @@ TEST_F(PagerReadaheadQueue, ARegionThatGoesTakesItsWindowsAlong) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -9,22 +9,10 @@
 #include "pager/calls/region_free.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::core::Urgency;
-using vmem::pager::Backing;
-using vmem::pager::DeferredWork;
-using vmem::pager::Reclaim;
-using vmem::pager::Region;
-using vmem::pager::RegionSpec;
-using vmem::store::Io;
-namespace core = vmem::core;
-
-class PagerRegionFree : public vmem::pager::test::PromotionParts {
+class PagerRegionFree : public PromotionParts {
  protected:
   Region& made(size_t count, size_t block_size = kBlock) {
     RegionSpec what;
@@ -47,12 +35,12 @@ class PagerRegionFree : public vmem::pager::test::PromotionParts {
   }
   uint64_t charged_for_blocks() {
     BigLock lock(map.mutex());
-    return budget.charged(vmem::memory::Use::blocks);
+    return budget.charged(memory::Use::blocks);
   }
 
-  vmem::pager::RegionCreate& maker = calls.region_create;
-  vmem::pager::RegionFree& teardown = calls.region_free;
-  vmem::pager::StagingLoans& staging_loans = tier.staging_loans;
+  RegionCreate& maker = calls.region_create;
+  RegionFree& teardown = calls.region_free;
+  StagingLoans& staging_loans = tier.staging_loans;
 };
 
 TEST_F(PagerRegionFree, AllThatARegionHadComesBack) {
@@ -61,7 +49,7 @@ TEST_F(PagerRegionFree, AllThatARegionHadComesBack) {
   change(r, 0);
   change(r, 1);
   {
-    vmem::pager::Transition* m = nullptr;
+    Transition* m = nullptr;
     BigLock lock(map.mutex());
     map.withdraw(r.table[1].aux);
     m = isolator.begin_take(r, 1, false, false);
@@ -127,7 +115,7 @@ TEST_F(PagerRegionFree, WhatIsUnderWayEndsBeforeItGoes) {
   Region& r = made(2);
   void* const at = r.base;
   change(r, 0);
-  vmem::pager::Transition* m = nullptr;
+  Transition* m = nullptr;
   {
     BigLock lock(map.mutex());
     map.withdraw(r.table[0].aux);
@@ -177,12 +165,12 @@ TEST_F(PagerRegionFree, FramesThatWereMovedServeTheNextRegion) {
     reserve.follow_budget();
   }
   Region& r = made(2, core::kHugePage);
-  ASSERT_EQ(r.transfer, vmem::trap::Transfer::move);
+  ASSERT_EQ(r.transfer, trap::Transfer::move);
   bring(r, 0);
   ASSERT_TRUE(teardown.destroy(r.base, false).ok());
   EXPECT_EQ(trap.calls("take"), 1u) << "out of its addresses";
   BigLock lock(map.mutex());
-  EXPECT_EQ(budget.charged(vmem::memory::Use::blocks), 0u);
+  EXPECT_EQ(budget.charged(memory::Use::blocks), 0u);
 }
 
 TEST_F(PagerRegionFree, AllGoWhoeverHoldsThem) {
@@ -195,3 +183,4 @@ TEST_F(PagerRegionFree, AllGoWhoeverHoldsThem) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -13,27 +13,12 @@
 #include "pager_parts.h"
 #include "store/digest.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::BlockIndex;
-using vmem::core::State;
-using vmem::core::Urgency;
-using vmem::pager::Backing;
-using vmem::pager::DeferredWork;
-using vmem::pager::FaultHandler;
-using vmem::pager::IoEnd;
-using vmem::pager::Readahead;
-using vmem::pager::Reclaim;
-using vmem::pager::ReclaimRequests;
-using vmem::pager::Region;
-using vmem::pager::Transition;
 using vmem::test::eventually;
-namespace core = vmem::core;
-namespace policy = vmem::policy;
-namespace store = vmem::store;
 
-class Services : public vmem::pager::test::PagerParts {
+class Services : public PagerParts {
  protected:
   void tunables_changed() override { ++tunables; }
   void TearDown() override {
@@ -418,7 +403,7 @@ TEST_F(PagerFaultHandler, AFaultThatThereIsNoMemoryForIsMarkedAndWaits) {
   const uint64_t all = budget.available();
   ASSERT_TRUE(budget.charge(all, 0));
   lock.unlock();
-  trap.report(r.base, vmem::trap::FaultKind::read);
+  trap.report(r.base, trap::FaultKind::read);
   trap.until_quiet();
   lock.lock();
   EXPECT_TRUE(waits.queue().marked(r.table[0]));
@@ -432,7 +417,7 @@ TEST_F(PagerFaultHandler, AReportOfAnAccessThatNobodyMakesAnyMoreChangesNothing)
   Region& r = region(1);
   bring(r, 0);
   put(r, 0, 5);
-  trap.report(r.base, vmem::trap::FaultKind::read);
+  trap.report(r.base, trap::FaultKind::read);
   trap.until_quiet();
   EXPECT_EQ(state(r, 0), State::resident);
   uint64_t value = 0;
@@ -446,3 +431,4 @@ TEST_F(PagerFaultHandler, WhatAnAdministratorChangedIsToldToThoseAbove) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

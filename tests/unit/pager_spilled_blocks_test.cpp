@@ -5,17 +5,10 @@
 #include "edit_block.h"
 #include "pager/block/spilled_blocks.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::FrameId;
-using vmem::core::kHugePage;
-using vmem::core::kNoFrame;
-using vmem::core::State;
-using vmem::pager::DeviceBudget;
-using vmem::pager::FrameTable;
-using vmem::pager::kDevicePools;
-using vmem::pager::Region;
-using vmem::pager::SpilledBlocks;
+using core::kHugePage;
 
 constexpr uint64_t kBlock = kHugePage;
 
@@ -124,3 +117,4 @@ TEST_F(PagerSpilledBlocks, AGuestThatIsElsewhereOrKnownToAPolicyIsNoticed) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -8,16 +8,10 @@
 #include "edit_block.h"
 #include "pager_device_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::memory::Staging;
-using vmem::memory::Use;
-using vmem::pager::now_ns;
-using vmem::pager::Region;
-namespace core = vmem::core;
-
-class PagerStagingAllocator : public vmem::pager::test::DeviceParts {
+class PagerStagingAllocator : public DeviceParts {
  protected:
   core::Status want(const Region& r) {
     uint64_t mark = 0;
@@ -105,7 +99,7 @@ TEST_F(PagerStagingAllocator, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
   ASSERT_TRUE(supply.keep_copy(r, 0, frame));
   const core::FrameId copy = map.frame_table()[r.table[0].aux].dev.copy;
   const auto choose = [&]() VMEM_LOCKED {
-    vmem::policy::Victim victim;
+    policy::Victim victim;
     return map.policy(copy).victims(1, {&victim, 1}) == 1 && victim.id == copy;
   };
   edit(r.table, 0).flags |= core::kDirty;
@@ -132,7 +126,7 @@ TEST_F(PagerStagingAllocator, WhatIsPinnedToItsDeviceOrChangesThereKeepsNoCopy) 
   place(r, 0, 0);
   map.frame_table()[r.table[0].aux].dev.changed = true;
   EXPECT_FALSE(supply.keep_copy(r, 0, frame));
-  r.advice.advised.push_back({1, 1, vmem::policy::Temperature::normal, true});
+  r.advice.advised.push_back({1, 1, policy::Temperature::normal, true});
   place(r, 1, 0);
   EXPECT_FALSE(supply.keep_copy(r, 1, frame));
   staging.of(r).frames.put(frame);
@@ -141,3 +135,4 @@ TEST_F(PagerStagingAllocator, WhatIsPinnedToItsDeviceOrChangesThereKeepsNoCopy) 
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -15,18 +15,10 @@
 #include "core/log.h"
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::kHugePage;
-using vmem::core::Status;
-using vmem::pager::Config;
-using vmem::pager::Pager;
-using vmem::pager::RegionSpec;
-using vmem::pager::test::Gate;
-using vmem::pager::test::kSmall;
-using vmem::pager::test::PagerSteps;
-using vmem::store::Io;
-using vmem::trap::FaultKind;
+using trap::FaultKind;
 
 TEST_F(PagerSteps, ABlockNeverWrittenReadsZeroWithoutIo) {
   start(config());
@@ -270,7 +262,7 @@ TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsF
   void* at = nullptr;
   RegionSpec what;
   what.size = what.block_size = kBlock;
-  what.codec = vmem::store::Codec::lz4;
+  what.codec = store::Codec::lz4;
   ASSERT_TRUE(pager->create(what, &at).ok());
   put(at, 1);
   evict(at, kBlock);
@@ -291,7 +283,7 @@ TEST_F(PagerSteps, WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom) 
   Config c = config();  // 4,096 blocks, less the memory of buffers
   c.fault_timeout_ms = 3000 * vmem::test::patience();
   start(c);
-  constexpr size_t kStored = 2000, kAll = 4400, kBlock = vmem::core::kPage;
+  constexpr size_t kStored = 2000, kAll = 4400, kBlock = core::kPage;
   std::byte* r = region(kAll, kBlock);
   for (size_t i = 0; i < kStored; ++i) put(r + i * kBlock, i + 1);
   evict(r, kStored * kBlock);
@@ -307,7 +299,7 @@ TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
   start(config());
   static std::atomic<int> said;
   said = 0;
-  vmem::core::set_log_sink(
+  core::set_log_sink(
       [](int, const char* line, void*) { said += std::string(line).find("is used up") != std::string::npos; }, nullptr);
   std::byte* r = region(8);
   for (uint64_t i = 0; i < 8; ++i) {
@@ -317,7 +309,7 @@ TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
     pager->tunables().set_space_budget(UINT64_MAX);
     EXPECT_TRUE(pager->sync(r + i * kSmall, kSmall).ok());
   }
-  vmem::core::set_log_sink(nullptr, nullptr);
+  core::set_log_sink(nullptr, nullptr);
   EXPECT_EQ(said, 1);
 }
 
@@ -398,7 +390,7 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
   };
   rounds(2);
   for (int stop = 0; stop < 3; ++stop) {
-    vmem::pager::clock_jumped_ns += uint64_t{3600} * 1000000000;
+    clock_jumped_ns += uint64_t{3600} * 1000000000;
     rounds(2);
   }
   EXPECT_EQ(trap->calls("fail"), 0u);
@@ -523,7 +515,7 @@ TEST_F(PagerSteps, ACompressedBlockThatIsCopiedHasBothItsBuffersHoweverSmallTheB
   void* at = nullptr;
   RegionSpec what;
   what.size = what.block_size = kHugePage;
-  what.codec = vmem::store::Codec::lz4;
+  what.codec = store::Codec::lz4;
   ASSERT_TRUE(pager->create(what, &at).ok());
   put(at, 7);
   evict(at, kHugePage);
@@ -705,3 +697,4 @@ TEST_F(PagerSteps, MemoryStaysWithinTheBudgetUnderManyThreads) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

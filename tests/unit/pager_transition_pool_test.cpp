@@ -5,11 +5,8 @@
 
 #include "pager/block/transition_pool.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::pager::Region;
-using vmem::pager::Transition;
-using vmem::pager::TransitionPool;
 
 class PagerTransitionPool : public ::testing::Test {
  protected:
@@ -32,7 +29,7 @@ TEST_F(PagerTransitionPool, AMoveIsOneBlocksUntilItIsGivenBack) {
   EXPECT_EQ(pool.free(), 0u);
   EXPECT_EQ(pool.check(), "");
   a->write.keep = true;
-  a->status = vmem::core::Status(EIO, "");
+  a->status = core::Status(EIO, "");
   pool.give(a);
   EXPECT_TRUE(pool.in_flight()) << "the other is";
   EXPECT_EQ(a->begun_ns, 0u);
@@ -87,3 +84,4 @@ TEST_F(PagerTransitionPool, TheCheckFindsAMoveThatIsOverAndNotFree) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

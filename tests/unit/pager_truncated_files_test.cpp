@@ -7,28 +7,23 @@
 #include "pager/host/truncated_files.h"
 #include "pager_managed_parts.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::BigLock;
-using vmem::core::State;
-using vmem::core::Status;
-using vmem::pager::Region;
-using vmem::pager::TruncatedFiles;
-namespace core = vmem::core;
-namespace fault_gate = vmem::device::fault_gate;
+namespace fault_gate = device::fault_gate;
 
-class PagerTruncatedFiles : public vmem::pager::test::ManagedParts {
+class PagerTruncatedFiles : public ManagedParts {
  protected:
   void SetUp() override { ASSERT_TRUE(fault_gate::install().ok()); }
   void TearDown() override {
     fault_gate::uninstall();
-    vmem::pager::test::ManagedParts::TearDown();
+    ManagedParts::TearDown();
   }
   // Block 0 of a region shows its file, and an access of it waits.
   Region& shown(unsigned more = 0) {
     Region& r = device_region(2);
     BigLock lock(map.mutex());
-    r.backing = vmem::pager::Backing::file_private;
+    r.backing = Backing::file_private;
     change(r.table, 0, State::unpopulated, State::poisoned);
     tables.charge(r);
     edit(r.table, 0).flags |= static_cast<uint16_t>(core::kShowsFile | core::kFaultPending | more);
@@ -59,7 +54,7 @@ TEST_F(PagerTruncatedFiles, WhereAccessesParkItIsAnOrdinaryBlockAgain) {
 
 TEST_F(PagerTruncatedFiles, WithoutAGateItGoesOnShowingItsFileAndLosesWhatWasStored) {
   Region& r = shown();
-  managed.view = vmem::device::CpuView::split;
+  managed.view = device::CpuView::split;
   ASSERT_TRUE(revive(files, r).ok());
   EXPECT_EQ(counting.unmapped, 0u);
   ASSERT_EQ(counting.dropped.size(), 1u);
@@ -91,3 +86,4 @@ TEST_F(PagerTruncatedFiles, WhatShowsNothingIsMarkedUntilItCanGo) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -13,26 +13,21 @@
 #include "device/sim/sim_device.h"
 #include "pager_steps.h"
 
+namespace vmem::pager::test {
 namespace {
 
-using vmem::core::kHugePage;
-using vmem::core::Status;
-using vmem::device::SimKernel;
-using vmem::pager::Config;
-using vmem::pager::test::FakeTrap;
-using vmem::pager::test::PagerSteps;
-using vmem::store::Io;
+using device::SimKernel;
 
 class PagerWaits : public PagerSteps {
  protected:
   static constexpr size_t kStaging = 16, kOnDevice = 24;  // blocks that fit
 
   void start_with_device(unsigned timeout_ms, bool handles = false) {
-    std::unique_ptr<vmem::device::SimDevices> made;
-    vmem::device::SimOptions options;
+    std::unique_ptr<device::SimDevices> made;
+    device::SimOptions options;
     options.memory_bytes = 2 * kOnDevice * kHugePage;
     options.handles = handles;
-    ASSERT_TRUE(vmem::device::make_sim_devices(options, &made).ok());
+    ASSERT_TRUE(device::make_sim_devices(options, &made).ok());
     Config c = config(64 << 20);  // half of it for staging frames
     c.fault_timeout_ms = timeout_ms;
     c.device_budget = kOnDevice * kHugePage;
@@ -52,7 +47,7 @@ class PagerWaits : public PagerSteps {
   void change_on_device(size_t first, size_t count) {
     Status s = acquire(first, count, 0, VMEM_READ | VMEM_WRITE);
     ASSERT_TRUE(s.ok()) << s.text();
-    s = vmem::device::current_sim()->launch(nullptr, [this, first, count](SimKernel& k) {
+    s = device::current_sim()->launch(nullptr, [this, first, count](SimKernel& k) {
       for (size_t b = first; b < first + count; ++b) {
         if (std::byte* at = k.at(r + b * kHugePage, 1, true); at != nullptr) *at = std::byte{7};
       }
@@ -86,7 +81,7 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForTheDeviceTier) {
   auto on_host = calling([&] { return acquire(kOnDevice - 1, 1, VMEM_HOST); });
   usleep(100000);
   for (int stop = 0; stop < 3; ++stop) {
-    vmem::pager::clock_jumped_ns += uint64_t{3600} * 1000000000;
+    clock_jumped_ns += uint64_t{3600} * 1000000000;
     usleep(100000);  // code that checks only the clock would give up
   }
   EXPECT_NE(leaving.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
@@ -133,7 +128,7 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForAWriteLease) {
   EXPECT_EQ(loading.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
   for (int stop = 0; stop < 3; ++stop) {
     trap->until_quiet();
-    vmem::pager::clock_jumped_ns += uint64_t{3600} * 1000000000;
+    clock_jumped_ns += uint64_t{3600} * 1000000000;
     EXPECT_EQ(loading.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
   }
   release(0, 1);
@@ -234,7 +229,6 @@ class PagerFrees : public PagerSteps {
 };
 
 TEST_F(PagerFrees, SignalsComeWhileItWaitsForACallThatUsesTheRegion) {
-  using vmem::pager::test::kSmall;
   start(config());
   r = region(4);
   put(r, 1);
@@ -248,7 +242,7 @@ TEST_F(PagerFrees, SignalsComeWhileItWaitsForACallThatUsesTheRegion) {
   auto synced = calling([&] { return pager->sync(r, 4 * kSmall); });
   engine->until_held(1);
   std::thread freeing([&] {
-    const vmem::core::SignalsDeferred deferred;  // as in every call of the API
+    const core::SignalsDeferred deferred;  // as in every call of the API
     const Status s = pager->destroy(r, false);
     EXPECT_TRUE(s.ok()) << s.text();
   });
@@ -342,7 +336,6 @@ TEST_F(PagerFreesDevices, AStoreToACopyThatIsShownGoesOn) {
 // Freeing removes the region's frames without regard to transitions: an access must not begin
 // read-ahead.
 TEST_F(PagerFrees, AnAccessOfARegionThatIsTakenApartBeginsNothing) {
-  using vmem::pager::test::kSmall;
   constexpr size_t kBlocks = 64;
   Config c = config();
   c.readahead_bytes = 16 * kSmall;
@@ -352,11 +345,11 @@ TEST_F(PagerFrees, AnAccessOfARegionThatIsTakenApartBeginsNothing) {
   evict(r, kBlocks * kSmall);
   for (size_t b = 0; b < 8; ++b) EXPECT_EQ(get(r + b * kSmall), b + 1);
   engine->until_idle();
-  vmem::pager::test::Gate quiet("free.quiet");
+  Gate quiet("free.quiet");
   auto freed = calling([&] { return pager->destroy(r, false); });
   quiet.until_reached();
   const uint64_t reads = engine->count(Io::Op::read);
-  for (size_t b = 0; b < kBlocks; ++b) trap->report(r + b * kSmall, vmem::trap::FaultKind::read);
+  for (size_t b = 0; b < kBlocks; ++b) trap->report(r + b * kSmall, trap::FaultKind::read);
   trap->until_quiet();
   engine->until_idle();
   EXPECT_EQ(engine->count(Io::Op::read), reads);
@@ -365,3 +358,4 @@ TEST_F(PagerFrees, AnAccessOfARegionThatIsTakenApartBeginsNothing) {
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -10,15 +10,8 @@
 #include "pager/block/region.h"
 #include "pager/block/transition.h"
 
+namespace vmem::pager::test {
 namespace {
-
-using vmem::core::error;
-using vmem::core::Status;
-using vmem::pager::kHostPool;
-using vmem::pager::kStagingPools;
-using vmem::pager::Region;
-using vmem::pager::Transition;
-using vmem::pager::WritebackThrottle;
 
 constexpr uint64_t kMs = 1000000, kNow = 3600000 * kMs;
 
@@ -187,3 +180,4 @@ TEST_F(PagerWritebackThrottle, TheFirstFailureThatNobodyHeardOfIsKeptUntilItIsTa
 }
 
 }  // namespace
+}  // namespace vmem::pager::test

@@ -7,13 +7,12 @@
 namespace vmem {
 namespace {
 
-using policy::EvictionPolicyKind;
+using replay::kAdaptive;
+using replay::kSimple;
+using replay::MakePolicy;
 using replay::Pattern;
 using replay::Result;
 using replay::Trace;
-
-constexpr EvictionPolicyKind kOthers[] = {EvictionPolicyKind::fifo, EvictionPolicyKind::sieve,
-                                          EvictionPolicyKind::s3fifo, EvictionPolicyKind::twoq};
 
 // Blocks. A sanitizer runs one size instead of three: it is ten times slower, and finds as much in
 // one thread.
@@ -23,10 +22,10 @@ constexpr uint64_t kCapacities[] = {1024};
 constexpr uint64_t kCapacities[] = {409, 1024, 2048};
 #endif
 
-Result run(const Trace& trace, uint64_t capacity, EvictionPolicyKind kind = EvictionPolicyKind::adaptive,
-           bool probes = true, uint64_t warmup = 0) {
+Result run(const Trace& trace, uint64_t capacity, MakePolicy policy = kAdaptive, bool probes = true,
+           uint64_t warmup = 0) {
   replay::Setup setup;
-  setup.kind = kind;
+  setup.make = policy;
   setup.capacity = capacity;
   setup.probes = probes;
   return replay::simulate(trace, setup, warmup);
@@ -55,23 +54,23 @@ TEST(PolicyTrace, TheLastNumberThatThereIsIsNoBlock) {
 
 TEST_P(PolicyHitRate, ALoopOfFourBudgetsKeepsAPartResident) {
   const Trace trace = make("cyclic", 2048, 20 * 2048);
-  EXPECT_GE(run(trace, 512, EvictionPolicyKind::adaptive, GetParam(), 2048).hit_rate(), GetParam() ? 0.23 : 0.21);
-  for (const EvictionPolicyKind other : kOthers) EXPECT_LE(run(trace, 512, other, GetParam()).hit_rate(), 0.01);
+  EXPECT_GE(run(trace, 512, kAdaptive, GetParam(), 2048).hit_rate(), GetParam() ? 0.23 : 0.21);
+  for (const MakePolicy other : kSimple) EXPECT_LE(run(trace, 512, other, GetParam()).hit_rate(), 0.01);
 }
 
 TEST_P(PolicyHitRate, ALoopJustLargerThanMemoryMissesLittle) {
   const Trace trace = make("cyclic", 1100, 40 * 1100);
-  EXPECT_GE(run(trace, 1000, EvictionPolicyKind::adaptive, GetParam(), 1100).hit_rate(), GetParam() ? 0.83 : 0.80);
+  EXPECT_GE(run(trace, 1000, kAdaptive, GetParam(), 1100).hit_rate(), GetParam() ? 0.83 : 0.80);
 }
 
 TEST_P(PolicyHitRate, ALoopSmallerThanMemoryIsAllHits) {
-  EXPECT_EQ(run(make("cyclic", 500, 20 * 500), 512, EvictionPolicyKind::adaptive, GetParam()).misses, 500u);
+  EXPECT_EQ(run(make("cyclic", 500, 20 * 500), 512, kAdaptive, GetParam()).misses, 500u);
 }
 
 TEST_P(PolicyHitRate, OneScanOfTenBudgetsDoesNotFlushTheHotSet) {
   // A hot set of half the budget, then one pass over ten budgets, then the hot set again.
   const Trace trace = make("scan", 5376, 5120 + 2 * 8192, 0.9, 256);
-  replay::Pager pager(replay::Setup{.kind = EvictionPolicyKind::adaptive, .capacity = 512, .probes = GetParam()}, 5376);
+  replay::Pager pager(replay::Setup{.capacity = 512, .probes = GetParam()}, 5376);
   size_t at = 0;
   for (; at < 8192 + 5120; ++at) pager.touch(trace[at].block);
   uint64_t kept = 0;
@@ -84,15 +83,15 @@ TEST_P(PolicyHitRate, OneScanOfTenBudgetsDoesNotFlushTheHotSet) {
 
 TEST_P(PolicyHitRate, AHotSetInUseSurvivesAnEndlessScanBesideIt) {
   const Trace trace = make("mixed", 8192, 60000, 0.9, 256);  // every second touch is the scan's
-  EXPECT_GE(run(trace, 512, EvictionPolicyKind::adaptive, GetParam(), 10000).hit_rate(), GetParam() ? 0.49 : 0.47);
+  EXPECT_GE(run(trace, 512, kAdaptive, GetParam(), 10000).hit_rate(), GetParam() ? 0.49 : 0.47);
 }
 
 TEST_P(PolicyHitRate, SkewedLoadsAreServedAsWellAsByTheBestOfTheOthers) {
   for (const double skew : {0.7, 0.9, 1.1}) {
     const Trace trace = make("zipf", 4096, 100000, skew);
     for (const uint64_t capacity : kCapacities) {
-      const double mine = run(trace, capacity, EvictionPolicyKind::adaptive, GetParam()).hit_rate();
-      for (const EvictionPolicyKind other : kOthers) {
+      const double mine = run(trace, capacity, kAdaptive, GetParam()).hit_rate();
+      for (const MakePolicy other : kSimple) {
         const Result theirs = run(trace, capacity, other, GetParam());
         // Without probes it loses about half a percent to blocks that are used once.
         EXPECT_GE(mine, theirs.hit_rate() - (GetParam() ? 0.0 : 0.012))
@@ -104,19 +103,18 @@ TEST_P(PolicyHitRate, SkewedLoadsAreServedAsWellAsByTheBestOfTheOthers) {
 
 TEST_P(PolicyHitRate, UniformLoadsGetTheShareOfMemory) {
   const Trace trace = make("uniform", 2048, 100000);
-  EXPECT_NEAR(run(trace, 512, EvictionPolicyKind::adaptive, GetParam(), 4096).hit_rate(), 0.25, 0.01);
+  EXPECT_NEAR(run(trace, 512, kAdaptive, GetParam(), 4096).hit_rate(), 0.25, 0.01);
 }
 
 TEST_P(PolicyHitRate, WrittenThenReadBackIsALoop) {
-  EXPECT_GE(run(make("rewrite", 2048, 20 * 2048), 512, EvictionPolicyKind::adaptive, GetParam(), 2048).hit_rate(),
-            0.21);
+  EXPECT_GE(run(make("rewrite", 2048, 20 * 2048), 512, kAdaptive, GetParam(), 2048).hit_rate(), 0.21);
 }
 
 TEST_P(PolicyHitRate, AWorkingSetThatMovesIsFollowedWithinTwoBudgets) {
   // Four disjoint sets of half the budget, each looped over. Every set costs its first reads and at
   // most two more rounds.
   const Trace trace = make("loops", 4096, 4 * 16384, 0.9, 512);
-  const Result r = run(trace, 1024, EvictionPolicyKind::adaptive, GetParam());
+  const Result r = run(trace, 1024, kAdaptive, GetParam());
   EXPECT_LE(r.misses, 4u * 512 + 2 * 2 * 1024);
 }
 
@@ -126,7 +124,7 @@ TEST_P(PolicyHitRate, ALargeLoopThatMovesIsFollowed) {
   Trace trace;
   for (uint64_t i = 0; i < 30 * 1024; ++i) trace.push_back({i % 1024});
   for (uint64_t i = 0; i < 30 * 1024; ++i) trace.push_back({1024 + i % 1024});
-  const Result r = run(trace, 512, EvictionPolicyKind::adaptive, GetParam(), 34 * 1024);
+  const Result r = run(trace, 512, kAdaptive, GetParam(), 34 * 1024);
   EXPECT_GE(r.hit_rate(), 0.40);
 }
 
@@ -134,7 +132,7 @@ TEST(PolicyLoads, MixedLoadsAreServedBetterThanByTheOthers) {
   for (const char* name : {"mixed", "two-tenants"}) {
     const Trace trace = make(name, 4096, 100000);
     const double mine = run(trace, 1024).hit_rate();
-    for (const EvictionPolicyKind other : kOthers) EXPECT_GE(mine, run(trace, 1024, other).hit_rate() + 0.05) << name;
+    for (const MakePolicy other : kSimple) EXPECT_GE(mine, run(trace, 1024, other).hit_rate() + 0.05) << name;
     EXPECT_GE(mine, replay::simulate_lru(trace, 1024).hit_rate() + 0.10) << name;
   }
 }
@@ -183,7 +181,7 @@ TEST(PolicyLoads, TheYardsticksAreRight) {
 // Two block sizes under the same load must share memory by benefit per byte: a large block that is
 // accessed as often as a small one is worth less.
 TEST(PolicyLoads, BlocksOfDifferentSizeShareMemoryByBytes) {
-  auto evictor = policy::make_eviction_policy();
+  auto evictor = kAdaptive();
   constexpr uint64_t kLarge = 64, kSmall = 64 * 512;  // 64 blocks of 2 MiB and as many bytes of 4 KiB blocks
   constexpr uint64_t kPages = kLarge * 512;           // memory: half of all
   evictor->resize(kLarge + kSmall, kPages);

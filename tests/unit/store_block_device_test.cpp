@@ -17,11 +17,10 @@
 #include "store/space.h"
 #include "store_test_util.h"
 
-namespace vmem::store {
+namespace vmem::store::test {
 namespace {
 
 using core::kPage;
-using test::TempFile;
 
 constexpr size_t kDeviceBytes = size_t{16} << 20;
 constexpr size_t kHeadBytes = size_t{1} << 20;  // before the first block
@@ -43,7 +42,7 @@ class SignatureTest : public testing::Test {
     EXPECT_NE(status.text().find(word), std::string_view::npos) << status.text();
     EXPECT_NE(status.text().find("wipefs"), std::string_view::npos) << status.text();
   }
-  test::TempDir dir_;
+  TempDir dir_;
   TempFile file_{dir_.path()};
 };
 
@@ -155,7 +154,7 @@ class LoopDevice {
   const std::string& path() const { return path_; }
 
  private:
-  test::TempDir dir_;
+  TempDir dir_;
   TempFile backing_;
   int fd_ = -1;
   std::string path_;
@@ -189,11 +188,11 @@ TEST_F(BlockDeviceTest, IsUsedToItsLastPageAndNoFurther) {
   const core::Status full = space->allocate(kPage, 0, {&one, 1});
   EXPECT_EQ(full.code(), -ENOSPC);
   EXPECT_NE(full.text().find(device_.path()), std::string_view::npos) << full.text();
-  test::Buffer written(kDeviceBytes - kHeadBytes), read(kDeviceBytes - kHeadBytes);
+  Buffer written(kDeviceBytes - kHeadBytes), read(kDeviceBytes - kHeadBytes);
   std::mt19937_64 random(4);
   written.fill(random);
   for (const Io::Op op : {Io::Op::write, Io::Op::read}) {
-    test::Batch batch;
+    Batch batch;
     char* base = op == Io::Op::write ? written.data() : read.data();
     for (const core::Extent extent : all) {
       batch.add(op, space->file(extent), extent.offset(), base + extent.offset() - kHeadBytes, kPage);
@@ -204,7 +203,7 @@ TEST_F(BlockDeviceTest, IsUsedToItsLastPageAndNoFurther) {
   }
   EXPECT_EQ(memcmp(written.data(), read.data(), written.size()), 0);
   // Beyond its end: an error for a read that needs the bytes, zeros for one that permits them.
-  test::Batch past;
+  Batch past;
   past.add(Io::Op::read, space->file(all[0]), kDeviceBytes - kPage, read.data(), 2 * kPage);
   past.add(Io::Op::read, space->file(all[0]), kDeviceBytes + kPage, read.data() + 2 * kPage, kPage).short_read_is_zero =
       true;
@@ -254,7 +253,7 @@ TEST_F(BlockDeviceTest, ThatEverybodyMayOpenIsRefused) {
 }
 
 TEST_F(BlockDeviceTest, ALinkOfTheSystemLeadsToIt) {
-  test::TempDir dir;
+  TempDir dir;
   const std::string link = dir.path() + "/by-id";
   ASSERT_EQ(symlink(device_.path().c_str(), link.c_str()), 0);
   SpaceOptions options;
@@ -288,7 +287,7 @@ TEST_F(BlockDeviceTest, WithAFileSystemItIsRefusedAndUntouched) {
 TEST_F(BlockDeviceTest, MountedItIsBusy) {
   const std::string command = "mkfs.ext4 -q -F " + device_.path() + " >/dev/null 2>&1";
   if (WEXITSTATUS(system(command.c_str())) != 0) GTEST_SKIP() << "no mkfs.ext4";
-  test::TempDir dir;
+  TempDir dir;
   if (mount(device_.path().c_str(), dir.path().c_str(), "ext4", 0, nullptr) != 0) GTEST_SKIP() << strerror(errno);
   EXPECT_EQ(make(), nullptr);
   EXPECT_EQ(status_.code(), -EBUSY);
@@ -311,4 +310,4 @@ TEST_F(BlockDeviceTest, CanBeMappedByARegion) {
 }
 
 }  // namespace
-}  // namespace vmem::store
+}  // namespace vmem::store::test

@@ -22,12 +22,8 @@
 #include "store/cipher_engine.h"
 #include "store_test_util.h"
 
-namespace vmem::store {
+namespace vmem::store::test {
 namespace {
-
-using test::Batch;
-using test::Buffer;
-using test::TempFile;
 
 std::unique_ptr<Cipher> make_cipher() {
   std::unique_ptr<Cipher> cipher;
@@ -126,7 +122,7 @@ TEST(StoreCipher, NoPartOfTheKeyLiesAnywhereElse) {
   std::vector<char> secret(core::kPage), back(core::kPage);
   for (const char* when : {"before use", "after use"}) {
     for (size_t part = 0; part < 64; part += 16)
-      EXPECT_EQ(test::mapping_that_holds(key + part, 16, "wf"), "") << when << ", bytes from " << part;
+      EXPECT_EQ(mapping_that_holds(key + part, 16, "wf"), "") << when << ", bytes from " << part;
     ASSERT_TRUE(cipher->encrypt(3, 0, plain.data(), core::kPage, secret.data()));
     ASSERT_TRUE(cipher->decrypt(3, 0, secret.data(), core::kPage, back.data()));
   }
@@ -160,7 +156,7 @@ class StoreCipherEngine : public testing::TestWithParam<const char*> {
     options_.depth = 4;
     options_.threads = 2;
     std::unique_ptr<Engine> inner;
-    core::Status s = test::make_named_engine(GetParam(), options_.depth, options_.threads, &inner);
+    core::Status s = make_named_engine(GetParam(), options_.depth, options_.threads, &inner);
     if (s.code() == -EPERM || s.code() == -ENOSYS) GTEST_SKIP() << "io_uring is not permitted here";
     ASSERT_TRUE(s.ok()) << s.text();
     faulty_ = dynamic_cast<FaultyEngine*>(inner.get());
@@ -314,8 +310,8 @@ TEST_P(StoreCipherEngine, ItsBuffersAreNeitherDumpedNorInherited) {
   EXPECT_EQ(with - bytes_left_to_nobody(), cipher_engine_bytes(options_));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, StoreCipherEngine, testing::ValuesIn(test::engine_names()),
+INSTANTIATE_TEST_SUITE_P(Backends, StoreCipherEngine, testing::ValuesIn(engine_names()),
                          [](const auto& body) { return std::string(body.param); });
 
 }  // namespace
-}  // namespace vmem::store
+}  // namespace vmem::store::test

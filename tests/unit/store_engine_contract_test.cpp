@@ -24,14 +24,10 @@
 #include "store_engine_fixture.h"
 #include "store_test_util.h"
 
-namespace vmem::store {
+namespace vmem::store::test {
 namespace {
 
-using test::Batch;
-using test::Buffer;
-using test::TempFile;
-
-class EngineContract : public test::EngineFixture {};
+class EngineContract : public EngineFixture {};
 
 TEST_P(EngineContract, RandomBatchesReadBackWhatWasWritten) {
   make(8, 2);
@@ -172,12 +168,12 @@ TEST_P(EngineContract, ReadsPastTheEndAreZeroWhereAskedAndErrorsElsewhere) {
     EXPECT_EQ(zeroed.result, 0);
     EXPECT_EQ(zeroed.transferred, core::kPage + 100);
     EXPECT_TRUE(file.matches(2 * core::kPage, buffer.data(), core::kPage + 100));
-    EXPECT_TRUE(test::all_zero(buffer.data() + core::kPage + 100, 3 * core::kPage - 100));
+    EXPECT_TRUE(all_zero(buffer.data() + core::kPage + 100, 3 * core::kPage - 100));
     EXPECT_EQ(refused.result, -EIO);
     EXPECT_EQ(refused.transferred, core::kPage + 100);
     EXPECT_EQ(nothing.result, 0);
     EXPECT_EQ(nothing.transferred, 0u);
-    EXPECT_TRUE(test::all_zero(buffer.data() + 8 * core::kPage, core::kPage));
+    EXPECT_TRUE(all_zero(buffer.data() + 8 * core::kPage, core::kPage));
     engine_->remove_file(id);
   }
 }
@@ -269,7 +265,7 @@ TEST_P(EngineContract, AFileMayEndAnywhereInAPage) {
         EXPECT_EQ(zeroed.result, 0) << size;
         EXPECT_EQ(zeroed.transferred, size);
         EXPECT_TRUE(file.matches(0, buffer.data(), size));
-        EXPECT_TRUE(test::all_zero(buffer.data() + size, 4 * core::kPage - size));
+        EXPECT_TRUE(all_zero(buffer.data() + size, 4 * core::kPage - size));
         EXPECT_EQ(refused.result, -EIO) << size;
         EXPECT_EQ(refused.transferred, size);
         engine_->remove_file(id);
@@ -299,13 +295,13 @@ TEST_P(EngineContract, AMergedRunThatMeetsTheEndGivesEachItsOwnAnswer) {
     EXPECT_EQ(batch.ios()[n].result, expected[n]) << n;
     EXPECT_EQ(batch.ios()[n].transferred, moved[n]) << n;
   }
-  EXPECT_TRUE(test::all_zero(buffer.data() + 2 * core::kPage + 100, core::kPage - 100));
+  EXPECT_TRUE(all_zero(buffer.data() + 2 * core::kPage + 100, core::kPage - 100));
 }
 
 TEST_P(EngineContract, AFullDiskIsSaidToBeFullAndSparesTheOthersOfTheRun) {
   make(4);
   if (IsSkipped()) return;
-  test::SmallTmpfs disk(16);  // pages
+  SmallTmpfs disk(16);  // pages
   if (!disk.ok()) GTEST_SKIP() << "a small tmpfs cannot be mounted: " << disk.why();
   TempFile file(disk.path());
   const FileId id = add(file);
@@ -509,7 +505,7 @@ struct Halver final : Injector {
 TEST_P(EngineContract, ShortTransfersAreContinued) {
   make(4);
   if (IsSkipped()) return;
-  EngineBase* base = test::base_of(*engine_);
+  EngineBase* base = base_of(*engine_);
   ASSERT_NE(base, nullptr);
   for (const bool direct : {false, true}) {
     Halver halver;
@@ -538,8 +534,8 @@ TEST_P(EngineContract, ShortTransfersAreContinued) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, EngineContract, testing::ValuesIn(test::engine_names()),
+INSTANTIATE_TEST_SUITE_P(Backends, EngineContract, testing::ValuesIn(engine_names()),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace
-}  // namespace vmem::store
+}  // namespace vmem::store::test

@@ -22,13 +22,10 @@
 #include "store/engine.h"
 #include "store_test_util.h"
 
-namespace vmem::store {
+namespace vmem::store::test {
 namespace {
 
 using core::kPage;
-using test::Batch;
-using test::Buffer;
-using test::TempFile;
 using vmem::test::forbid;
 
 #if defined(__SANITIZE_THREAD__)
@@ -172,7 +169,7 @@ bool may_make_no_thread() {
 TEST_F(EngineFallback, WhereNoThreadCanBeMadeTransfersAreMadeByTheOneThereIs) {
   if (!kForksWell) GTEST_SKIP() << "ThreadSanitizer does not survive the fork";
   std::unique_ptr<Engine> engine;
-  if (!test::make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
+  if (!make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
   engine.reset();
   const pid_t pid = fork();
   if (pid == 0) _exit(may_make_no_thread() ? 0 : 1);
@@ -225,7 +222,7 @@ TEST_F(EngineFallback, WhereTheLimitOfProcessesIsNoneThreadsDoTheWork) {
   waitpid(pid, &status, 0);
   if (status != 0) GTEST_SKIP() << "nobody may make threads beyond the limit here, as root may elsewhere";
   std::unique_ptr<Engine> engine;
-  if (!test::make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
+  if (!make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
   engine.reset();
   EXPECT_EXIT(run_where_the_limit_of_processes_is_none(), testing::ExitedWithCode(0), "slower.*RLIMIT_NPROC is 0");
 }
@@ -233,7 +230,7 @@ TEST_F(EngineFallback, WhereTheLimitOfProcessesIsNoneThreadsDoTheWork) {
 TEST_F(EngineFallback, WhenIoUringIsForbiddenLaterRequestsFailLoudlyAndNothingHangs) {
   NEEDS_FILTERS();
   std::unique_ptr<Engine> engine;
-  if (!test::make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
+  if (!make_named_engine("io_uring", 1, 1, &engine).ok()) GTEST_SKIP() << "io_uring is not permitted here";
   engine.reset();
   EXPECT_EXIT(run_where_enter_fails_later(), testing::ExitedWithCode(0), "io_uring_enter failed for good");
 }
@@ -257,9 +254,9 @@ TEST(EngineHazard, CompletionsDoNotNeedTheSubmittingThread) {
   if (uffd < 0) GTEST_SKIP() << "userfaultfd with kernel-mode faults is not permitted: " << strerror(errno);
   uffdio_api api{UFFD_API, 0, 0};
   ASSERT_EQ(ioctl(uffd, UFFDIO_API, &api), 0);
-  for (const char* name : test::engine_names()) {
+  for (const char* name : engine_names()) {
     std::unique_ptr<Engine> engine;
-    if (!test::make_named_engine(name, 16, 1, &engine).ok()) continue;
+    if (!make_named_engine(name, 16, 1, &engine).ok()) continue;
     void* absent = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     uffdio_register area{};
     area.range = {reinterpret_cast<uint64_t>(absent), kPage};
@@ -294,9 +291,9 @@ TEST(EngineHazard, CompletionsDoNotNeedTheSubmittingThread) {
 }
 
 TEST(EngineHazard, AThreadMaySubmitAndExit) {
-  for (const char* name : test::engine_names()) {
+  for (const char* name : engine_names()) {
     std::unique_ptr<Engine> engine;
-    if (!test::make_named_engine(name, 4, 1, &engine).ok()) continue;
+    if (!make_named_engine(name, 4, 1, &engine).ok()) continue;
     TempFile file(64 * kPage, false);
     Buffer buffer(64 * kPage);
     FileId id = 0;
@@ -338,4 +335,4 @@ TEST(ThreadEngine, AFlushThatFailsIsToldToEachFileOfTheDescriptor) {
 }
 
 }  // namespace
-}  // namespace vmem::store
+}  // namespace vmem::store::test

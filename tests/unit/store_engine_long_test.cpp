@@ -21,14 +21,10 @@
 #include "store_engine_fixture.h"
 #include "store_test_util.h"
 
-namespace vmem::store {
+namespace vmem::store::test {
 namespace {
 
-using test::Batch;
-using test::Buffer;
-using test::TempFile;
-
-class EngineLongTransfers : public test::EngineFixture {};
+class EngineLongTransfers : public EngineFixture {};
 
 TEST_P(EngineLongTransfers, LongTransfersReadBackWhatWasWritten) {
   constexpr size_t kSize = size_t{24} << 20;
@@ -83,7 +79,7 @@ TEST_P(EngineLongTransfers, ALongReadMeetsTheEndInAnyOfItsParts) {
       EXPECT_EQ(zeroed.result, 0) << end;
       EXPECT_EQ(zeroed.transferred, end);
       EXPECT_TRUE(file.matches(0, buffer.data(), end));
-      EXPECT_TRUE(test::all_zero(buffer.data() + end, 8 * kMiB - end));
+      EXPECT_TRUE(all_zero(buffer.data() + end, 8 * kMiB - end));
       EXPECT_EQ(refused.result, -EIO) << end;
       EXPECT_EQ(refused.transferred, end);
       engine_->remove_file(id);
@@ -108,7 +104,7 @@ TEST_P(EngineLongTransfers, OfALongReadWhatIsToldHasCome) {
     const FileId id = add(file);
     Buffer expected(kSize), buffer(kSize);
     ASSERT_EQ(pread(file.fd(), expected.data(), kSize, 0), static_cast<ssize_t>(kSize));
-    std::atomic<int> wrong{0}, left{kCount};
+    std::atomic<int> wrong{0};
     std::vector<Watched> watched(kCount);
     std::vector<Io> ios(kCount);
     for (size_t n = 0; n < kCount; ++n) {
@@ -176,7 +172,7 @@ TEST_P(EngineLongTransfers, ALongWriteToAFullDiskFailsAsOne) {
   if (IsSkipped()) return;
   constexpr size_t kMiB = size_t{1} << 20;
   for (const size_t room : {1, 3, 6}) {  // MiB
-    test::SmallTmpfs disk(room * kMiB / core::kPage);
+    SmallTmpfs disk(room * kMiB / core::kPage);
     if (!disk.ok()) GTEST_SKIP() << "a small tmpfs cannot be mounted: " << disk.why();
     TempFile file(disk.path());
     const FileId id = add(file);
@@ -196,7 +192,7 @@ std::atomic<int> met{0};
 // As many workers begin as the read has parts, so that these are under way together.
 TEST(ThreadEngine, PartsAreUnderWayAtOnce) {
   std::unique_ptr<Engine> engine;
-  ASSERT_TRUE(test::make_named_engine("threads", 6, 1, &engine).ok());
+  ASSERT_TRUE(make_named_engine("threads", 6, 1, &engine).ok());
   constexpr size_t kSize = size_t{8} << 20;
   TempFile file(kSize, true);
   FileId id = 0;
@@ -223,7 +219,7 @@ TEST(ThreadEngine, PartsAreUnderWayAtOnce) {
 // other then waits only for a slot.
 TEST(ThreadEngine, WorkersBeginWithAllPartsOfOneThatIsReadAloneNoMore) {
   std::unique_ptr<Engine> engine;
-  ASSERT_TRUE(test::make_named_engine("threads", 16, 1, &engine).ok());
+  ASSERT_TRUE(make_named_engine("threads", 16, 1, &engine).ok());
   constexpr size_t kSize = size_t{24} << 20;
   constexpr int kAll = 12 + 1;
   TempFile file(kSize, true);
@@ -253,8 +249,8 @@ TEST(ThreadEngine, WorkersBeginWithAllPartsOfOneThatIsReadAloneNoMore) {
   EXPECT_TRUE(file.matches(0, buffer.data(), kSize));
 }
 
-INSTANTIATE_TEST_SUITE_P(Backends, EngineLongTransfers, testing::ValuesIn(test::engine_names()),
+INSTANTIATE_TEST_SUITE_P(Backends, EngineLongTransfers, testing::ValuesIn(engine_names()),
                          [](const auto& param) { return std::string(param.param); });
 
 }  // namespace
-}  // namespace vmem::store
+}  // namespace vmem::store::test

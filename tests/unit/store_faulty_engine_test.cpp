@@ -8,13 +8,10 @@
 #include "common/faulty_engine.h"
 #include "store_test_util.h"
 
-namespace vmem::store {
+namespace vmem::store::test {
 namespace {
 
 using core::kPage;
-using test::Batch;
-using test::Buffer;
-using test::TempFile;
 
 class FaultyEngineTest : public testing::Test {
  protected:
@@ -229,4 +226,4 @@ TEST_F(FaultyEngineTest, OnlyARealEngineIsWrapped) {
 }
 
 }  // namespace
-}  // namespace vmem::store
+}  // namespace vmem::store::test

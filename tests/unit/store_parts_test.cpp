@@ -14,16 +14,8 @@
 #include "core/scope_guard.h"
 #include "store_hand_engine.h"
 
-namespace vmem::store {
+namespace vmem::store::test {
 namespace {
-
-using test::Batch;
-using test::Buffer;
-using test::each_order;
-using test::HandEngine;
-using test::kMiB;
-using test::Long;
-using test::TempFile;
 
 TEST(StoreParts, TheyEndAtMultiplesOfTheirSizeAndAreIssuedInOrder) {
   HandEngine engine(16);
@@ -252,4 +244,4 @@ TEST(StoreParts, BehindTheEndAreZerosAlsoWhereTheFileGrowsMeanwhile) {
 }
 
 }  // namespace
-}  // namespace vmem::store
+}  // namespace vmem::store::test

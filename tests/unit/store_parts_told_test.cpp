@@ -9,13 +9,8 @@
 
 #include "store_hand_engine.h"
 
-namespace vmem::store {
+namespace vmem::store::test {
 namespace {
-
-using test::Buffer;
-using test::each_order;
-using test::kMiB;
-using test::Long;
 
 // A read that reports progress; checks the bytes that have arrived.
 struct Told : Long {
@@ -357,4 +352,4 @@ TEST(StorePartsTold, WritesAreNot) {
 }
 
 }  // namespace
-}  // namespace vmem::store
+}  // namespace vmem::store::test

@@ -25,14 +25,11 @@
 #include "store/space_path.h"
 #include "store_test_util.h"
 
-namespace vmem::store {
+namespace vmem::store::test {
 namespace {
 
 using core::Extent;
 using core::kPage;
-using test::Batch;
-using test::Buffer;
-using test::TempDir;
 
 constexpr off_t kHead = 8 << 20;  // of a named file: signature, then a hole, then blocks
 
@@ -471,7 +468,7 @@ TEST_F(SpaceTest, WrongPathsAreRefusedByName) {
 }
 
 TEST_F(SpaceTest, AFullFileSystemIsSaidToBeFullAndNothingLeaks) {
-  test::SmallTmpfs disk(64);
+  SmallTmpfs disk(64);
   if (!disk.ok()) GTEST_SKIP() << "a small tmpfs cannot be mounted: " << disk.why();
   auto space = make(disk.path());
   ASSERT_TRUE(status_.ok()) << status_.text();
@@ -717,4 +714,4 @@ TEST_F(SpaceTest, AFileThatGotASecondNameWhileItHadOneIsRefused) {
 }
 
 }  // namespace
-}  // namespace vmem::store
+}  // namespace vmem::store::test

@@ -159,10 +159,8 @@ int run(int argc, char** argv) {
         }
         printf("\n");
       };
-      for (const auto kind :
-           {policy::EvictionPolicyKind::adaptive, policy::EvictionPolicyKind::fifo, policy::EvictionPolicyKind::sieve,
-            policy::EvictionPolicyKind::s3fifo, policy::EvictionPolicyKind::twoq}) {
-        setup.kind = kind;
+      for (const replay::MakePolicy policy : replay::kPolicies) {
+        setup.make = policy;
         setup.window = 0;
         const replay::Result plain = replay::simulate(trace, setup, warmup);
         setup.window = window;

@@ -11,10 +11,10 @@
 #include <unordered_map>
 #include <vector>
 
-#include "policy/eviction_policy.h"
 #include "policy/fault_around.h"
 #include "policy/readahead.h"
 #include "replay/generate.h"
+#include "replay/simple_policies.h"
 
 namespace vmem::replay {
 
@@ -29,7 +29,7 @@ struct Result {
 };
 
 struct Setup {
-  policy::EvictionPolicyKind kind = policy::EvictionPolicyKind::adaptive;
+  MakePolicy make = kAdaptive;
   uint64_t capacity = 1024;  // blocks
   uint32_t weight = 512;     // pages a block
   bool probes = true;
@@ -44,7 +44,7 @@ class Pager {
   Pager(const Setup& setup, uint64_t blocks)
       : setup_(setup),
         blocks_(blocks),
-        policy_(policy::make_eviction_policy(setup.kind)),
+        policy_(setup.make()),
         readahead_(blocks, setup.window),
         fault_around_(blocks, setup.group) {
     owner_.resize(setup.capacity + 1);
@@ -79,7 +79,7 @@ class Pager {
     if (setup_.group != 0 && misses != result_.misses && !readahead_.streams()) read_beside(block);
   }
   Result result() {
-    result_.probes = policy_->stats().probed;
+    result_.probes = policy_->probed();
     return result_;
   }
   bool present(uint64_t block) const { return blocks_[block].present; }

@@ -66,7 +66,7 @@ Word epoch{0};     // changes whenever gates change; parked threads wait on it
 Word sleepers{0};  // may be too large: a handler that was jumped out of never subtracts itself
 
 struct Counters {
-  std::atomic<uint64_t> parked{0}, retried{0}, asked{0}, passed_on{0};
+  std::atomic<uint64_t> parked{0};
   Word waiting{0};
 } counters;
 
@@ -183,7 +183,6 @@ bool ask_hook(uintptr_t address, bool store) {
     }
     if (mine == nullptr) futex(&asks_freed, FUTEX_WAIT, seen);
   }
-  counters.asked.fetch_add(1, std::memory_order_relaxed);
   mine->address = address;
   mine->store = store;
   mine->state.store(Ask::posted, std::memory_order_seq_cst);
@@ -252,7 +251,6 @@ void die(int sig, bool synchronous) {
 
 // [handler] Does what the kernel would have done without us.
 void pass_on(int sig, siginfo_t* info, void* context, const sigset_t& interrupted) {
-  counters.passed_on.fetch_add(1, std::memory_order_relaxed);
   const bool synchronous = info->si_code > 0;
   Mark mark;
   std::memcpy(&mark, reinterpret_cast<char*>(info) + kMarkOffset, sizeof mark);
@@ -359,7 +357,6 @@ bool settle_touch(uintptr_t address, uintptr_t pc, Cause cause, const sigset_t& 
       last.pc.store(pc, relaxed);
       last.epoch.store(seen, relaxed);
       last.count.store(0, relaxed);
-      counters.retried.fetch_add(1, std::memory_order_relaxed);
       return true;
     }
     if (last.count.fetch_add(1, relaxed) >= kMaxAsks) return false;
@@ -545,8 +542,7 @@ core::Status set_hook(Hook next) {
 }
 
 Stats stats() {
-  return Stats{counters.parked.load(), counters.retried.load(), counters.asked.load(), counters.passed_on.load(),
-               counters.waiting.load()};
+  return Stats{counters.parked.load(), counters.waiting.load()};
 }
 
 }  // namespace vmem::device::fault_gate

@@ -60,11 +60,8 @@ core::Status set_hook(Hook hook);
 CpuGate& cpu_gate();
 
 struct Stats {
-  uint64_t parked;     // accesses that waited
-  uint64_t retried;    // accesses that retried at once: the move had ended
-  uint64_t asked;      // accesses put to the hook
-  uint64_t passed_on;  // faults given to the previous handler
-  uint32_t waiting;    // threads parked now
+  uint64_t parked;   // accesses that waited
+  uint32_t waiting;  // threads parked now
 };
 Stats stats();
 

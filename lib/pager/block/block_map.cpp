@@ -7,15 +7,16 @@
 
 #include "core/clock.h"
 #include "pager/block/advice.h"
+#include "policy/adaptive_policy.h"
 
 namespace vmem::pager {
 
 namespace {
 
 // Indexed by Frame::pool.
-std::vector<std::unique_ptr<policy::EvictionPolicy>> make_policies(size_t devices, policy::EvictionPolicyKind kind) {
+std::vector<std::unique_ptr<policy::EvictionPolicy>> make_policies(size_t devices) {
   std::vector<std::unique_ptr<policy::EvictionPolicy>> policies(kDevicePools + devices);
-  for (auto& policy : policies) policy = policy::make_eviction_policy(kind);
+  for (auto& policy : policies) policy = std::make_unique<policy::AdaptivePolicy>();
   return policies;
 }
 
@@ -28,7 +29,7 @@ BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& 
       counters_(counters),
       config_(config),
       above_(above),
-      policies_(make_policies(devices, config.reclaim)),
+      policies_(make_policies(devices)),
       copies_(frame_table_, staging, policies_, nonresident_age_),
       spilled_(frame_table_),
       dirty_(frame_table_, config) {

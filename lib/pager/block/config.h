@@ -10,7 +10,6 @@
 #include "memory/frame_pool.h"
 #include "memory/host_budget.h"
 #include "memory/staging.h"
-#include "policy/eviction_policy.h"
 #include "store/engine.h"
 #include "store/space.h"
 #include "trap/trap.h"
@@ -37,7 +36,6 @@ struct Config {
   bool allow_move = true;
   bool direct_io = true;
   std::vector<int> numa_nodes;
-  policy::EvictionPolicyKind reclaim = policy::EvictionPolicyKind::adaptive;
   bool auto_device_blocks = false;   // setting device_block_size is auto; else blocks have the devices' unit
   unsigned peer_spill_percent = 50;  // percent of a device's budget for blocks of other devices
   // Bytes on each device. 0: 0.8 of the memory that is free when it is first used; the limit in

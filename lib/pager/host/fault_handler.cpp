@@ -236,7 +236,6 @@ void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
     ctx_.map.note_dirty(r, b);
     return;
   }
-  core::add(ctx_.counters.spurious_faults);
   void* const page = reinterpret_cast<void*>(fault.address);
   // A second report of one page of a resident block: the program has dropped the page (madvise). As
   // in any memory, the page then reads as zeros. If the page is present, fill_zero() fails and

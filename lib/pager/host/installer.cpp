@@ -106,9 +106,7 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
 // Goes on after fill(). s: the result for the block, or for all that were put in place with it.
 void Installer::installed(Transition* m, const Status& s, DeferredWork& after) {
   const Region& r = *m->region;
-  if (s.ok()) {
-    core::add(r.transfer == Transfer::copy ? ctx_.counters.copied_bytes : ctx_.counters.moved_bytes, r.block_size);
-  }
+  if (s.ok() && r.transfer == Transfer::copy) core::add(ctx_.counters.copied_bytes, r.block_size);
   const bool in_the_way = half_way(s) || s.code() == -EEXIST;
   m->torn = in_the_way && torn_by_fill(m, s);
   if (m->torn) drop_torn(ctx_.trap, r, m->block);
