@@ -32,3 +32,11 @@ $(BUILD)/statics/%.ok: %.cpp $(BUILD)/%.o
 	@mkdir -p $(@D)
 	@scripts/lib/once.sh $(BUILD)/$*.d clang++ -fsyntax-only $(CPPFLAGS) -std=c++20 -Wno-everything -Werror=exit-time-destructors -Werror=global-constructors -Werror=thread-safety $<
 	@touch $@
+
+# The command of every object, for editors and clang's tools. make prints them and runs none.
+.PHONY: compile-commands
+compile-commands:  ## compile_commands.json, for editors and clang's tools
+	@$(MAKE) -nB V=1 NO_SETUP=1 PCH= all build-tests | awk -v folder='$(CURDIR)' ' \
+	  match($$0, / -c [^ ]+ /) { file = substr($$0, RSTART + 4, RLENGTH - 5); gsub(/["\\]/, "\\\\&"); \
+	    printf "%s\n{\"directory\": \"%s\", \"file\": \"%s\", \"command\": \"%s\"}", n++ ? "," : "[", folder, file, $$0 } \
+	  END { print "\n]" }' >compile_commands.json
