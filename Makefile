@@ -74,7 +74,7 @@ bench: $(BENCH) | $(call SETUP,bench)  ## benchmarks beside the raw limit and mm
 	@BUILD=$(BUILD) scripts/run-bench.sh $(ARGS)
 
 # These checks read only sources; the others examine the build.
-TEXT_CHECKS := format layers interfaces header docs readme words sizes shell python
+TEXT_CHECKS := format layers interfaces header docs prose readme words sizes shell python
 check: | $(call SETUP,check)  ## format, layers, clang-tidy, shellcheck, header, exported names, documents, manual pages, Python; ONLY='format words'
 	@$(if $(filter-out $(TEXT_CHECKS),$(or $(ONLY),all)),$(MAKE) all build-tests)
 	@BUILD=$(BUILD) scripts/check.sh $(ONLY)
