@@ -2,7 +2,7 @@
 """check_docs.py FILE..: prints what is wrong with the documents, a line each: lines of text have at most 100 columns,
 each table has its head, links lead somewhere, files and tests that are named exist. docs/architecture.md lists
 exactly the folders of lib/, and its walks name functions that are in the files they name; the names in lib/README.md
-are in the code. Each room of lib/ROOMS has a README.md, or is in that of the folder above; a README.md says, as
+are in the code, and its table of threads has those that the code starts. Each room of lib/ROOMS has a README.md, or is in that of the folder above; a README.md says, as
 lib/ROOMS does, which rooms may include its own. Files and classes that these and docs/architecture.md name are in the
 sources, in the file of their row where there is one. The table of states in lib/pager/block has the changes that the
 code allows."""
@@ -128,6 +128,21 @@ def check_glossary():
                 print(f"{GLOSSARY}: the glossary says that the code has {name}, which it has not")
 
 
+def check_threads():
+    """The threads of the page are those that the sources start."""
+    started = set()
+    for path in glob.glob("lib/**/*.*", recursive=True):
+        if path.endswith((".h", ".cpp")) and "start_thread(" in source(path):
+            started |= {re.sub(r"%z?u", "N", name) for name in re.findall(r'"(vmem-[\w%-]+)"', source(path))}
+    listed = re.findall(r"`(vmem-[\w-]+)`", source(GLOSSARY).partition("## Threads")[2])
+    for name in sorted(started - set(listed)):
+        print(f"{GLOSSARY}: its table of threads lacks {name}")
+    for name in sorted(set(listed) - started):
+        print(f"{GLOSSARY}: its table of threads has {name}, which no source starts")
+    for name in sorted({name for name in listed if listed.count(name) > 1}):
+        print(f"{GLOSSARY}: its table of threads has {name} twice")
+
+
 # `Class`, `Class::member`, `space::Class`; but no constant (kName) and no macro.
 CLASS = re.compile(r"`((?:\w+::)*)([A-Z]+[a-z]\w*)((?:::~?\w+)*)`")
 FILE = re.compile(r"`([\w./]+\.(?:h|cpp|map))`")
@@ -243,6 +258,7 @@ for argument in sys.argv[1:]:
         check_readmes(set(sys.argv[1:]))
     if argument == GLOSSARY:
         check_glossary()
+        check_threads()
     if argument == STATES:
         check_states()
     if argument.startswith("lib/") and argument != GLOSSARY:

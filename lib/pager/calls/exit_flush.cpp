@@ -130,7 +130,7 @@ void ExitFlush::drain_aside(LiveDevice* live) try {
     *end = devices->drain(d).ok() ? LiveDevice::End::reached : LiveDevice::End::refused;
     --drains;
   };
-  if (core::start_thread("vmem-drain", drain, &thread).ok()) {
+  if (core::start_thread("vmem-exit-drain", drain, &thread).ok()) {
     thread.detach();
     live->end = std::move(end);
   } else {
