@@ -85,7 +85,7 @@ extern "C" {
  * and ignore the location.
  */
 enum vmem_advice {
-	VMEM_ADVISE_SET_PREFERRED_LOCATION = 1, /* stays there while others leave; first to leave other devices */
+	VMEM_ADVISE_SET_PREFERRED_LOCATION = 1, /* stays there while others leave; elsewhere it is evicted first */
 	VMEM_ADVISE_UNSET_PREFERRED_LOCATION = 2,
 	VMEM_ADVISE_SET_READ_MOSTLY = 3,        /* handles: CPU loads get a copy, which stays; a WRITE lease drops it */
 	VMEM_ADVISE_UNSET_READ_MOSTLY = 4,
@@ -426,8 +426,8 @@ int vmem_advise(const void *ptr, size_t size, int advice, int location);
 
 /*
  * Leases the range to `stream` (VMEM_HOST: to the CPU and DMA) for VMEM_READ, VMEM_WRITE or both:
- * its blocks come to `location` and stay until the matching vmem_release. Leases count: acquire
- * twice, release twice.
+ * its blocks come to `location` and stay until the matching vmem_release. Leases are counted: each
+ * acquire needs its own release.
  *
  * Waits, without limit, for disk, for copies between tiers, and for streams that have not reached a
  * vmem_release, if that lease holds the range at another location or holds room that this one
@@ -444,7 +444,7 @@ int vmem_acquire(const void *ptr, size_t size, unsigned access, int location, vo
  * stream has not leased; nothing is released then. -EBUSY: the stream captures a graph; the lease
  * stays. A lease at VMEM_HOST belongs to no stream: any `stream` releases it.
  *
- * Waits, as a launch does, while the stream's launch queue is full; no other thread waits with it.
+ * Waits, as a launch does, while the stream's launch queue is full; other threads are not held up.
  * On a destroyed stream it waits until the device has done all its work. It cannot do so while any
  * stream captures a graph (that capture fails): -EBUSY, and the lease stays.
  */

@@ -108,7 +108,4 @@ EngineKind engine_kind(std::string_view name);
 // Makes the engine of options.kind.
 core::Status make_engine(const EngineOptions& options, std::unique_ptr<Engine>* out);
 
-// Call in a forked child, which starts anew: drops the parent's state. Async-signal-safe.
-void renew_in_child();
-
 }  // namespace vmem::store

@@ -118,7 +118,7 @@ class Trap {
   virtual core::Status detach(void* address, size_t size) = 0;
   virtual core::Status unmap(void* address, size_t size) = 0;
 
-  // Sets if the resident bytes of a range, as it was attached, go into core dumps from now on. The
+  // Sets whether the resident bytes of a range, as it was attached, go into core dumps from now on. The
   // default is the backend's setting. Returns -EOPNOTSUPP if this backend never dumps.
   virtual core::Status dump(void* address, size_t size, CoreDump dump) {
     (void)address, (void)size;

@@ -3,7 +3,8 @@
 // reserve is leased.
 //
 // - largest_block() is the largest block of the counted regions. bytes() is the reserve for it.
-// - Blocks that are leased in host memory, or stale at a device, cannot be evicted: pinned().
+// - pinned() counts blocks that cannot be evicted: those leased in host memory, and copies shown to
+//   the CPU that have stores which the device lacks.
 //
 // Not thread-safe: the pager's lock protects it. Needs no memory.
 #pragma once

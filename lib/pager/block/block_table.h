@@ -20,8 +20,8 @@ enum class State : uint8_t {
   unpopulated,   // never written: zeros, or the mapped file's bytes. Trapped
   stored,        // in the store, at `extent`. Trapped
   reading,       // (owner) being read into a frame. Trapped
-  staged,        // in a frame, trapped: a read-ahead marker, a probe, a device region's host copy
-  mapping,       // (owner) the frame is being put in place
+  staged,        // in a frame, trapped: a read-ahead marker, a probe, a device region's block in a staging frame
+  mapping,       // (owner) its pages are being put in place
   resident,      // in place: accesses cost nothing
   isolating,     // (owner) being taken out of sight or write-protected, hashed, dropped
   writing_back,  // (owner) being written to the store, from a frame or from its place, write-protected

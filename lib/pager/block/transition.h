@@ -37,8 +37,8 @@ struct ReadGroup;
 int copy_protected(const Region& r, std::byte* to, const std::byte* from);
 
 inline constexpr core::BlockIndex kTurn = 128;  // blocks between two calls of give_way() in long work
-inline constexpr size_t kDeviceBatch = 16;      // blocks that move together, at most
-inline constexpr size_t kPeerBatch = 128;       // the same between devices
+inline constexpr size_t kDeviceBatch = 16;      // blocks that one turn of a worker or a request moves, at most
+inline constexpr size_t kPeerBatch = 128;       // blocks that move together between devices, at most
 // Bytes that move together, or two blocks if those have more: enough to make the driver's cost per
 // call small. Between devices that takes larger batches.
 inline constexpr uint64_t kBatchBytes = uint64_t{32} << 20, kPeerBatchBytes = uint64_t{256} << 20;

@@ -179,8 +179,9 @@ bool DeviceAcquire::stores_may_begin(std::span<const BlockSpan> spans, std::span
 }
 
 // Marks blocks leased for writing as changed. Not sooner: no kernel stores before the acquire
-// returns, and if the device were lost, the bytes that came would be good. The caller has found all
-// of them there under the same hold of the lock. decided: no not_changed() will follow.
+// returns, and until then a lost device costs nothing, since host memory or the store still has the
+// bytes. The caller has found all of them there under the same hold of the lock. decided: the lease's
+// owner will not report later whether it stored.
 void DeviceAcquire::mark_changed(std::span<const BlockSpan> spans, std::span<const vmem_range> ranges, bool decided) {
   for (size_t i = 0; i < spans.size() && !core::broken("kernel_writes"); ++i) {
     if ((ranges[i].access & VMEM_WRITE) == 0) continue;

@@ -349,8 +349,9 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       met_failed(*r, b, fault);
       break;
     case State::demoting:
+      // If a copy for the CPU is in place, its hole is filled. Else PageIn::settle serves the fault
+      // when the demotion ends.
       fill_hole(ctx_.map.frame_table()[block.aux], fault);
-      // The trap is in place already, but the state does not say so yet: settle() serves the fault.
       core::add(ctx_.counters.faults);
       r->table.mark(b, wanted);
       break;

@@ -101,8 +101,7 @@ bool MemoryWaits::starve_fault(Region& r, BlockIndex b, uint64_t since_ns, uint6
   return false;
 }
 
-// Otherwise smaller blocks could take all memory that comes free, and a larger one would wait for
-// ever.
+// If smaller blocks could overtake, a larger one might wait for ever.
 bool MemoryWaits::overtakes(const Region& r) const {
   if (queue_.empty() || queue_.front().urgency != Urgency::fault) return false;
   const MemoryWaiter& first = queue_.front();

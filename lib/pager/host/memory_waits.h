@@ -1,5 +1,5 @@
 // Waits for memory: the queue of blocks that a fault or an acquire wants and that found none, and
-// when a wait is given up. MemoryFreed, and no class here, hands freed memory to the first waiter.
+// when a wait is given up. Pager::memory_freed hands freed memory to the first waiter.
 //
 // - A block that begins to wait wakes the reclaim threads.
 // - A fault gets SIGBUS if it waited for the whole time-out while nothing made progress and nothing

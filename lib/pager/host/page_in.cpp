@@ -278,7 +278,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   bool fatal_for_touch = !m->status.ok() && !m->read.refused && !nobody_asked;
   bool shows_file = false;
   if (fatal_for_touch) {
-    lock.unlock();  // no other thread acts on a block in state reading
+    lock.unlock();  // in state reading other threads only set flags of the block
     say_failed(*m);
     if (m->cut) shows_file = show_file(m);
     fatal_for_touch = !m->status.ok();
@@ -290,7 +290,8 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   if (m->read.hole) {
     note_hole(*m);
     if (nobody_asked && (block.flags & core::kPrefetched) == 0) {
-      abandon_fill(m, after);  // zeros are made faster than they are moved
+      // A later access makes zeros faster than this frame could be put in place.
+      abandon_fill(m, after);
       return;
     }
     clear_hole(lock, m);

@@ -92,8 +92,8 @@ void Reclaim::loop() {
     if (wrote) continue;
     host_.pressure.lift_cap(now);
     Short what;
-    // If blocks wait for memory while nothing is in flight, the shortage is bounce buffers; evict a
-    // staged block, which owns one.
+    // If blocks wait for memory while nothing is in flight, the shortage is bounce buffers: evict
+    // blocks until a staged one gives back its buffer.
     what.stuck = !host_.waits.queue().empty() && !ctx_.map.transitions().in_flight();
     // Blocks may also wait because the frame table is full.
     const bool too_many = !host_.waits.queue().empty() && ctx_.map.frame_table().free() == 0;

@@ -309,8 +309,8 @@ Status StreamReleases::wait_for_turn(Lock& lock, std::span<const BlockSpan> span
   }
 }
 
-// Waits for the releases of the span that are pending now. Only releases up to these count as
-// progress: others may come and end for ever. writes: the span is one block, and only releases for
+// Waits for the releases of the span that are pending now. Releases made later do not count as
+// progress: they may come and end for ever. writes: the span is one block, and only releases for
 // writing matter. Returns false if the scan gives up before.
 bool StreamReleases::wait_for_span(Lock& lock, const BlockSpan& span, bool writes, RangeScan* scan) {
   const uint64_t newest = pending_.newest();

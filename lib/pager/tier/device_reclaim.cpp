@@ -19,8 +19,8 @@ constexpr size_t kLook = 128;  // blocks looked at under one hold of the lock
 // Limits the wait for leases to end: other acquires may lease those blocks again each time.
 constexpr uint64_t kPatience = 250'000'000;  // ns
 
-// A block that host memory also has comes back from there as fast as from a peer, unless it is
-// large: then the bytes count, and not the driver's calls to unmap and map the block.
+// A block that host memory also has is not sent to a peer, unless it has so many bytes: then the
+// copy takes longer than the driver's calls to unmap and map the block, and the link is faster.
 constexpr size_t kWorthCopying = size_t{8} << 20;
 
 }  // namespace

@@ -105,7 +105,8 @@ void Promoter::wake_for_ready() {
   }
 }
 
-// Returns why the block is not claimed for device d; nothing if it can be.
+// Returns `done` if nothing is to be done for device d, else the thing that the block waits for;
+// nullopt: claim it.
 std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency urgency) {
   const Block& block = r.table[b];
   const DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
