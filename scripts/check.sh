@@ -91,12 +91,16 @@ check_header() {
   } | report header
 }
 
-# vmem.h, the symbol map and the shared library name the same calls, all of them in VMEM_1.
+# vmem.h, the symbol map and the shared library name the same calls, all of them in VMEM_1. The tests
+# that make every call know them all.
 check_names() {
   local header map exported files word now where at
   header=$(${CC:-cc} -E -P -Iinclude include/vmem/vmem.h | grep -oE '\bvmem_[a-z_]+ *\(' | tr -d ' (' | sort -u)
   map=$(sed -n '/global:/,/local:/p' lib/api/libvmem.map | grep -oE 'vmem_[a-z_]+' | sort -u)
   { diff <(echo "$header") <(echo "$map") | sed -n 's/^< \(.*\)/\1: in vmem.h, not in lib\/api\/libvmem.map/p; s/^> \(.*\)/\1: in lib\/api\/libvmem.map, not in vmem.h/p'
+    for at in tests/abi/link_c.c tests/system/small_stack_test.cpp; do
+      while read -r word; do grep -qw "$word" "$at" || echo "$at: does not call $word"; done <<<"$map"
+    done
     if [ -e "$build/libvmem.so" ]; then
       exported=$(nm -D --defined-only "$build/libvmem.so" | awk '$2 != "A" {print $3}' | sort -u)
       diff <(sed 's/$/@@VMEM_1/' <<<"$map") <(echo "$exported") | sed -n 's/^< \(.*\)/\1: not exported by libvmem.so/p; s/^> \(.*\)/\1: exported by libvmem.so, not in the map/p'

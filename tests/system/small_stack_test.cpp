@@ -146,7 +146,10 @@ void host(Wrong& wrong, const Work& work) {
   memset(q, 3, 4096);
   CALL(0, vmem_sync(q, 4096));
   CALL(0, vmem_sync(nullptr, 0));
-  CALL(0, vmem_free(q));
+  memset(q, 4, 4096);
+  CALL(0, vmem_flush());
+  CALL(-EINVAL, vmem_flush_on(nullptr, 0));
+  CALL(0, vmem_discard(q));
 }
 
 void device(Wrong& wrong, const Work& work) {
