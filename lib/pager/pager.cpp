@@ -153,7 +153,8 @@ std::string Pager::check() {
     tables += r->charge.table + r->charge.leases;
     for (BlockIndex b = r->table.next_populated(0); b < r->blocks; b = r->table.next_populated(b + 1)) {
       if (MemoryWaitQueue::marked(r->table[b]) && !host_.waits.queue().accounts_for(*r, b))
-        return "a block is marked as one that waits for memory, and does not: " + std::string(ctx_.map.where(*r, b));
+        return "a block is marked as one that waits for memory, and does not: " +
+               std::string(ctx_.map.describe_locked(*r, b));
       if (core::in_memory(r->table[b].state) || core::on_a_device(r->table[b].state)) {
         const Frame& frame = ctx_.map.frame_table()[r->table[b].aux];
         if (in_staging(frame.pool) && frame.bytes != nullptr) ++staged[frame.pool - kStagingPools];

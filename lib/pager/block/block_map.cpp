@@ -58,7 +58,7 @@ Status BlockMap::check_range(const void* ptr, size_t size, BlockSpan* out) {
   return {};
 }
 
-core::OwnString BlockMap::where(const Region& r, BlockIndex b) const try {
+core::OwnString BlockMap::describe_locked(const Region& r, BlockIndex b) const try {
   core::OwnString text =
       core::textf("region %s%llu, block %llu (offset %llu)", r.name.empty() ? "" : (r.name + " #").c_str(),
                   static_cast<unsigned long long>(r.id), static_cast<unsigned long long>(b),
@@ -75,9 +75,9 @@ core::OwnString BlockMap::where(const Region& r, BlockIndex b) const try {
   return "";
 }
 
-core::OwnString BlockMap::place(const Region& r, BlockIndex b) {
+core::OwnString BlockMap::describe(const Region& r, BlockIndex b) {
   Lock lock(mutex_);
-  return where(r, b);
+  return describe_locked(r, b);
 }
 
 Status BlockMap::refusal() const {
@@ -296,9 +296,10 @@ std::string BlockMap::check() {
       if (!core::in_memory(r->table[b].state) && !core::on_a_device(r->table[b].state)) continue;
       ++blocks_in_memory;
       const Frame& frame = frame_table_[r->table[b].aux];
-      if (frame.region != r.get() || frame.block != b) return "a frame points elsewhere: " + std::string(where(*r, b));
+      if (frame.region != r.get() || frame.block != b)
+        return "a frame points elsewhere: " + std::string(describe_locked(*r, b));
       if (frame.admitted && frame.leased != holds_for_lease(*r, b))
-        return "a lease holds no block: " + std::string(where(*r, b));
+        return "a lease holds no block: " + std::string(describe_locked(*r, b));
     }
   }
   if (blocks_in_memory + copies_.count() != frame_table_.used()) return "frames and tables disagree";

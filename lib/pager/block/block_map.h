@@ -50,8 +50,8 @@ class BlockMap {
   Region* find(uintptr_t address) VMEM_LOCKED;
   core::Status check_range(const void* ptr, size_t size, BlockSpan* out) VMEM_LOCKED;
   core::OwnMap<uintptr_t, std::unique_ptr<Region>>& regions() VMEM_LOCKED { return regions_; }  // by base
-  core::OwnString where(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
-  core::OwnString place(const Region& r, core::BlockIndex b) VMEM_UNLOCKED;
+  core::OwnString describe_locked(const Region& r, core::BlockIndex b) const VMEM_LOCKED;
+  core::OwnString describe(const Region& r, core::BlockIndex b) VMEM_UNLOCKED;
   // Among the regions whose files refuse their changes, describes the one that keeps most bytes in
   // memory: the error, how much it keeps, and the ways out. Ok if there is none.
   Status refusal() const VMEM_LOCKED;

@@ -321,7 +321,8 @@ Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
       break;
     case State::poisoned:
       if (r.lost)
-        return error(EIO, "the addresses of %s were lost with a device that was reset", ctx_.map.where(r, b).c_str());
+        return error(EIO, "the addresses of %s were lost with a device that was reset",
+                     ctx_.map.describe_locked(r, b).c_str());
       host_.failed.forget_store_copy(r, b);
       // If the file itself is mapped, only a PRIVATE region has contents of its own.
       if ((block.flags & core::kShowsFile) != 0 && r.backing != Backing::file_private) return {};

@@ -25,7 +25,7 @@ Status shows_its_file(const BlockMap& map, const Region& r, BlockIndex b) VMEM_L
   return error(EIO,
                "the file ends before the block does, so the block shows the file's own pages: make the file long "
                "enough, free the region and map it again, %s",
-               map.where(r, b).c_str());
+               map.describe_locked(r, b).c_str());
 }
 
 // Sets *out to the same blocks, each once: a block that is named twice is needed once. `out` has

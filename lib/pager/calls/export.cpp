@@ -26,7 +26,7 @@ Status Export::exported_from(const BlockSpan& span, int* device) {
   });
   if (next <= span.last) {
     return error(EINVAL, "%s is under no live lease at %s; lease all of the range at one device first",
-                 ctx_.map.where(r, next).c_str(), d < 0 ? "a device" : "that device");
+                 ctx_.map.describe_locked(r, next).c_str(), d < 0 ? "a device" : "that device");
   }
   *device = d;
   bool wait = false;
@@ -62,7 +62,7 @@ Status Export::export_range(const void* ptr, size_t size, device::Export how, in
     while (b <= span.last && r.table[b].state == State::on_device && r.table[b].device == d) ++b;
     if (b > span.last) break;
     if (!core::in_transition(r.table[b].state))
-      s = error(EIO, "%s is not on device %d, though it is leased there", ctx_.map.where(r, b).c_str(), d);
+      s = error(EIO, "%s is not on device %d, though it is leased there", ctx_.map.describe_locked(r, b).c_str(), d);
     else if (!ctx_.map.wait_stable(lock, r, b))
       s = error(ECANCELED, "vmem_shutdown frees the region");
     b = span.first;

@@ -149,7 +149,8 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
       return s;
     }
     if (r.lost)
-      return error(EIO, "the addresses of %s were lost with a device that was reset", ctx_.map.where(r, b).c_str());
+      return error(EIO, "the addresses of %s were lost with a device that was reset",
+                   ctx_.map.describe_locked(r, b).c_str());
     const Block& block = r.table[b];
     DeferredWork after;
     switch (block.state) {
@@ -261,7 +262,7 @@ Status HostAcquire::installed(Lock& lock, const Region& r, BlockIndex b, Coming*
   if (coming->refused++ == 0) coming->refused_ns = now;
   if (coming->refused > kRefusals && now - coming->refused_ns >= ctx_.config.fault_timeout_ms * uint64_t{1000000}) {
     return error(EIO, "a block could not be put in place, %u times in %u ms; the log says why, %s", coming->refused,
-                 ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
+                 ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
   }
   lock.sleep_for(ctx_.map.changed(), kLookAgain);
   return {};

@@ -330,7 +330,7 @@ Status RangeFlush::demote(Lock& lock, Region& r, BlockIndex first, BlockIndex la
 Status RangeFlush::cannot_leave(const Region& r, BlockIndex b) {
   if (const Frame& frame = ctx_.map.frame_table()[r.table[b].aux]; frame.dev.refused || frame.dev.apart) {
     return error(EIO, "accesses of a block get SIGBUS, and the trap has not undone that for %u ms, %s",
-                 ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
+                 ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
   }
   Status why = ctx_.writes.take_error();
   if (why.ok()) why = ctx_.map.refusal();

@@ -101,7 +101,7 @@ void FailedBlocks::fail_accesses(Region& r, BlockIndex b) {
 void FailedBlocks::answer_later(Region& r, BlockIndex b, const Status& why) {
   if (!ask_later(r, b)) return;
   VMEM_LOG_OFTEN(Level::error, "the trap cannot answer accesses, so they wait: %.*s, %s",
-                 static_cast<int>(why.text().size()), why.text().data(), ctx_.map.where(r, b).c_str());
+                 static_cast<int>(why.text().size()), why.text().data(), ctx_.map.describe_locked(r, b).c_str());
 }
 
 FailedBlocks::Retry* FailedBlocks::add_retry(Region& r, BlockIndex b, uint64_t now) {
@@ -157,7 +157,7 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
 
 Status FailedBlocks::not_read(const Region& r, BlockIndex b) const {
   return core::error(ENOMEM, "the kernel had no memory to read a block in %u ms; the log says more, %s",
-                     ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
+                     ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
 }
 
 uint64_t FailedBlocks::next_ns() const {
@@ -203,7 +203,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
   if (over) {
     VMEM_LOG_OFTEN(Level::error, "%s, %u times in %u ms: an access gets SIGBUS; the contents are intact, %s",
                    retry->memory ? "the kernel had no memory to read a block" : "a block could not be put in place",
-                   retry->times, ctx_.config.fault_timeout_ms, ctx_.map.where(r, b).c_str());
+                   retry->times, ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
     retry->times = 0;
     retry->lived_ns = 0;
     retry->mark = ctx_.deadline.look(now);
@@ -238,7 +238,7 @@ void FailedBlocks::end_process(const Region& r, BlockIndex b, const Status& why)
             "a thread waits for a block and cannot be woken: %.*s, %s. Ioctls of userfaultfd are forbidden, but "
             "libvmem needs them while regions exist: permit them, or free all regions first. The process ends once it "
             "has written the changes of shared files that it can",
-            static_cast<int>(why.text().size()), why.text().data(), ctx_.map.where(r, b).c_str());
+            static_cast<int>(why.text().size()), why.text().data(), ctx_.map.describe_locked(r, b).c_str());
   const auto end = [] {
     core::do_exit_work_at_our_end();
     core::fatal("threads wait for blocks that libvmem is not allowed to put in place; the log says more");
@@ -266,7 +266,7 @@ Status FailedBlocks::tell_lost(Region& r, BlockIndex first, BlockIndex last, boo
   if (lost == 0) return {};
   const Status why = r.reason(at);
   return core::error(EIO, "%llu blocks of the range are lost; the first: %s: %.*s",
-                     static_cast<unsigned long long>(lost), ctx_.map.where(r, at).c_str(),
+                     static_cast<unsigned long long>(lost), ctx_.map.describe_locked(r, at).c_str(),
                      static_cast<int>(why.text().size()), why.text().data());
 }
 
@@ -330,7 +330,7 @@ Status FailedBlocks::no_table(const Region& r, BlockIndex b) const {
       core::human_bytes(ctx_.frames.least_overhead() - ctx_.budget.charged(Use::tables)).c_str(),
       core::human_bytes(ctx_.reserve.pinned()).c_str(),
       core::human_bytes(std::max(ctx_.reserve.bytes(), 4 * ctx_.reserve.largest_block())).c_str(),
-      ctx_.map.where(r, b).c_str());
+      ctx_.map.describe_locked(r, b).c_str());
 }
 
 // Remembered by address, since the table has no entry for the block.
@@ -373,12 +373,14 @@ std::string FailedBlocks::check() const {
       unread += (block.flags & core::kUnread) != 0;
       if ((block.flags & core::kDropped) == 0 || r->dying) continue;
       if (block.state != State::poisoned)
-        return "a block that is not failed was dropped for want of memory: " + std::string(ctx_.map.where(*r, b));
+        return "a block that is not failed was dropped for want of memory: " +
+               std::string(ctx_.map.describe_locked(*r, b));
       // A block that was revived another way may still be queued, once for each time that it was
       // dropped.
       const auto waits = [&, region = r.get()](const auto& d) { return d.first == region && d.second == b; };
       if (std::none_of(dropped_.begin(), dropped_.end(), waits))
-        return "a block that was dropped for want of memory waits for none: " + std::string(ctx_.map.where(*r, b));
+        return "a block that was dropped for want of memory waits for none: " +
+               std::string(ctx_.map.describe_locked(*r, b));
     }
     if (unread == r->counts.unread) continue;
     return core::strprintf("%llu blocks of region %llu are said to be unread, %llu are",

@@ -211,7 +211,7 @@ bool Installer::torn_by_fill(const Transition* m, const Status& why) {
   }
   if (torn) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
-                   why.text().data(), ctx_.map.place(r, m->block).c_str());
+                   why.text().data(), ctx_.map.describe(r, m->block).c_str());
     core::settle_log();
   }
   return torn;

@@ -271,7 +271,7 @@ void Isolator::settle_torn_take(Transition* m) {
     return;
   if (half_way(m->status)) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(m->status.text().size()),
-                   m->status.text().data(), ctx_.map.place(r, m->block).c_str());
+                   m->status.text().data(), ctx_.map.describe(r, m->block).c_str());
     core::settle_log();
     drop_torn(ctx_.trap, r, m->block);
     m->torn = true;

@@ -171,7 +171,7 @@ Status MemoryWaits::given_up(const MemoryWaiter& s) {
                      if_pinned(core::human_bytes(pinned).c_str()),
                      if_pinned(" of it is pinned by direct I/O that is under way or by registered buffers, "),
                      if_pinned(core::human_bytes(leased).c_str()), if_pinned(" by leases; "), if_pinned(advice),
-                     ctx_.map.where(*s.region, s.block).c_str());
+                     ctx_.map.describe_locked(*s.region, s.block).c_str());
 }
 
 bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
@@ -190,7 +190,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
       VMEM_LOG_OFTEN(core::Level::error,
                      "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
                      core::human_bytes(ctx_.budget.limit()).c_str(), ctx_.config.fault_timeout_ms,
-                     ctx_.map.where(r, s.block).c_str());
+                     ctx_.map.describe_locked(r, s.block).c_str());
       queue_.wait_again(now, ctx_.deadline.look(now));
       return false;
     }

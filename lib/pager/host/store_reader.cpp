@@ -73,11 +73,11 @@ void StoreReader::verify_read(Transition* m) {
     if (!m->read.refused) core::add(ctx_.counters.io_errors);
     m->status = core::system_error(m->read.refused ? -ENOMEM : m->io.result, "%s, %s",
                                    m->read.refused ? "the kernel has no memory to read" : "reading failed",
-                                   ctx_.map.place(r, m->block).c_str());
+                                   ctx_.map.describe(r, m->block).c_str());
   } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
     m->cut = true;
     m->status = core::error(EIO, "the file is shorter than its region: %zu of the %zu bytes of the block are there, %s",
-                            m->io.transferred, r.file_bytes(m->block), ctx_.map.place(r, m->block).c_str());
+                            m->io.transferred, r.file_bytes(m->block), ctx_.map.describe(r, m->block).c_str());
   } else if (m->coded != nullptr) {
     m->status =
         store::decode(static_cast<store::Codec>(block.extent.codec()), m->coded, m->io.size, m->image, r.block_size);
@@ -89,7 +89,7 @@ void StoreReader::verify_read(Transition* m) {
     if (verifies(r) && !core::broken("digest_check") && !(digest(m) == block.digest)) {
       core::add(ctx_.counters.checksum_errors);
       m->status = core::error(EIO, "checksum mismatch: the SSD returned other bytes than were written, %s",
-                              ctx_.map.place(r, m->block).c_str());
+                              ctx_.map.describe(r, m->block).c_str());
     }
   } else if (m->status.ok() && r.writable()) {
     m->digest = digest(m);

@@ -193,8 +193,8 @@ void StoreWriter::note_write_failure(Transition* m) {
       shared && (refuses_for_good(code) || (again && !says_nothing_of_the_file(code)));
   if (has_no_room(m->status) && !r.table[m->block].extent && !shared) ctx_.writes.no_room(now_ns());
   if (m->status.text().empty()) {
-    m->status =
-        core::system_error(code, "writing failed, the block stays in memory, %s", ctx_.map.where(r, m->block).c_str());
+    m->status = core::system_error(code, "writing failed, the block stays in memory, %s",
+                                   ctx_.map.describe_locked(r, m->block).c_str());
   }
   const bool heard = m->completion != nullptr || core::broken("write_report");
   const bool say =

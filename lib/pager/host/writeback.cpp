@@ -78,7 +78,7 @@ void Writeback::settle_taken(Transition* m, DeferredWork& after) {
       if (m->status.code() == -EBUSY && m->completion != nullptr) {
         m->status =
             core::error(EBUSY, "%s stays in memory: I/O in flight or a registered buffer has pinned a page of it",
-                        ctx_.map.where(r, m->block).c_str());
+                        ctx_.map.describe_locked(r, m->block).c_str());
       }
     }
     put_back(m, after);
@@ -103,7 +103,7 @@ void Writeback::put_back_dirty(Transition* m, DeferredWork& after) {
     core::add(ctx_.counters.io_errors);
     if (ctx_.writes.file_failed(r, m->status, true, now)) {  // a sync tries the write again, and reports it
       VMEM_LOG_OFTEN(core::Level::warning, "writing failed in the background (%s), the block stays in memory, %s",
-                     vmem_strerror(m->status.code()), ctx_.map.where(r, m->block).c_str());
+                     vmem_strerror(m->status.code()), ctx_.map.describe_locked(r, m->block).c_str());
     }
   }
   if (m->io.size != 0) host_.failed.mark_unknown(r, m->block);
@@ -320,7 +320,7 @@ void Writeback::drop_cut_off(Transition* m) {
     return;
   }
   VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end are dropped, %s",
-                 m->write.stored - m->io.transferred, ctx_.map.place(r, m->block).c_str());
+                 m->write.stored - m->io.transferred, ctx_.map.describe(r, m->block).c_str());
 }
 
 void Writeback::stays_cut_off(Transition* m) {

@@ -39,7 +39,8 @@ Status LeaseManager::grant(const BlockSpan& span, unsigned access, int location,
     return other == location;
   });
   if (other != location) {
-    return error(EBUSY, "%s is leased at location %d; release it there first", ctx_.map.where(r, at).c_str(), other);
+    return error(EBUSY, "%s is leased at location %d; release it there first", ctx_.map.describe_locked(r, at).c_str(),
+                 other);
   }
   const uint64_t tables = ctx_.budget.charged(memory::Use::tables);
   const bool prepared = r.leases.prepare(span.first, span.last, stream);
@@ -112,7 +113,7 @@ Status LeaseManager::release(Lock& lock, std::span<const BlockSpan> spans, const
     next = spans[i].first;
     if (const BlockIndex b = r.leases.unleased(next, spans[i].last, stream); b <= spans[i].last) {
       return error(EINVAL, "%s has no lease of stream %p to release; nothing was released",
-                   ctx_.map.where(r, b).c_str(), stream);
+                   ctx_.map.describe_locked(r, b).c_str(), stream);
     }
     each_leased_run(r.leases, next, spans[i].last + 1, [&](BlockIndex first, BlockIndex last, int location) {
       lock.hold();

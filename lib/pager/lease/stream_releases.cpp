@@ -258,8 +258,8 @@ Status StreamReleases::check_pending(std::span<const BlockSpan> spans, int locat
       return live == nullptr;
     });
     if (live != nullptr) {
-      return error(EBUSY, "%s is leased at location %d; release it there first", ctx_.map.where(*s.region, at).c_str(),
-                   live->location);
+      return error(EBUSY, "%s is leased at location %d; release it there first",
+                   ctx_.map.describe_locked(*s.region, at).c_str(), live->location);
     }
   }
   return {};
@@ -350,7 +350,7 @@ Status StreamReleases::check_device_stale(std::span<const BlockSpan> spans, bool
       if (leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) { return l.count != 0; }))
         return core::error(EBUSY,
                            "%s: the CPU stored to it, and a READ lease keeps its former contents; release that lease",
-                           ctx_.map.where(r, b).c_str());
+                           ctx_.map.describe_locked(r, b).c_str());
       *wait = true;
     }
   }

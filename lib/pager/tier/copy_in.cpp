@@ -123,7 +123,7 @@ Status CopyIn::take_aside(Transition* m) {
   if (m->write.out || half_way(s)) ctx_.trap.release_frames(slot, r.block_size).ignore();
   if (half_way(s)) {
     VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(s.text().size()),
-                   s.text().data(), ctx_.map.place(r, m->block).c_str());
+                   s.text().data(), ctx_.map.describe(r, m->block).c_str());
     drop_torn(ctx_.trap, r, m->block);
   }
   Lock lock(ctx_.map.mutex());

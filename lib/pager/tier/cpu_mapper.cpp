@@ -224,7 +224,7 @@ CpuMappings::Around CpuMapper::around(const CpuFault& access, uint64_t now, bool
 
 // Logs the reason, and makes accesses of the block get SIGBUS.
 void CpuMapper::refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t now) {
-  const auto place = ctx_.map.where(*access.region, access.block);
+  const auto place = ctx_.map.describe_locked(*access.region, access.block);
   const unsigned ms = ctx_.config.fault_timeout_ms;
   const auto limit = core::human_bytes(ctx_.budget.limit());
   if (why == CpuMappings::Next::refuse_lent) {

@@ -241,7 +241,8 @@ void Demoter::settle_left(Transition* m, const Status& copied, bool lost, Deferr
   if (m->move.cpu_mapped && m->move.leave == Leave::drop) ctx_.budget.credit(r.block_size);
   lost = lost && !ctx_.device_set.own_page_tables();  // the trap is still in place there
   if (lost) {
-    m->status = error(EIO, "the addresses of %s were lost with device %d", ctx_.map.where(r, b).c_str(), m->device);
+    m->status =
+        error(EIO, "the addresses of %s were lost with device %d", ctx_.map.describe_locked(r, b).c_str(), m->device);
   } else if (dirty && !m->move.kept) {
     m->status = copied;
   }
@@ -266,10 +267,10 @@ void Demoter::lose_left(Transition* m, const Status& why) {
   ctx_.map.free_entry(b, r);
   if (m->image != nullptr) ctx_.staging.of(r).frames.put(m->image);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
-                 why.text().data(), ctx_.map.where(r, b).c_str());
+                 why.text().data(), ctx_.map.describe_locked(r, b).c_str());
   host_.failed.mark_lost(r, b, why);
   m->status = error(EIO, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()), why.text().data(),
-                    ctx_.map.where(r, b).c_str());
+                    ctx_.map.describe_locked(r, b).c_str());
   if (m->completion != nullptr && m->completion->status.ok()) r.table.mark(b, core::kTold);
 }
 
@@ -333,7 +334,7 @@ void Demoter::undo_leaving(Transition* m, const Status& why) {
   ++g.failures;
   give_back_frame(m);
   m->status = core::error(-why.code(), "%.*s: it stays on its device, %s", static_cast<int>(why.text().size()),
-                          why.text().data(), ctx_.map.where(r, m->block).c_str());
+                          why.text().data(), ctx_.map.describe_locked(r, m->block).c_str());
   tier_.blocks.stays(r, m->block, m);
   ctx_.map.frame_table()[r.table[m->block].aux].could_not_leave = true;
   tier_.blocks.know_again(*m);
@@ -416,7 +417,7 @@ void Demoter::finish_write(Transition* m, DeferredWork& after) {
       m->status.ok() && !m->write.clean && r.backing == Backing::file_shared && m->io.transferred < m->write.stored;
   if (cut) {
     VMEM_LOG_OFTEN(core::Level::info, "the file became shorter: %zu changed bytes beyond its end were not written, %s",
-                   m->write.stored - m->io.transferred, ctx_.map.place(r, m->block).c_str());
+                   m->write.stored - m->io.transferred, ctx_.map.describe(r, m->block).c_str());
   }
   Lock lock(ctx_.map.mutex());
   const Block& block = r.table[m->block];
@@ -424,7 +425,7 @@ void Demoter::finish_write(Transition* m, DeferredWork& after) {
   m->coded = nullptr;
   if (!m->status.ok() && m->write.stored == 0) {
     m->status = error(-m->status.code(), "%.*s: not written, %s", static_cast<int>(m->status.text().size()),
-                      m->status.text().data(), ctx_.map.where(r, m->block).c_str());
+                      m->status.text().data(), ctx_.map.describe_locked(r, m->block).c_str());
   }
   if (m->status.ok()) {
     note_written(m, cut);
