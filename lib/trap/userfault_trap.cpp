@@ -106,7 +106,7 @@ class UserfaultTrap final : public Trap {
   Status check_transfer(const char* call, Transfer transfer, uintptr_t start, size_t size, uintptr_t frame) const;
   Status clear_tables(uintptr_t start, size_t size);
   Status make_anew(void* address, size_t size);
-  Status place(uintptr_t start, size_t size, Transfer transfer, CoreDump dump);
+  Status arm_range(uintptr_t start, size_t size, Transfer transfer, CoreDump dump);
   CoreDump dump_of(const void* address) const;
   Status take_pages(uintptr_t start, size_t size, uintptr_t frame) {
     return taking_.take(start, size, frame, dump_of(reinterpret_cast<void*>(start)), PinWait::brief);
@@ -145,7 +145,7 @@ UserfaultTrap::~UserfaultTrap() {
   for (const int fd : {fd_, event_, empty_file_, self_, pagemap_}) core::close_and_forget(fd);
 }
 
-Status UserfaultTrap::place(uintptr_t start, size_t size, Transfer transfer, CoreDump dump) {
+Status UserfaultTrap::arm_range(uintptr_t start, size_t size, Transfer transfer, CoreDump dump) {
   const bool moves = transfer == Transfer::move;
   const uint64_t mode = os::kRegisterMissing | (caps_.write_protect ? os::kRegisterWp : 0);
   return arm(fd_, start, size, mode, moves && !frees_tables_ ? HugePages::yes : HugePages::no, dump);
@@ -175,7 +175,7 @@ Status UserfaultTrap::attach_blocks(size_t size, size_t align, size_t /*block_si
   if (transfer == Transfer::move) align = std::max(align, core::kHugePage);
   uintptr_t start = 0;
   if (Status s = reserve_space(size, align, &start, near); !s.ok()) return s;
-  if (Status s = place(start, size, transfer, dump_); !s.ok()) {
+  if (Status s = arm_range(start, size, transfer, dump_); !s.ok()) {
     munmap(reinterpret_cast<void*>(start), size);
     return s;
   }
@@ -197,7 +197,7 @@ Status UserfaultTrap::attach_at(void* address, size_t size, Transfer transfer) {
   if (Status s = replace_with_space(at(address), size); !s.ok()) return s;
   core::step("trap.attach_at.shut");
   // On failure the range stays inaccessible: accesses fail visibly and read nothing.
-  if (Status s = place(at(address), size, transfer, dump); !s.ok()) return s;
+  if (Status s = arm_range(at(address), size, transfer, dump); !s.ok()) return s;
   taking_.prepare();
   try {
     ranges_.set(at(address), size, transfer, false, dump);
@@ -637,7 +637,7 @@ Status UserfaultTrap::make_anew(void* address, size_t size) {
   Status s = replace_with_space(at(address), size);
   if (s.ok()) {
     core::step("trap.anew.shut");
-    s = place(at(address), size, entry.transfer, entry.dump);
+    s = arm_range(at(address), size, entry.transfer, entry.dump);
   }
   if (s.ok()) return {};
   // A half-made range would have no trap and no access, and might not even be our address space.
