@@ -88,7 +88,7 @@ void Pager::memory_freed(DeferredWork& after) {
     } else if (block.state == State::unpopulated || block.state == State::stored) {
       if (!host_.page_in.start_fill(*s.region, s.block, s.urgency, after, &s)) return;
     } else if (block.state == State::staged && (block.flags & core::kFaultPending) != 0) {
-      if (!host_.installer.start_install(*s.region, s.block, after, &s)) return;
+      if (!host_.installer.try_install(*s.region, s.block, after, &s)) return;
     }
     host_.waits.queue().pop();
   }

@@ -318,7 +318,7 @@ TEST_F(PagerInstaller, ABlockThatTheTrapRefusesStaysHeldAndIsTriedAgainLater) {
   {
     BigLock lock(map.mutex());
     EXPECT_TRUE(failed.asleep(r, 0));
-    ASSERT_TRUE(installer.begin_install(r, 0, after));
+    ASSERT_TRUE(installer.install_or_wait(r, 0, after));
     EXPECT_EQ(r.table[0].state, State::mapping);
   }
   page_in.run(after);

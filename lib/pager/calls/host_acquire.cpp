@@ -173,7 +173,7 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
         }
         break;
       case State::staged:
-        if (!MemoryWaitQueue::marked(block) && !host_.installer.begin_install(r, b, after)) return no_memory();
+        if (!MemoryWaitQueue::marked(block) && !host_.installer.install_or_wait(r, b, after)) return no_memory();
         break;
       case State::on_device:
         if (std::optional<Status> over = met_on_device(lock, r, b, &coming)) return *std::move(over);

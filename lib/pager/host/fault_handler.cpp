@@ -327,7 +327,7 @@ void FaultHandler::on_fault(const trap::Fault& fault, uint64_t now, DeferredWork
       r->table.mark(b, wanted);
       host_.readahead.used(*r, b);
       if (ctx_.map.frame_table()[block.aux].admitted) ctx_.map.policy(block.aux).touched(block.aux);
-      host_.installer.begin_install(*r, b, after);
+      host_.installer.install_or_wait(*r, b, after);
       ctx_.counters.fault_took(now_ns() - now);
       break;
     case State::mapping:

@@ -13,7 +13,7 @@ namespace vmem::pager {
 
 Installer::Installer(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
-void Installer::start_installing(Transition* m, TransitionList& install) {
+void Installer::queue_install(Transition* m, TransitionList& install) {
   Region& r = *m->region;
   r.table.begin_install(m->block);
   ctx_.map.frame_table()[r.table[m->block].aux].holed = false;
@@ -24,14 +24,14 @@ void Installer::start_installing(Transition* m, TransitionList& install) {
   install.push_back(m);
 }
 
-bool Installer::begin_install(Region& r, BlockIndex b, DeferredWork& after) {
+bool Installer::install_or_wait(Region& r, BlockIndex b, DeferredWork& after) {
   if (r.lost) return true;  // the region's device is lost
-  if (start_install(r, b, after)) return true;
+  if (try_install(r, b, after)) return true;
   r.table.mark(b, core::kFaultPending);
   return host_.waits.starve_fault(r, b);
 }
 
-bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, const MemoryWaiter* waited) {
+bool Installer::try_install(Region& r, BlockIndex b, DeferredWork& after, const MemoryWaiter* waited) {
   if (!ctx_.map.reserve_transition()) return false;
   const Block& block = r.table[b];
   const bool staged = in_staging(ctx_.map.frame_table()[block.aux].pool);
@@ -45,7 +45,7 @@ bool Installer::start_install(Region& r, BlockIndex b, DeferredWork& after, cons
   m->io.size = 0;
   m->protect = r.transfer == Transfer::copy && r.writable() && (block.flags & core::kStorePending) == 0 &&
                (block.flags & core::kDigest) != 0 && (block.flags & core::kDirty) == 0;
-  start_installing(m, after.install);
+  queue_install(m, after.install);
   return true;
 }
 

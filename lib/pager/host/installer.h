@@ -21,14 +21,14 @@ class Installer {
 
   // Puts a staged block in place, or has it wait for memory. Returns false if it cannot be queued,
   // as MemoryWaits::starve_fault() does.
-  bool begin_install(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
+  bool install_or_wait(Region& r, core::BlockIndex b, DeferredWork& after) VMEM_LOCKED;
   // Begins to put a staged block in place. Returns false, with nothing changed, if there is no
   // memory. waited: the wait that this ends; null: it begins now.
-  bool start_install(Region& r, core::BlockIndex b, DeferredWork& after,
-                     const MemoryWaiter* waited = nullptr) VMEM_LOCKED;
+  bool try_install(Region& r, core::BlockIndex b, DeferredWork& after,
+                   const MemoryWaiter* waited = nullptr) VMEM_LOCKED;
   // Adds a transition whose bytes are in its frame to `install`. From here on the policy does not
   // name the block.
-  void start_installing(Transition* m, TransitionList& install) VMEM_LOCKED;
+  void queue_install(Transition* m, TransitionList& install) VMEM_LOCKED;
   // Puts the first transition in place, and others that the same call can. Takes them from the
   // list.
   void install(TransitionList& transitions, DeferredWork& after) VMEM_UNLOCKED;

@@ -241,7 +241,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
   // The others were read by the same transfer. A block that will be stored to does not wait for
   // them: it is not protected as they are.
   const bool waits = together != nullptr && (m->protect || !r.writable());
-  host_.installer.start_installing(m, waits ? together->ready : after.install);
+  host_.installer.queue_install(m, waits ? together->ready : after.install);
 }
 
 // Notes that the file has a hole at the block and behind it.
@@ -366,7 +366,7 @@ void PageIn::settle(Region& r, BlockIndex b, DeferredWork& after) {
   if ((block.flags & core::kFaultPending) == 0) return;
   switch (block.state) {
     case State::staged:
-      host_.installer.begin_install(r, b, after);
+      host_.installer.install_or_wait(r, b, after);
       break;
     case State::unpopulated:
     case State::stored:

@@ -336,7 +336,7 @@ void Writeback::keep_frame(Transition* m, DeferredWork& after) {
   ctx_.map.policy(id).unhold(id);
   if ((r.table[b].flags & core::kFaultPending) != 0) {
     ctx_.map.policy(id).touched(id);
-    host_.installer.begin_install(r, b, after);
+    host_.installer.install_or_wait(r, b, after);
   }
   ctx_.map.free_transition(m);
 }
@@ -451,7 +451,7 @@ void Writeback::put_back(Transition* m, DeferredWork& after) {
     ctx_.map.admit(r, m->block, ctx_.map.nonresident_age().shadow());
     const BlockIndex b = m->block;
     ctx_.map.free_transition(m);
-    if (wanted) host_.installer.begin_install(r, b, after);
+    if (wanted) host_.installer.install_or_wait(r, b, after);
     return;
   }
   frame.shadow = ctx_.map.nonresident_age().shadow();
@@ -459,7 +459,7 @@ void Writeback::put_back(Transition* m, DeferredWork& after) {
   m->protect = m->write.background && same_in_store && r.transfer == Transfer::install &&
                ctx_.trap.caps().write_protect &&
                (block.flags & (core::kDigest | core::kStorePending)) == core::kDigest && !lent_for_writing(r, m->block);
-  host_.installer.start_installing(m, after.install);
+  host_.installer.queue_install(m, after.install);
 }
 
 void Writeback::lose_taken(Transition* m) {
