@@ -28,7 +28,7 @@ bool DeviceBudget::follow_up(uint64_t bytes) {
   return true;
 }
 
-void DeviceBudget::leaves(uint64_t bytes, bool to_peer) {
+void DeviceBudget::count_leaving(uint64_t bytes, bool to_peer) {
   leaving_ += bytes;
   if (to_peer) to_peers_ += bytes;
 }
@@ -45,7 +45,7 @@ void DeviceBudget::left(uint64_t bytes, bool to_peer) {
 
 void DeviceBudget::frees(uint64_t bytes) {
   freed_ += bytes;
-  leaves(bytes);
+  count_leaving(bytes);
 }
 
 void DeviceBudget::freed(uint64_t bytes) {

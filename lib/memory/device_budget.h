@@ -43,9 +43,9 @@ class DeviceBudget {
   void credit(uint64_t bytes) { charged_ -= bytes; }
   uint64_t charged() const { return charged_; }  // blocks that come, are there, or leave
 
-  // leaves(): the bytes are about to leave; to_peer: to another device. Then left() or stays()
-  // follows.
-  void leaves(uint64_t bytes, bool to_peer = false);
+  // count_leaving(): the bytes are about to leave; to_peer: to another device. Then left() or
+  // stays() follows.
+  void count_leaving(uint64_t bytes, bool to_peer = false);
   void left(uint64_t bytes, bool to_peer = false);
   void stays(uint64_t bytes, bool to_peer = false);
   bool over() const { return charged_ - leaving_ > limit_; }  // even when all leaving blocks have gone

@@ -82,7 +82,9 @@ class Pager final : private Upcalls {
  private:
   uint64_t pages(uint8_t pool) const VMEM_LOCKED override;
   void reserve_queues(size_t transitions) VMEM_LOCKED override;
-  void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED override { host_.reclaim.leaves(r, b); }
+  void evict_after_transition(Region& r, core::BlockIndex b) VMEM_LOCKED override {
+    host_.reclaim.evict_after_transition(r, b);
+  }
   void host_is_short() VMEM_LOCKED override;
   std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED override { return tier_.supply.is_short(first); }
   bool evict_copy(core::FrameId copy) VMEM_LOCKED override { return tier_.supply.evict_copy(copy); }

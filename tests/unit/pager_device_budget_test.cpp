@@ -72,8 +72,8 @@ TEST_F(PagerDeviceBudget, WhatIsFreedIsChargedUntilItIsNobodys) {
 TEST_F(PagerDeviceBudget, WhatLeavesIsChargedUntilItHasLeft) {
   budget.begin(blocks(4), blocks(1));
   charge(4);
-  budget.leaves(kBlock);
-  budget.leaves(kBlock);
+  budget.count_leaving(kBlock);
+  budget.count_leaving(kBlock);
   EXPECT_FALSE(budget.fits(kBlock)) << "its memory is in use";
   budget.stays(kBlock);
   budget.left(kBlock);
@@ -89,7 +89,7 @@ TEST_F(PagerDeviceBudget, WhoWaitsSaysHowMuchIsToLeave) {
   EXPECT_EQ(budget.missing(), 0u) << "there is room";
   budget.want(blocks(3));
   EXPECT_EQ(budget.missing(), blocks(2));
-  budget.leaves(kBlock);
+  budget.count_leaving(kBlock);
   EXPECT_EQ(budget.missing(), blocks(1)) << "that leaves already";
   budget.want(0);
   EXPECT_EQ(budget.missing(), 0u);
@@ -103,7 +103,7 @@ TEST_F(PagerDeviceBudget, ABlockBetweenDevicesIsChargedToBoth) {
   other.begin(blocks(4), blocks(1));
   charge(2);
   for (int i = 0; i < 2; ++i) {
-    budget.leaves(kBlock, true);
+    budget.count_leaving(kBlock, true);
     other.charge(kBlock);
   }
   // Tables name the device that the block goes to.
@@ -127,7 +127,7 @@ TEST_F(PagerDeviceBudget, WhatALoweredBudgetHasNoRoomForIsToLeave) {
   EXPECT_EQ(budget.missing(), blocks(4));
   EXPECT_EQ(budget.check(blocks(6), 0), "") << "it says so";
   EXPECT_FALSE(budget.must_trim()) << "blocks first";
-  for (int i = 0; i < 4; ++i) budget.leaves(kBlock);
+  for (int i = 0; i < 4; ++i) budget.count_leaving(kBlock);
   EXPECT_FALSE(budget.over()) << "enough leave";
   EXPECT_EQ(budget.missing(), 0u);
   for (int i = 0; i < 4; ++i) budget.left(kBlock);
@@ -243,7 +243,7 @@ TEST_F(PagerDeviceBudget, TheCheckSeesWhatDoesNotAddUp) {
   budget.charge(kBlock);
   EXPECT_EQ(budget.check(blocks(3), 0), "used 6291456 of a budget of 4194304");
   budget.credit(kBlock);
-  budget.leaves(blocks(3));
+  budget.count_leaving(blocks(3));
   EXPECT_EQ(budget.check(blocks(2), 0), "0 bytes go to other devices, 0 are freed, 6291456 leave, 4194304 are used");
   budget.stays(blocks(3));
   budget.count_leases(0, 1, true);
@@ -266,7 +266,7 @@ TEST_F(PagerDeviceBudget, AddsUpInALongMix) {
         break;
       case 2:
         if (leaving < there) {
-          budget.leaves(kBlock);
+          budget.count_leaving(kBlock);
           ++leaving;
         }
         break;

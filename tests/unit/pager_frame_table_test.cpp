@@ -55,14 +55,14 @@ TEST_F(PagerFrameTable, EachNumberIsTakenOnceAndComesBackEmpty) {
   EXPECT_EQ(all.check(), "");
   Frame& one = all[5];
   one.shadow = 3;
-  one.leaves = one.in_place = true;
+  one.evict_when_stable = one.in_place = true;
   one.dev.copy = 9;
   all.give(5);
   EXPECT_EQ(all.free(), 1u);
   ASSERT_EQ(all.take(large, 1, nullptr, kHostPool), 5u);
   EXPECT_EQ(one.region, &large);
   EXPECT_EQ(one.shadow, 0u);
-  EXPECT_FALSE(one.leaves || one.in_place);
+  EXPECT_FALSE(one.evict_when_stable || one.in_place);
   EXPECT_EQ(one.dev.copy, kNoFrame);
 }
 

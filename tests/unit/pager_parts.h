@@ -118,7 +118,7 @@ class PagerParts : public ::testing::Test, protected Upcalls {
   // Upward calls.
   uint64_t pages(uint8_t) const override { return kBudget / core::kPage; }
   void reserve_queues(size_t transitions) override { queued = transitions; }
-  void leaves(Region&, core::BlockIndex) override { ++asked_to_leave; }
+  void evict_after_transition(Region&, core::BlockIndex) override { ++asked_to_leave; }
   void memory_freed(DeferredWork&) override { ++freed; }
   std::byte* staging_frame(const Region&, size_t) override { return nullptr; }
   std::optional<uint8_t> short_of_staging(uint8_t) override { return std::nullopt; }

@@ -68,7 +68,7 @@ TEST_F(PagerBlockMap, ABlockThatWasAskedToTheSsdInTransitionIsAskedAgainOnce) {
   Region& r = region(1);
   bring(r, 0);
   BigLock lock(map.mutex());
-  map.frame_table()[r.table[0].aux].leaves = true;
+  map.frame_table()[r.table[0].aux].evict_when_stable = true;
   ASSERT_TRUE(map.reserve_transition());
   map.free_transition(map.new_transition(r, 0));
   map.free_transition(map.new_transition(r, 0));

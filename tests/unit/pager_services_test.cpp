@@ -358,9 +358,9 @@ TEST_F(PagerReclaim, WhatIsAskedAgainIsAskedOnceForABlockAtRestAndNotForOneThatM
   Region& r = region(2);
   bring(r, 0);
   BigLock lock(map.mutex());
-  reclaim.leaves(r, 1);
+  reclaim.evict_after_transition(r, 1);
   EXPECT_TRUE(requests.empty()) << "it is not in memory";
-  reclaim.leaves(r, 0);
+  reclaim.evict_after_transition(r, 0);
   ASSERT_FALSE(requests.empty());
   EXPECT_EQ(requests.first().span.first, 0u);
   requests.forget(r);

@@ -28,8 +28,8 @@ class PagerWritebackThrottle : public ::testing::Test {
     transitions.back()->begun_ns = kNow;
     return *transitions.back();
   }
-  void leaves(Transition& m, bool staging = false) {
-    write_back.leaves(m.write.leaving, m.region->block_size, staging ? kStagingPools : kHostPool);
+  void count_leaving(Transition& m, bool staging = false) {
+    write_back.count_leaving(m.write.leaving, m.region->block_size, staging ? kStagingPools : kHostPool);
   }
   std::string check(uint64_t now = kNow) { return write_back.check(transitions, now); }
 
@@ -40,9 +40,9 @@ class PagerWritebackThrottle : public ::testing::Test {
 
 TEST_F(PagerWritebackThrottle, WhatLeavesIsCountedByWhoseMemoryItIs) {
   Transition &a = move(small), &b = move(large), &c = move(large);
-  leaves(a);
-  leaves(b);
-  leaves(c, true);
+  count_leaving(a);
+  count_leaving(b);
+  count_leaving(c, true);
   EXPECT_EQ(write_back.leaving(), 4096u + (2 << 20));
   EXPECT_EQ(write_back.leaving(kStagingPools), 2u << 20);
   EXPECT_EQ(check(), "");
@@ -57,10 +57,10 @@ TEST_F(PagerWritebackThrottle, AMoveIsCountedOnceAndSettledOnce) {
   Transition& m = move(large);
   write_back.settled(m.write.leaving);
   EXPECT_EQ(write_back.leaving(), 0u) << "a block that is synced or probed was never said to leave";
-  leaves(m);
-  leaves(m);
+  count_leaving(m);
+  count_leaving(m);
   EXPECT_EQ(write_back.leaving(), 2u << 20);
-  leaves(m, true);
+  count_leaving(m, true);
   EXPECT_EQ(write_back.leaving(), 0u);
   EXPECT_EQ(write_back.leaving(kStagingPools), 2u << 20);
   write_back.settled(m.write.leaving);
@@ -71,21 +71,21 @@ TEST_F(PagerWritebackThrottle, AMoveIsCountedOnceAndSettledOnce) {
 
 TEST_F(PagerWritebackThrottle, TheCheckSeesAMoveThatEndedAndLeavesStill) {
   Transition& m = move(large);
-  leaves(m);
+  count_leaving(m);
   EXPECT_EQ(check(), "");
   m.begun_ns = 0;
   EXPECT_NE(check().find("a move is over"), std::string::npos) << check();
 }
 
 TEST_F(PagerWritebackThrottle, TheCheckSeesAMoveThatWasForgotten) {
-  leaves(move(large));
+  count_leaving(move(large));
   transitions.clear();
   EXPECT_NE(check().find("said to leave, moves have 0"), std::string::npos) << check();
 }
 
 TEST_F(PagerWritebackThrottle, TheCheckSeesABlockOfAnotherSize) {
   Transition& m = move(large);
-  leaves(m);
+  count_leaving(m);
   m.region = &small;
   EXPECT_NE(check().find("another size"), std::string::npos) << check();
 }

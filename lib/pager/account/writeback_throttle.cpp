@@ -6,7 +6,7 @@
 
 namespace vmem::pager {
 
-void WritebackThrottle::leaves(PendingFree& move, uint64_t bytes, uint8_t pool) {
+void WritebackThrottle::count_leaving(PendingFree& move, uint64_t bytes, uint8_t pool) {
   settled(move);
   move.bytes_ = bytes;
   move.pool_ = pool;

@@ -42,7 +42,7 @@ class WritebackThrottle {
 
   // The transition will free so many bytes of frames (kHostPool) or of staging frames. It is
   // counted once.
-  void leaves(PendingFree& move, uint64_t bytes, uint8_t pool);
+  void count_leaving(PendingFree& move, uint64_t bytes, uint8_t pool);
   // They are free, or the block stays in memory. Does nothing if the transition is not counted.
   void settled(PendingFree& move);
   uint64_t leaving(uint8_t pool = kHostPool) const { return leaving_[pool]; }

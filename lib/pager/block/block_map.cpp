@@ -256,8 +256,8 @@ void BlockMap::free_transition(Transition* m) {
   if (m->write.background) dirty_.write_ends(m->region->block_size, now_ns());
   transitions_.give(m);
   const core::Block& block = m->region->table[m->block];
-  if (core::in_memory(block.state) && std::exchange(frame_table_[block.aux].leaves, false))
-    above_.leaves(*m->region, m->block);
+  if (core::in_memory(block.state) && std::exchange(frame_table_[block.aux].evict_when_stable, false))
+    above_.evict_after_transition(*m->region, m->block);
   if (m->region->dying) trap_.wake(m->region->address(m->block), m->region->block_size).ignore();  // it is made again
   waiters_.wake(*m->region, m->block);
   changed_.notify_all();

@@ -75,21 +75,21 @@ struct Frame {
   // Where the bytes are while staged, reading, isolating or writing back. Null while resident
   // (Transfer::move, Transfer::copy).
   std::byte* bytes = nullptr;
-  uint32_t shadow = 0;           // of its last eviction, 0: never
-  int32_t stride = 0;            // of its read-ahead window
-  uint8_t pool = kHostPool;      // whose memory it occupies, and whose policy knows it
-  bool admitted = false;         // known to the policy
-  bool leased = false;           // the policy holds it for its leases
-  bool in_place = false;         // isolating, writing back, demoting: a library thread may read its pages in the region
-  bool promoted = false;         // isolating: it goes to a device
-  bool ahead = false;            // read ahead, and no use was seen yet; see read_ahead(), seen()
-  bool leaves = false;           // a prefetch to the SSD met it in transition: it leaves when that is over
-  bool is_copy = false;          // a host copy of a block that is on a device
-  bool unwritten = false;        // needs a write, and none can be made; no policy may know it until one can
-  bool droppable = false;        // its file refused its changes for good, or twice; dont-need may drop them
-  bool lent_to_kernels = false;  // isolating: kernels load from its staging frame (StagingLoans)
-  bool proven = false;           // resident, kProtected: no pin from before the protection can store unseen
-  bool dropping = false;         // in_place: we drop its pages; the program did not make an absent page
+  uint32_t shadow = 0;       // of its last eviction, 0: never
+  int32_t stride = 0;        // of its read-ahead window
+  uint8_t pool = kHostPool;  // whose memory it occupies, and whose policy knows it
+  bool admitted = false;     // known to the policy
+  bool leased = false;       // the policy holds it for its leases
+  bool in_place = false;     // isolating, writing back, demoting: a library thread may read its pages in the region
+  bool promoted = false;     // isolating: it goes to a device
+  bool ahead = false;        // read ahead, and no use was seen yet; see read_ahead(), seen()
+  bool evict_when_stable = false;  // a prefetch to the SSD met it in transition: it leaves when that is over
+  bool is_copy = false;            // a host copy of a block that is on a device
+  bool unwritten = false;          // needs a write, and none can be made; no policy may know it until one can
+  bool droppable = false;          // its file refused its changes for good, or twice; dont-need may drop them
+  bool lent_to_kernels = false;    // isolating: kernels load from its staging frame (StagingLoans)
+  bool proven = false;             // resident, kProtected: no pin from before the protection can store unseen
+  bool dropping = false;           // in_place: we drop its pages; the program did not make an absent page
   // in_place: the program dropped a page, which now is zeros and takes stores unseen. Mapping: a
   // fault met a page that was not there.
   bool holed = false;

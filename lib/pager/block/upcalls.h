@@ -20,7 +20,7 @@ class Upcalls {
   virtual void memory_freed(DeferredWork& after) VMEM_LOCKED = 0;
   // The block's transition is over and the block is in host memory. A prefetch to the SSD met the
   // block in that transition.
-  virtual void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED = 0;
+  virtual void evict_after_transition(Region& r, core::BlockIndex b) VMEM_LOCKED = 0;
   // Returns how many pages of 4 KiB the blocks of a pool may occupy.
   virtual uint64_t pages(uint8_t pool) const VMEM_LOCKED = 0;
   // Reserves room in the devices' queues for that many transitions. Throws std::bad_alloc.

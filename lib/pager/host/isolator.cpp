@@ -63,7 +63,7 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
   }
   // Memory that a pin has kept before does not count as leaving: other blocks are reclaimed
   // instead.
-  if (!keep && !probe && !frame.pins.pinned) ctx_.writes.leaves(m->write.leaving, r.block_size, leaves_pool(*m));
+  if (!keep && !probe && !frame.pins.pinned) ctx_.writes.count_leaving(m->write.leaving, r.block_size, leaves_pool(*m));
   if ((keep || probe) && frame.admitted) ctx_.map.policy(block.aux).hold(block.aux);
   return m;
 }

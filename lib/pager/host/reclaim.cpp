@@ -243,7 +243,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging) {
   if (!batch.empty()) host_.writeback.evict_batch(lock, batch.all());
 }
 
-void Reclaim::leaves(Region& r, BlockIndex b) {
+void Reclaim::evict_after_transition(Region& r, BlockIndex b) {
   const State state = r.table[b].state;
   if (r.dying || (state != State::resident && state != State::staged) || host_.reclaim_requests.full()) return;
   if (host_.reclaim_requests.add({&r, b, b}, false)) host_.pressure.wake_reclaim();
@@ -261,7 +261,7 @@ void Reclaim::serve_request(Lock& lock) {
     if (!core::in_memory(state) || leased(r, b)) continue;
     Frame& frame = ctx_.map.frame_table()[r.table[b].aux];
     if (core::in_transition(state)) {
-      frame.leaves = !behind;
+      frame.evict_when_stable = !behind;
       continue;
     }
     if (behind && frame.ahead) continue;

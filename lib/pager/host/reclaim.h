@@ -73,7 +73,7 @@ class Reclaim {
 
   // The block's transition is over and the block is in host memory. A prefetch to the SSD met the
   // block in that transition: requests the eviction again.
-  void leaves(Region& r, core::BlockIndex b) VMEM_LOCKED;
+  void evict_after_transition(Region& r, core::BlockIndex b) VMEM_LOCKED;
 
  private:
   struct Short {

@@ -309,7 +309,7 @@ void Writeback::drop_cut_off(Transition* m) {
       if (frame.admitted) ctx_.map.policy(id).unhold(id);
       ctx_.map.withdraw(id);
       m->write.keep = false;
-      leaves(m);
+      count_leaving(m);
     }
     frame.dropping = true;
   }
@@ -490,7 +490,7 @@ void Writeback::drop_held(Region& r, BlockIndex b, DeferredWork& after) {
   m->image = frame.bytes;
   m->write.from_staged = true;
   m->in_staging = in_staging(frame.pool);
-  leaves(m);
+  count_leaving(m);
   let_go(m, after);
 }
 
@@ -507,7 +507,7 @@ Status Writeback::drop_contents(Lock& lock, Region& r, BlockIndex b, DeferredWor
   frame.in_place = m->write.in_place;
   frame.dropping = true;
   m->image = m->write.in_place ? r.address(b) : frame.bytes;
-  leaves(m);
+  count_leaving(m);
   lock.unlock();
   Status dropped = drop_one(ctx_.trap, r, b) ? Status() : error(EBUSY, "a page of the block is pinned");
   lock.lock();

@@ -63,8 +63,8 @@ class Writeback final : private IoEnd {
   void stay_in_place(Transition* m) VMEM_LOCKED;
   void give_buffers(Transition* m) VMEM_LOCKED;
   // Counts the memory of the transition's block as about to come free.
-  void leaves(Transition* m) VMEM_LOCKED {
-    ctx_.writes.leaves(m->write.leaving, m->region->block_size, leaves_pool(*m));
+  void count_leaving(Transition* m) VMEM_LOCKED {
+    ctx_.writes.count_leaving(m->write.leaving, m->region->block_size, leaves_pool(*m));
   }
 
   PagerContext& ctx_;

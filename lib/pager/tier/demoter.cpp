@@ -69,7 +69,7 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
     m->move.was_spilled = ctx_.map.spilled().remove(block.aux);
     if (frame.admitted) ctx_.map.policy(block.aux).remove(block.aux);
     frame.admitted = false;
-    ctx_.device_set[block.device].budget.leaves(r.block_size);
+    ctx_.device_set[block.device].budget.count_leaving(r.block_size);
   }
   return m;
 }

@@ -34,7 +34,7 @@ Transition* PeerMigrator::begin(Region& r, BlockIndex b, int d) {
   frame.admitted = false;
   frame.pool = static_cast<uint8_t>(kDevicePools + d);
   r.table.begin_demote(b);
-  ctx_.device_set[block.device].budget.leaves(r.block_size, true);
+  ctx_.device_set[block.device].budget.count_leaving(r.block_size, true);
   ctx_.device_set[static_cast<size_t>(d)].budget.charge(r.block_size);
   r.table.set_device(b, d);
   return m;

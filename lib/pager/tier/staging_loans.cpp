@@ -69,7 +69,7 @@ size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, 
         leased(*r, b))
       continue;
     Frame& frame = ctx_.map.frame_table()[block.aux];
-    if (!in_staging(frame.pool) || frame.bytes == nullptr || frame.leaves) continue;
+    if (!in_staging(frame.pool) || frame.bytes == nullptr || frame.evict_when_stable) continue;
     if (frame.admitted) ctx_.map.policy(block.aux).remove(block.aux);
     frame.admitted = false;
     frame.lent_to_kernels = true;
@@ -92,7 +92,8 @@ void StagingLoans::end(Region& r, BlockIndex b, DeferredWork& after) {
   if (block.state == State::writing_back) return;  // put_back() does the rest
   r.table.keep_staged(b);
   ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
-  if (std::exchange(ctx_.map.frame_table()[block.aux].leaves, false)) host_.reclaim.leaves(r, b);
+  if (std::exchange(ctx_.map.frame_table()[block.aux].evict_when_stable, false))
+    host_.reclaim.evict_after_transition(r, b);
   if (!r.dying) host_.page_in.settle(r, b, after);
 }
 
@@ -133,8 +134,8 @@ size_t StagingLoans::wanted(const KernelRange& range, std::span<const uint32_t> 
     const bool requested =
         std::any_of(ctx_.queues.promotion_requests.begin(), ctx_.queues.promotion_requests.end(),
                     [&](const PromotionRequest& w) { return w.region == r && w.next <= b && b <= w.last; });
-    if (r->dying || requested || (block.flags & kSomebodyWants) != 0 || ctx_.map.frame_table()[block.aux].leaves ||
-        ctx_.map.waiters().any(*r, b))
+    if (r->dying || requested || (block.flags & kSomebodyWants) != 0 ||
+        ctx_.map.frame_table()[block.aux].evict_when_stable || ctx_.map.waiters().any(*r, b))
       out[count++] = number;
   }
   return count;
