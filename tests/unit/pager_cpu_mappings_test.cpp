@@ -75,7 +75,7 @@ class PagerCpuMappings : public ::testing::Test {
     EXPECT_EQ(next(), Next::move) << "once";
     EXPECT_EQ(copies->stays(first(), kNow), Next::refuse);
     copies->refuse(first(), Next::refuse, kNow);
-    EXPECT_TRUE(frame_table[region.table[b].aux].dev.refused);
+    EXPECT_TRUE(frame_table[region.table[b].aux].dev.answers_sigbus);
     clock.over = false;
   }
 
@@ -228,7 +228,7 @@ TEST_F(PagerCpuMappings, AStoreThatFoundNoRoomForLongIsRefusedAndLoadsBesideItAr
   EXPECT_EQ(clock.asked, kNow / 10);
   copies->refuse(first(), Next::refuse_store, kNow);
   EXPECT_TRUE(frame.dev.apart);
-  EXPECT_FALSE(frame.dev.refused);
+  EXPECT_FALSE(frame.dev.answers_sigbus);
   EXPECT_FALSE(waits(3)) << "loads are reported again";
   uint64_t value = 0;
   EXPECT_FALSE(trap.load(region.address(3) + 2 * kPage, &value)) << "SIGBUS";
@@ -290,7 +290,7 @@ TEST_F(PagerCpuMappings, WithoutMemoryItIsTriedOnceMoreAndThenRefused) {
   trap.refuse_unfail(1);
   EXPECT_FALSE(copies->unrefuse(region, 3));
   EXPECT_TRUE(copies->unrefuse(region, 3));
-  EXPECT_FALSE(frame.dev.refused);
+  EXPECT_FALSE(frame.dev.answers_sigbus);
 }
 
 TEST_F(PagerCpuMappings, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCount) {
@@ -309,7 +309,7 @@ TEST_F(PagerCpuMappings, AWriteLeaseIsWaitedForAndTimeThatNobodyLookedDoesNotCou
   EXPECT_EQ(next(), Next::wait);
   facts.lent = false;
   EXPECT_EQ(next(), Next::erase) << "it has got its signal";
-  EXPECT_FALSE(frame_table[region.table[3].aux].dev.refused);
+  EXPECT_FALSE(frame_table[region.table[3].aux].dev.answers_sigbus);
   copies->erase(copies->begin());
 }
 
@@ -389,9 +389,9 @@ TEST_F(PagerCpuMappings, OfARegionThatGoesNobodyWaits) {
 
 TEST_F(PagerCpuMappings, TheCheckFindsWhatDisagrees) {
   Frame& frame = on_device(3);
-  frame.dev.refused = true;
+  frame.dev.answers_sigbus = true;
   EXPECT_NE(copies->check(), "");
-  frame.dev.refused = false;
+  frame.dev.answers_sigbus = false;
   frame.dev.cpu_mapped = true;
   EXPECT_NE(copies->check(), "");
   frame.dev.cpu_mapped = false;

@@ -55,7 +55,7 @@ bool CpuMappings::met(Region& r, BlockIndex b, const trap::Fault& fault, uint64_
   if (missing && frame.dev.stale) trap_.fill_zero(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
   const bool late = missing && (frame.dev.stale || frame.dev.missed < kReportedLate);
   if (late) ++frame.dev.missed;
-  if (!split_ || frame.dev.refused || late) {
+  if (!split_ || frame.dev.answers_sigbus || late) {
     // The access met the trap before the block was made over it, or before the copy was shown.
     // It has been woken since, or is woken here.
     trap_.wake(reinterpret_cast<void*>(fault.address), core::kPage).ignore();
@@ -122,11 +122,13 @@ CpuMappings::Next CpuMappings::next(CpuFault& access, const Around& around) {
   if (!around.lost && around.lent) {
     access.lent_ns += access.looked_ns == 0 ? 0 : std::min(now - access.looked_ns, kLookedAt);
     access.looked_ns = now;
-    return access.lent_ns >= around.lent_most_ns && !frame.dev.refused && !frame.dev.cpu_mapped ? Next::refuse_lent
-                                                                                                : Next::wait;
+    return access.lent_ns >= around.lent_most_ns && !frame.dev.answers_sigbus && !frame.dev.cpu_mapped
+               ? Next::refuse_lent
+               : Next::wait;
   }
-  if (!frame.dev.refused) access.starved = false;  // a transition took SIGBUS back, and the wait goes on
-  if (!access.starved && (frame.dev.refused || frame.dev.apart) && (now < access.not_before || !unrefuse(r, b))) {
+  if (!frame.dev.answers_sigbus) access.starved = false;  // a transition took SIGBUS back, and the wait goes on
+  if (!access.starved && (frame.dev.answers_sigbus || frame.dev.apart) &&
+      (now < access.not_before || !unrefuse(r, b))) {
     if (now >= access.not_before) access.not_before = now + kTryAgain;
     return Next::wait;
   }
@@ -172,7 +174,7 @@ void CpuMappings::refuse(CpuFault& access, Next why, uint64_t now_ns) {
   const Frame& frame = frame_table_[access.region->table[access.block].aux];
   fail(access, why == Next::refuse_store);
   if (why == Next::refuse_lent) return;
-  access.starved = frame.dev.refused;
+  access.starved = frame.dev.answers_sigbus;
   access.not_before = now_ns + (why == Next::refuse_store && frame.dev.apart ? kTryAgain : kAskAgain);
 }
 
@@ -180,7 +182,7 @@ void CpuMappings::fail(CpuFault& access, bool stores) {
   Region& r = *access.region;
   const Block& block = r.table[access.block];
   Frame& frame = frame_table_[block.aux];
-  if (frame.dev.refused || !unrefuse(r, access.block)) return;
+  if (frame.dev.answers_sigbus || !unrefuse(r, access.block)) return;
   access.gives_up = false;
   // A trap that reports blocks instead of pages refuses whole blocks.
   if (stores && !trap_.caps().one_report && !access.stores.empty() && !access.stores.full()) {
@@ -194,8 +196,8 @@ void CpuMappings::fail(CpuFault& access, bool stores) {
     frame.dev.apart = true;
     if (!unrefuse(r, access.block)) return;
   }
-  frame.dev.refused = trap_.fail(r.address(access.block), r.block_size).ok();
-  if (frame.dev.refused) r.table.answer_faults(access.block);
+  frame.dev.answers_sigbus = trap_.fail(r.address(access.block), r.block_size).ok();
+  if (frame.dev.answers_sigbus) r.table.answer_faults(access.block);
 }
 
 bool CpuMappings::unrefuse(Region& r, BlockIndex b) {
@@ -205,8 +207,8 @@ bool CpuMappings::unrefuse(Region& r, BlockIndex b) {
     return s.ok() || core::broken("unfail_retry");
   };
   Frame& frame = frame_table_[r.table[b].aux];
-  if (frame.dev.refused && unfail(r.address(b), r.block_size)) frame.dev.refused = false;
-  if (frame.dev.refused || !frame.dev.apart) return !frame.dev.refused;
+  if (frame.dev.answers_sigbus && unfail(r.address(b), r.block_size)) frame.dev.answers_sigbus = false;
+  if (frame.dev.answers_sigbus || !frame.dev.apart) return !frame.dev.answers_sigbus;
   CpuFault* const access = find(r, b);
   if (access != nullptr)  // the entry stays until this is done
     access->stores.erase_if([&](uintptr_t page) { return unfail(reinterpret_cast<void*>(page), core::kPage); });
@@ -269,7 +271,7 @@ std::string CpuMappings::check() const {
     const bool on_device = r.table[frame.block].state == State::on_device;
     if (on_device && frame.dev.asked && std::none_of(accesses_.begin(), accesses_.end(), is_this))
       return wrong("a block is marked as requested, and no access waits for it");
-    if (on_device && (frame.dev.refused || frame.dev.apart) && !frame.dev.asked)
+    if (on_device && (frame.dev.answers_sigbus || frame.dev.apart) && !frame.dev.asked)
       return wrong("accesses get SIGBUS, and no request is left to undo that");
     if (frame.dev.cpu_mapped != (std::count_if(shown_.begin(), shown_.end(), is_this) == 1))
       return wrong("the mark of a block mapped for the CPU and the list of such blocks disagree");

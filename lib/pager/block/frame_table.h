@@ -47,7 +47,7 @@ struct DeviceFrame {
   uint8_t missed = 0;                   // cpu_mapped: accesses that found no page of the copy
   bool displaced = false;               // its copy for the CPU went for want of memory; no lease has used it since
   bool asked = false;                   // CpuMappings has an entry for accesses that wait
-  bool refused = false;                 // asked: CPU accesses get SIGBUS, until CpuMappings::unrefuse()
+  bool answers_sigbus = false;          // asked: CPU accesses get SIGBUS, until CpuMappings::unrefuse()
   bool apart = false;  // asked: accesses of a few pages get SIGBUS, whose stores had no room; others wait
   bool saved = false;  // at exit: its file has its bytes or is about to, as far as is known
   static constexpr uint8_t kNotSpilled = UINT8_MAX;

@@ -94,15 +94,15 @@ class IoEnd {
 };
 // The part of a block that is copied to a device while the rest is read.
 struct CopiedParts {
-  size_t told = 0;        // bytes that had come when a copy was last considered; only the I/O thread uses it
-  size_t come = 0;        // bytes that have come and may be copied
-  size_t copied = 0;      // bytes whose copies were issued
-  device::Ticket ticket;  // of all these copies
-  bool made = false;      // the block has memory on the device
-  bool waits = false;     // waits for a worker
-  bool busy = false;      // a worker is at it, and owns `copied`, `ticket`, `made` and `refused`
-  bool refused = false;   // a copy was refused: the rest is copied when all has come
-  bool over = false;      // all has come, or the read failed
+  size_t told = 0;           // bytes that had come when a copy was last considered; only the I/O thread uses it
+  size_t come = 0;           // bytes that have come and may be copied
+  size_t copied = 0;         // bytes whose copies were issued
+  device::Ticket ticket;     // of all these copies
+  bool made = false;         // the block has memory on the device
+  bool waits = false;        // waits for a worker
+  bool busy = false;         // a worker is at it, and owns `copied`, `ticket`, `made` and `copy_failed`
+  bool copy_failed = false;  // a copy was refused: the rest is copied when all has come
+  bool over = false;         // all has come, or the read failed
 };
 // Fields of a transition that reads a block.
 struct ReadOp {
@@ -116,7 +116,7 @@ struct ReadOp {
   bool meanwhile = false;               // to a staging frame, for an acquire that tries again if the read fails
   bool was_unpopulated = false;         // the block's state before
   bool fresh = false;                   // the frame has no memory yet, and gets zeros with it
-  bool refused = false;                 // the kernel had no memory to read it
+  bool no_memory = false;               // the kernel had no memory to read it
   bool hole = false;                    // the file has nothing there
   uint64_t hole_end = 0;                // hole: its end in the file, in bytes
   size_t accessed = SIZE_MAX;           // the byte of the block that a fault accesses, if known

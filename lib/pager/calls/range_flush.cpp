@@ -328,7 +328,7 @@ Status RangeFlush::demote(Lock& lock, Region& r, BlockIndex first, BlockIndex la
 }
 
 Status RangeFlush::cannot_leave(const Region& r, BlockIndex b) {
-  if (const Frame& frame = ctx_.map.frame_table()[r.table[b].aux]; frame.dev.refused || frame.dev.apart) {
+  if (const Frame& frame = ctx_.map.frame_table()[r.table[b].aux]; frame.dev.answers_sigbus || frame.dev.apart) {
     return error(EIO, "accesses of a block get SIGBUS, and the trap has not undone that for %u ms, %s",
                  ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
   }

@@ -275,7 +275,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
   });
   const bool nobody_asked =
       (block.flags & core::kFaultPending) == 0 && (m->read.meanwhile || (m->read.speculative && !leased(r, m->block)));
-  bool fatal_for_touch = !m->status.ok() && !m->read.refused && !nobody_asked;
+  bool fatal_for_touch = !m->status.ok() && !m->read.no_memory && !nobody_asked;
   bool shows_file = false;
   if (fatal_for_touch) {
     lock.unlock();  // in state reading other threads only set flags of the block
@@ -297,14 +297,14 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
     clear_hole(lock, m);
   }
   if (!m->status.ok() && nobody_asked) {  // a later access reads the block again
-    if (!m->cut && !m->read.refused) {
+    if (!m->cut && !m->read.no_memory) {
       VMEM_LOG_OFTEN(core::Level::warning, "%.*s, reading ahead", static_cast<int>(m->status.text().size()),
                      m->status.text().data());
     }
     abandon_fill(m, after);
     return;
   }
-  if (m->read.refused) {
+  if (m->read.no_memory) {
     put_off_fill(m, after);
     return;
   }

@@ -13,7 +13,7 @@ namespace vmem::pager {
 namespace {
 
 // The kernel had no memory for the transfer, or did not get to it: that is no error of the disk.
-bool refused(int result) {
+bool no_memory(int result) {
   return result == -ENOMEM || result == -ENOBUFS || result == -EAGAIN;
 }
 
@@ -69,10 +69,10 @@ void StoreReader::verify_read(Transition* m) {
   const Block& block = r.table[m->block];
   core::add(ctx_.counters.read_bytes, m->io.transferred);
   if (m->io.result != 0) {
-    m->read.refused = refused(m->io.result) && !core::broken("read_refused");
-    if (!m->read.refused) core::add(ctx_.counters.io_errors);
-    m->status = core::system_error(m->read.refused ? -ENOMEM : m->io.result, "%s, %s",
-                                   m->read.refused ? "the kernel has no memory to read" : "reading failed",
+    m->read.no_memory = no_memory(m->io.result) && !core::broken("read_refused");
+    if (!m->read.no_memory) core::add(ctx_.counters.io_errors);
+    m->status = core::system_error(m->read.no_memory ? -ENOMEM : m->io.result, "%s, %s",
+                                   m->read.no_memory ? "the kernel has no memory to read" : "reading failed",
                                    ctx_.map.describe(r, m->block).c_str());
   } else if (!block.extent && m->io.transferred < r.file_bytes(m->block)) {
     m->cut = true;

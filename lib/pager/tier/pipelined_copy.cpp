@@ -30,7 +30,7 @@ void PipelinedCopy::came(Transition* m, size_t bytes) {
   if (m->read.speculative && !leased(*m->region, m->block)) return;
   parts.come = bytes / device::kUnit * device::kUnit;
   if (parts.busy || parts.waits) return;  // a worker will see it, and copies it together with what comes until then
-  if (!parts.refused && parts.come > parts.copied) wait(m);
+  if (!parts.copy_failed && parts.come > parts.copied) wait(m);
 }
 
 void PipelinedCopy::wait(Transition* m) {
@@ -72,7 +72,7 @@ bool PipelinedCopy::serve(Lock& lock) {
   }
   parts.busy = false;
   if (!parts.over) {
-    if (!parts.refused && parts.come > parts.copied) wait(m);
+    if (!parts.copy_failed && parts.come > parts.copied) wait(m);
     return true;
   }
   DeferredWork after;
@@ -90,13 +90,13 @@ void PipelinedCopy::copy(Transition* m, size_t come) {
   const device::Range range = range_of(*m);
   bool torn = false;
   if (!parts.made) parts.made = ctx_.devices->populate({&range, 1}, m->device, &torn).ok();
-  parts.refused = !parts.made;
-  if (parts.refused) return;
+  parts.copy_failed = !parts.made;
+  if (parts.copy_failed) return;
   const device::Copy copy{range.address + parts.copied, m->image + parts.copied, come - parts.copied, true,
                           parts.ticket};
   device::Ticket done;
-  parts.refused = !ctx_.devices->copy_in(m->device, {&copy, 1}, &done).ok();
-  if (parts.refused) return;
+  parts.copy_failed = !ctx_.devices->copy_in(m->device, {&copy, 1}, &done).ok();
+  if (parts.copy_failed) return;
   parts.ticket = std::move(done);
   parts.copied = come;
 }

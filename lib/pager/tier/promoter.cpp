@@ -266,7 +266,7 @@ void Promoter::io_ended(Transition* m) {
 // or, if the kernel had no memory for the read, asks again later. A CPU access reads again.
 void Promoter::keep_failure(Transition* m) {
   Region& r = *m->region;
-  if (m->read.refused) {
+  if (m->read.no_memory) {
     const bool wanted =
         !m->read.speculative || (r.table[m->block].flags & core::kFaultPending) != 0 || leased(r, m->block);
     if (wanted) host_.failed.read_later(r, m->block, m->status);
