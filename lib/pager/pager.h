@@ -86,9 +86,13 @@ class Pager final : private Upcalls {
     host_.reclaim.evict_after_transition(r, b);
   }
   void host_is_short() VMEM_LOCKED override;
-  std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED override { return tier_.supply.is_short(first); }
-  bool evict_copy(core::FrameId copy) VMEM_LOCKED override { return tier_.supply.evict_copy(copy); }
-  std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override { return tier_.supply.frame(r, keep); }
+  std::optional<uint8_t> short_of_staging(uint8_t first) VMEM_LOCKED override {
+    return tier_.staging_allocator.is_short(first);
+  }
+  bool evict_copy(core::FrameId copy) VMEM_LOCKED override { return tier_.staging_allocator.evict_copy(copy); }
+  std::byte* staging_frame(const Region& r, size_t keep) VMEM_LOCKED override {
+    return tier_.staging_allocator.frame(r, keep);
+  }
 
   void memory_freed(DeferredWork& after) VMEM_LOCKED override;
   void write_overdue(const void* ptr, size_t size) VMEM_UNLOCKED;

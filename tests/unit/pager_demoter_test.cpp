@@ -129,7 +129,7 @@ TEST_F(PagerDemoter, ABlockWithAHostCopyLeavesWithoutBeingCopied) {
   Region& r = placed(false);
   {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(supply.keep_copy(r, 0, supply.frame(r, 0)));
+    ASSERT_TRUE(staging_allocator.keep_copy(r, 0, staging_allocator.frame(r, 0)));
   }
   ASSERT_TRUE(leave(r, Leave::host).ok());
   EXPECT_EQ(devices.copied, 0u);
@@ -255,9 +255,9 @@ TEST_F(PagerDemoter, TheFrameOfAHostCopyStaysTheCopys) {
   {
     BigLock lock(map.mutex());
     edit(r.table, 0).flags &= static_cast<uint16_t>(~core::kDirty);
-    std::byte* frame = supply.frame(r, 0);
+    std::byte* frame = staging_allocator.frame(r, 0);
     memset(frame, 9, r.block_size);
-    ASSERT_TRUE(supply.keep_copy(r, 0, frame));
+    ASSERT_TRUE(staging_allocator.keep_copy(r, 0, frame));
   }
   ASSERT_TRUE(write(r, 9).ok());
   EXPECT_EQ(used_frames(r), 1u);

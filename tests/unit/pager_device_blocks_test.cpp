@@ -20,7 +20,7 @@ TEST_F(PagerDeviceBlocks, WhatMayHaveChangedIsDirtyAndHasNoCopyUntilNobodyHasSto
   supply_frames(r);
   BigLock lock(map.mutex());
   place(r, 0, 0);
-  ASSERT_TRUE(supply.keep_copy(r, 0, supply.frame(r, 0)));
+  ASSERT_TRUE(staging_allocator.keep_copy(r, 0, staging_allocator.frame(r, 0)));
   blocks.may_change(r, 0);
   EXPECT_TRUE(dirty(r));
   EXPECT_FALSE(has_copy(r));

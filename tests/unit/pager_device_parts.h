@@ -205,7 +205,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
       reserve.follow_budget();
       mark = clock.look(now_ns());
     }
-    ASSERT_TRUE(supply.want(r, mark).ok());
+    ASSERT_TRUE(staging_allocator.want(r, mark).ok());
   }
   // Leases at the host.
   void lease(Region& r, core::BlockIndex b, unsigned access) {
@@ -226,14 +226,14 @@ class DeviceParts : protected WithDevices, public PagerParts {
     }
     PagerParts::TearDown();
   }
-  std::optional<uint8_t> short_of_staging(uint8_t first) override { return supply.is_short(first); }
+  std::optional<uint8_t> short_of_staging(uint8_t first) override { return staging_allocator.is_short(first); }
 
   DeviceSet& gpus = ctx.device_set;
   DeviceQueues& queues = ctx.queues;
   LeaseManager& grants = leases_.grants;
   StreamReleases& releases = leases_.releases;
   DeviceBlocks& blocks = tier.blocks;
-  StagingAllocator& supply = tier.supply;
+  StagingAllocator& staging_allocator = tier.staging_allocator;
   ManagedHoles& holes = tier.managed_holes;
   PeerMigrator& migrator = tier.peer_migrator;
   Demoter& demoter = tier.demoter;

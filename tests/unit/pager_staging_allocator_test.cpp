@@ -19,7 +19,7 @@ class PagerStagingAllocator : public DeviceParts {
       BigLock lock(map.mutex());
       mark = clock.look(now_ns());
     }
-    return supply.want(r, mark);
+    return staging_allocator.want(r, mark);
   }
 };
 
@@ -31,12 +31,12 @@ TEST_F(PagerStagingAllocator, ARegionHasFramesOfItsSizeUntilItGoesAndOthersNeedT
   EXPECT_GE(pool.total(), Staging::kLeast);
   EXPECT_EQ(budget.charged(Use::staging), pool.total() * kUnit);
   EXPECT_EQ(devices.pinned, 1u);
-  EXPECT_FALSE(supply.give_back(lock)) << "a region needs them";
+  EXPECT_FALSE(staging_allocator.give_back(lock)) << "a region needs them";
   --staging.of(r).regions;
-  EXPECT_TRUE(supply.give_back(lock));
+  EXPECT_TRUE(staging_allocator.give_back(lock));
   EXPECT_EQ(budget.charged(Use::staging), 0u);
   EXPECT_EQ(devices.pinned, 0u);
-  EXPECT_FALSE(supply.give_back(lock)) << "there are none";
+  EXPECT_FALSE(staging_allocator.give_back(lock)) << "there are none";
 }
 
 TEST_F(PagerStagingAllocator, WhereTheShareNeverHasRoomForThemTheRegionIsRefusedAtOnce) {
@@ -49,15 +49,15 @@ TEST_F(PagerStagingAllocator, WhoFindsNoFrameHasSomeMade) {
   BigLock lock(map.mutex());
   budget.set(uint64_t{48} << 20);
   reserve.follow_budget();
-  EXPECT_FALSE(supply.grow(lock)) << "nobody wants any";
+  EXPECT_FALSE(staging_allocator.grow(lock)) << "nobody wants any";
   const uint64_t called = gpus.work().count();
-  EXPECT_EQ(supply.frame(r, 0), nullptr);
+  EXPECT_EQ(staging_allocator.frame(r, 0), nullptr);
   EXPECT_GT(gpus.work().count(), called) << "a worker makes them";
-  EXPECT_TRUE(supply.grow(lock));
-  std::byte* const frame = supply.frame(r, 0);
+  EXPECT_TRUE(staging_allocator.grow(lock));
+  std::byte* const frame = staging_allocator.frame(r, 0);
   ASSERT_NE(frame, nullptr);
-  EXPECT_FALSE(supply.grow(lock));
-  EXPECT_EQ(supply.is_short(), std::nullopt) << "more can be made";
+  EXPECT_FALSE(staging_allocator.grow(lock));
+  EXPECT_EQ(staging_allocator.is_short(), std::nullopt) << "more can be made";
   staging.of(r).frames.put(frame);
 }
 
@@ -68,18 +68,18 @@ TEST_F(PagerStagingAllocator, AHostCopyKeepsItsFrameWhileTheLastAreMade) {
   BigLock lock(map.mutex());
   Staging& pool = staging.of(r).frames;
   place(r, 0, 0);
-  ASSERT_TRUE(supply.keep_copy(r, 0, supply.frame(r, 0)));
+  ASSERT_TRUE(staging_allocator.keep_copy(r, 0, staging_allocator.frame(r, 0)));
   std::vector<std::byte*> taken;
   while (std::byte* const frame = pool.get(0)) taken.push_back(frame);
   const size_t last = staging.of(r).growth.take(SIZE_MAX);  // the rest of the share
   ASSERT_TRUE(pool.reserve(last, 0));
   staging.of(r).growth.begin();
-  EXPECT_EQ(supply.frame(r, 0), nullptr);
-  EXPECT_EQ(supply.is_short(), std::nullopt) << "evictors take none, either";
+  EXPECT_EQ(staging_allocator.frame(r, 0), nullptr);
+  EXPECT_EQ(staging_allocator.is_short(), std::nullopt) << "evictors take none, either";
   EXPECT_TRUE(map.copies().has(r.table[0].aux));
   pool.unreserve(last);
   staging.of(r).growth.end(false, now_ns());
-  std::byte* const frame = supply.frame(r, 0);
+  std::byte* const frame = staging_allocator.frame(r, 0);
   EXPECT_NE(frame, nullptr) << "they could not be made";
   EXPECT_FALSE(map.copies().has(r.table[0].aux));
   pool.put(frame);
@@ -94,9 +94,9 @@ TEST_F(PagerStagingAllocator, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
   ASSERT_TRUE(gpus.use(0).ok());
   BigLock lock(map.mutex());
   place(r, 0, 0);
-  std::byte* const frame = supply.frame(r, 0);
+  std::byte* const frame = staging_allocator.frame(r, 0);
   ASSERT_NE(frame, nullptr);
-  ASSERT_TRUE(supply.keep_copy(r, 0, frame));
+  ASSERT_TRUE(staging_allocator.keep_copy(r, 0, frame));
   const core::FrameId copy = map.frame_table()[r.table[0].aux].dev.copy;
   const auto choose = [&]() VMEM_LOCKED {
     policy::Victim victim;
@@ -105,11 +105,11 @@ TEST_F(PagerStagingAllocator, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
   edit(r.table, 0).flags |= core::kDirty;
   gpus[0].lost = true;
   ASSERT_TRUE(choose());
-  EXPECT_FALSE(supply.evict_copy(copy)) << "its device is lost";
+  EXPECT_FALSE(staging_allocator.evict_copy(copy)) << "its device is lost";
   EXPECT_TRUE(map.copies().has(r.table[0].aux));
   gpus[0].lost = false;
   ASSERT_TRUE(choose());
-  EXPECT_TRUE(supply.evict_copy(copy));
+  EXPECT_TRUE(staging_allocator.evict_copy(copy));
   EXPECT_FALSE(map.copies().has(r.table[0].aux));
   EXPECT_EQ(staging.of(r).frames.free(), staging.of(r).frames.total());
   edit(r.table, 0).flags = 0;
@@ -121,14 +121,14 @@ TEST_F(PagerStagingAllocator, WhatIsPinnedToItsDeviceOrChangesThereKeepsNoCopy) 
   supply_frames(r);
   ASSERT_TRUE(gpus.use(0).ok());
   BigLock lock(map.mutex());
-  std::byte* const frame = supply.frame(r, 0);
+  std::byte* const frame = staging_allocator.frame(r, 0);
   ASSERT_NE(frame, nullptr);
   place(r, 0, 0);
   map.frame_table()[r.table[0].aux].dev.changed = true;
-  EXPECT_FALSE(supply.keep_copy(r, 0, frame));
+  EXPECT_FALSE(staging_allocator.keep_copy(r, 0, frame));
   r.advice.advised.push_back({1, 1, policy::Temperature::normal, true});
   place(r, 1, 0);
-  EXPECT_FALSE(supply.keep_copy(r, 1, frame));
+  EXPECT_FALSE(staging_allocator.keep_copy(r, 1, frame));
   staging.of(r).frames.put(frame);
   remove(r, 0);
   remove(r, 1);

@@ -27,10 +27,10 @@ class PagerStagingLoans : public vmem::pager::test::DeviceParts {
   // Puts a block into a staging frame only.
   void hold(Region& r, BlockIndex b) {
     BigLock lock(map.mutex());
-    std::byte* const frame = supply.frame(r, 0);
+    std::byte* const frame = staging_allocator.frame(r, 0);
     ASSERT_NE(frame, nullptr);
     place(r, b, 0);
-    ASSERT_TRUE(supply.keep_copy(r, b, frame));
+    ASSERT_TRUE(staging_allocator.keep_copy(r, b, frame));
     map.withdraw(r.table[b].aux);
     vmem::pager::Transition* m = demoter.begin(r, b, vmem::pager::Leave::evict);
     ASSERT_NE(m, nullptr);
@@ -98,7 +98,7 @@ TEST_F(PagerStagingLoans, ABlockOnTheDeviceWithAHostCopyLeavesItToBeLentUnlessIt
     BigLock lock(map.mutex());
     for (const BlockIndex b : {0, 1}) {
       place(r, b, 0);
-      ASSERT_TRUE(supply.keep_copy(r, b, supply.frame(r, 0)));
+      ASSERT_TRUE(staging_allocator.keep_copy(r, b, staging_allocator.frame(r, 0)));
     }
     ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
   }

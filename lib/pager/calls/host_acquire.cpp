@@ -80,7 +80,7 @@ Status HostAcquire::check_ranges(std::span<const vmem_range> ranges, std::span<B
 Status HostAcquire::grant(Lock& lock, std::span<const BlockSpan> spans, size_t which, unsigned access,
                           const AcquireRequest* ask) {
   Status s = leases_.grants.grant(spans[which], access, VMEM_HOST, nullptr);
-  while (s.code() == -ENOMEM && tier_.supply.give_back(lock)) {
+  while (s.code() == -ENOMEM && tier_.staging_allocator.give_back(lock)) {
     // The lock was dropped: a stream may have leased and released the blocks, and its kernels still
     // use them.
     if (s = leases_.releases.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) break;

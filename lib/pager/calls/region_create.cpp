@@ -301,7 +301,7 @@ Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged)
   }
   Lock lock(ctx_.map.mutex());
   Status s = charge(lock, r, mark);
-  while (s.code() == -ENOMEM && tier_.supply.give_back(lock)) s = charge(lock, r, mark);
+  while (s.code() == -ENOMEM && tier_.staging_allocator.give_back(lock)) s = charge(lock, r, mark);
   *charged = s.ok();
   return s;
 }
@@ -309,7 +309,7 @@ Status RegionCreate::have_what_it_needs(Region& r, uint64_t mark, bool* charged)
 Status RegionCreate::have_addresses(const RegionSpec& what, const Shape& shape, const Region& r, uint64_t mark,
                                     void** base) {
   if (r.gpu) {
-    if (Status s = tier_.supply.want(r, mark); !s.ok()) return s;
+    if (Status s = tier_.staging_allocator.want(r, mark); !s.ok()) return s;
     int born = 0;  // the first healthy device
     while (born + 1 < ctx_.devices->count() && !ctx_.devices->health(born).ok()) ++born;
     if (Status s = ctx_.devices->reserve(r.span, r.block_size, born, base); !s.ok()) return s;

@@ -28,7 +28,7 @@ Status Tunables::set_host_budget(uint64_t bytes) {
   do {
     fixed = ctx_.frames.least_overhead();
     needed = fixed + std::max(ctx_.reserve.pinned() + ctx_.reserve.of(bytes), 4 * ctx_.reserve.largest_block());
-  } while (bytes < needed && tier_.supply.give_back(lock));
+  } while (bytes < needed && tier_.staging_allocator.give_back(lock));
   if (bytes < needed) {
     return error(EBUSY,
                  "host_budget cannot become %s, at least %s is needed: %s of tables, buffers and staging frames, %s of "
@@ -138,7 +138,7 @@ void Tunables::set_space_budget(uint64_t bytes) {
 
 void Tunables::set_staging_share(unsigned percent) {
   Lock lock(ctx_.map.mutex());
-  tier_.supply.set_share(percent);
+  tier_.staging_allocator.set_share(percent);
 }
 
 void Tunables::set_writeback(uint64_t interval_ns, uint64_t dirty_limit) {

@@ -120,7 +120,7 @@ void DeviceWorkers::loop() {
     reclaim_host_pages(lock);
     // Frames of a size that no region uses any more: a new region would have claimed them by now.
     unused_looks_ = ctx_.staging.unused() != nullptr ? unused_looks_ + 1 : 0;
-    if (unused_looks_ > kUnusedLooks) tier_.supply.give_back(lock);
+    if (unused_looks_ > kUnusedLooks) tier_.staging_allocator.give_back(lock);
   };
   bool again = false;
   while (!stop_) {
@@ -309,7 +309,7 @@ bool DeviceWorkers::bring_what_is_ready(Lock& lock) {
 bool DeviceWorkers::step(Lock& lock) {
   if (tier_.cpu_mapper.rescue(lock) || calls_.prefetch.serve_stream_hints(lock) || tier_.cpu_mapper.serve(lock))
     return true;
-  if (tier_.supply.grow(lock)) {
+  if (tier_.staging_allocator.grow(lock)) {
     host_.page_in.serve_waiting(lock);
     return true;
   }

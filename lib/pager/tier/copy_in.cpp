@@ -319,7 +319,8 @@ void CopyIn::arrived(Transition* m) {
   ++r.counts.arrived;
   if (!ctx_.device_set.own_page_tables()) r.table.answer_faults(m->block);  // begin_in() woke them
   if (frame.dev.hinted) r.table.mark(m->block, core::kReadAhead | core::kPrefetched);
-  if (m->image != nullptr && !tier_.supply.keep_copy(r, m->block, m->image)) ctx_.staging.of(r).frames.put(m->image);
+  if (m->image != nullptr && !tier_.staging_allocator.keep_copy(r, m->block, m->image))
+    ctx_.staging.of(r).frames.put(m->image);
   ctx_.map.admit(r, m->block, shadow);
   tier_.blocks.answer(r, m->block);
 }

@@ -39,7 +39,7 @@ Transition* CpuMapper::begin_show(Region& r, BlockIndex b, uint64_t left_free) {
   }
   const Block& block = r.table[b];
   const bool kept = ctx_.map.copies().has(block.aux);
-  std::byte* const bytes = kept ? ctx_.map.copies().hold(block.aux) : tier_.supply.frame(r, 0);
+  std::byte* const bytes = kept ? ctx_.map.copies().hold(block.aux) : tier_.staging_allocator.frame(r, 0);
   if (bytes == nullptr) {
     ctx_.cpu_mappings.not_shown();
     ctx_.budget.credit(r.block_size);
@@ -115,7 +115,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   } else {
     // Keep the copy of a read-mostly block: later loads need no transfer.
     const bool stays = m->status.ok() && r.advice.places.at(b).read_mostly && !frame.dev.changed;
-    if (!stays || !tier_.supply.keep_copy(r, b, m->image)) ctx_.staging.of(r).frames.put(m->image);
+    if (!stays || !tier_.staging_allocator.keep_copy(r, b, m->image)) ctx_.staging.of(r).frames.put(m->image);
   }
   const bool shown = m->status.ok();
   if (shown) {

@@ -44,7 +44,7 @@ Transition* Demoter::begin(Region& r, BlockIndex b, Leave how) {
   std::byte* bytes = nullptr;
   if (kept) bytes = ctx_.map.copies().hold(block.aux);
   if (copy) {
-    bytes = tier_.supply.frame(r, 0);
+    bytes = tier_.staging_allocator.frame(r, 0);
     if (bytes == nullptr) return nullptr;
   }
   Transition* m = ctx_.map.new_transition(r, b);

@@ -29,7 +29,7 @@ struct DeviceTier {
 
   DeviceBlocks blocks{ctx};
   KernelRanges kernel_ranges{ctx, *this};
-  StagingAllocator supply{ctx, *this};
+  StagingAllocator staging_allocator{ctx, *this};
   ManagedHoles managed_holes{ctx};
   PeerMigrator peer_migrator{ctx, *this};
   Demoter demoter{ctx, *this};

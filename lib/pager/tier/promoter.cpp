@@ -180,7 +180,7 @@ bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** bytes, std
     *scratch = ctx_.frames.get_bounce(r.block_size);
     if (*scratch == nullptr) return false;
   }
-  *bytes = tier_.supply.frame(r, ctx_.staging.of(r).growth.reserve());
+  *bytes = tier_.staging_allocator.frame(r, ctx_.staging.of(r).growth.reserve());
   if (*bytes != nullptr) return true;
   if (*scratch != nullptr) ctx_.frames.put_bounce(*scratch, r.block_size);
   *scratch = nullptr;

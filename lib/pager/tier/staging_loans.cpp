@@ -53,7 +53,7 @@ size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, 
   Region* const r = region_of(range);
   if (r == nullptr || r->dying) return 0;
   StagingPool& pool = ctx_.staging.of(*r);
-  if (tier_.supply.is_short()) return 0;
+  if (tier_.staging_allocator.is_short()) return 0;
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
   if (leave) {
     take_from_device(lock, *r, first, range.device, blocks);
