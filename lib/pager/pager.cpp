@@ -191,7 +191,7 @@ std::string Pager::check() {
   }
   if (staging_bytes != ctx_.budget.charged(Use::staging)) return "staging frames and their charge disagree";
   if (std::string s = ctx_.tables.check(tables); !s.empty()) return s;
-  if (std::string s = leases_.grants.check(); !s.empty()) return s;
+  if (std::string s = leases_.lease_manager.check(); !s.empty()) return s;
   return ctx_.device_set.check();
 }
 

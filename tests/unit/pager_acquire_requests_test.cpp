@@ -165,12 +165,12 @@ class PagerExport : public RangeParts {
     BigLock lock(map.mutex());
     place(r, 0, 0);
     place(r, 1, 0);
-    EXPECT_TRUE(grants.grant({&r, 0, 1}, VMEM_READ, 0, this).ok());
+    EXPECT_TRUE(lease_manager.grant({&r, 0, 1}, VMEM_READ, 0, this).ok());
     return r;
   }
   void end(Region& r) {
     BigLock lock(map.mutex());
-    grants.take_back({&r, 0, 1}, VMEM_READ, 0, this);
+    lease_manager.take_back({&r, 0, 1}, VMEM_READ, 0, this);
     map.match_holds(lock, {&r, 0, 1});
     remove(r, 0);
     remove(r, 1);

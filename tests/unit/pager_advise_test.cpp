@@ -186,7 +186,7 @@ TEST_F(PagerAdvise, DroppedContentsAreZerosAndLeasedBlocksKeepTheirs) {
   }
   {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, VMEM_HOST, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, 1, 1}, VMEM_READ, VMEM_HOST, nullptr).ok());
   }
   EXPECT_EQ(advise(r, 0, 2, VMEM_ADVISE_DONT_NEED).code(), -EBUSY);
   EXPECT_EQ(state(r, 0), State::unpopulated);
@@ -199,7 +199,7 @@ TEST_F(PagerAdvise, DroppedContentsAreZerosAndLeasedBlocksKeepTheirs) {
   ASSERT_TRUE(trap.load(r.address(0), &value));
   EXPECT_EQ(value, 0u);
   BigLock lock(map.mutex());
-  grants.take_back({&r, 1, 1}, VMEM_READ, VMEM_HOST, nullptr);
+  lease_manager.take_back({&r, 1, 1}, VMEM_READ, VMEM_HOST, nullptr);
 }
 
 TEST_F(PagerAdvise, OnlyBlocksWhollyInsideLoseTheirContents) {

@@ -27,7 +27,7 @@ class PagerCpuMapper : public DeviceParts {
     BigLock lock(map.mutex());
     place(r, 0, 0);
     if (access != 0) {
-      EXPECT_TRUE(grants.grant({&r, 0, 0}, access, 0, nullptr).ok());
+      EXPECT_TRUE(lease_manager.grant({&r, 0, 0}, access, 0, nullptr).ok());
     }
     return r;
   }
@@ -40,7 +40,7 @@ class PagerCpuMapper : public DeviceParts {
   }
   void end_lease(Region& r, unsigned access) {
     BigLock lock(map.mutex());
-    grants.take_back({&r, 0, 0}, access, 0, nullptr);
+    lease_manager.take_back({&r, 0, 0}, access, 0, nullptr);
     map.match_holds(lock, {&r, 0, 0});
   }
   bool meet_and_serve(Region& r, FaultKind kind) {

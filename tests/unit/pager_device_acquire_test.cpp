@@ -27,7 +27,7 @@ class PagerDeviceAcquire : public PromotionParts {
     BigLock lock(map.mutex());
     while (copy_in.end_issued(lock, 0)) {
     }
-    grants.take_back({&r, first, last}, access, 0, stream);
+    lease_manager.take_back({&r, first, last}, access, 0, stream);
     map.match_holds(lock, {&r, first, last});
   }
   uint64_t leased() {

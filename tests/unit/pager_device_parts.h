@@ -210,17 +210,17 @@ class DeviceParts : protected WithDevices, public PagerParts {
   // Leases at the host.
   void lease(Region& r, core::BlockIndex b, unsigned access) {
     core::BigLock lock(map.mutex());
-    ASSERT_TRUE(grants.grant({&r, b, b}, access, VMEM_HOST, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, b, b}, access, VMEM_HOST, nullptr).ok());
   }
   void end_lease(Region& r, core::BlockIndex b, unsigned access) {
     core::BigLock lock(map.mutex());
-    grants.take_back({&r, b, b}, access, VMEM_HOST, nullptr);
+    lease_manager.take_back({&r, b, b}, access, VMEM_HOST, nullptr);
   }
   void TearDown() override {
     {
       core::BigLock lock(map.mutex());
       EXPECT_EQ(cpu_mappings.check(), "");
-      EXPECT_EQ(grants.check(), "");
+      EXPECT_EQ(lease_manager.check(), "");
       EXPECT_EQ(releases.check(), "");
       EXPECT_EQ(gpus.check(), "");
     }
@@ -230,7 +230,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
 
   DeviceSet& gpus = ctx.device_set;
   DeviceQueues& queues = ctx.queues;
-  LeaseManager& grants = leases_.grants;
+  LeaseManager& lease_manager = leases_.lease_manager;
   StreamReleases& releases = leases_.releases;
   DeviceBlocks& blocks = tier.blocks;
   StagingAllocator& staging_allocator = tier.staging_allocator;

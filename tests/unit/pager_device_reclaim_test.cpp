@@ -116,7 +116,7 @@ class PagerDeviceReclaim : public OnTwoDevices {
     const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     bool left = false;
     while (!left && std::chrono::steady_clock::now() < deadline) {
-      EXPECT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());
+      EXPECT_TRUE(lease_manager.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());
       devices.reached = false;
       lock.unlock();
       EXPECT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
@@ -124,11 +124,11 @@ class PagerDeviceReclaim : public OnTwoDevices {
       lock.lock();
       left = room.make(lock, 0);
       if (left && at_left) at_left();
-      EXPECT_TRUE(grants.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());
+      EXPECT_TRUE(lease_manager.grant({&r, 2, 3}, VMEM_READ, 0, nullptr).ok());
       devices.reached = true;
       releases.reap(lock);
       if (looked) looked(left);
-      grants.take_back({&r, 2, 3}, VMEM_READ, 0, nullptr);
+      lease_manager.take_back({&r, 2, 3}, VMEM_READ, 0, nullptr);
     }
     return left;
   }
@@ -219,13 +219,13 @@ TEST_F(PagerDeviceReclaim, LeasedBlocksStayAndWhatIsNotKeptByThemIsFoundBehindTh
   Region& r = placed(4);
   BigLock lock(map.mutex());
   map.spilled().set_share(0);
-  ASSERT_TRUE(grants.grant({&r, 0, 2}, VMEM_READ, 0, nullptr).ok());
+  ASSERT_TRUE(lease_manager.grant({&r, 0, 2}, VMEM_READ, 0, nullptr).ok());
   gpus[0].budget.want(4 * kUnit);
   for (int i = 0; i < 8; ++i) room.make(lock, 0);
   EXPECT_EQ(on(r, 0), 3u);
   EXPECT_EQ(r.table[3].state, State::staged);
   EXPECT_FALSE(room.make(lock, 0));
-  grants.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);
+  lease_manager.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);
   clear(r);
 }
 
@@ -246,7 +246,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
       devices.reached = false;
       {
         BigLock lock(map.mutex());
-        ASSERT_TRUE(grants.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
+        ASSERT_TRUE(lease_manager.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
       }
       const uint64_t begun = now_ns();
       ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
@@ -284,7 +284,7 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayStaysWhileLeasesOfOthersEndAndGoesWhereTh
   }
   devices.reached = false;
   BigLock lock(map.mutex());
-  ASSERT_TRUE(grants.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
+  ASSERT_TRUE(lease_manager.grant({&r, 1, 3}, VMEM_READ, 0, nullptr).ok());
   lock.unlock();
   ASSERT_TRUE(releases.release({&others, 1}, nullptr, nullptr, false).ok());
   std::this_thread::sleep_for(std::chrono::nanoseconds(StreamReleases::kSoon));
@@ -340,15 +340,15 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
 TEST_F(PagerDeviceReclaim, ABlockThatAnAcquireElsewhereWaitsForMakesRoomWhereNothingElseCan) {
   Region& r = placed(4);
   BigLock lock(map.mutex());
-  ASSERT_TRUE(grants.grant({&r, 0, 2}, VMEM_READ, 0, nullptr).ok());
-  ASSERT_TRUE(grants.grant({&r, 3, 3}, VMEM_READ, 1, nullptr).ok());
+  ASSERT_TRUE(lease_manager.grant({&r, 0, 2}, VMEM_READ, 0, nullptr).ok());
+  ASSERT_TRUE(lease_manager.grant({&r, 3, 3}, VMEM_READ, 1, nullptr).ok());
   gpus[0].budget.want(kUnit);
   EXPECT_FALSE(room.make(lock, 0));
   ASSERT_TRUE(promotion_requests.push_back({&r, 3, 3, 1, core::Urgency::acquire, &r}));
   EXPECT_TRUE(room.make(lock, 0));
   EXPECT_EQ(r.table[3].state, State::staged);
-  grants.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);
-  grants.take_back({&r, 3, 3}, VMEM_READ, 1, nullptr);
+  lease_manager.take_back({&r, 0, 2}, VMEM_READ, 0, nullptr);
+  lease_manager.take_back({&r, 3, 3}, VMEM_READ, 1, nullptr);
   clear(r);
 }
 

@@ -54,12 +54,12 @@ class PagerExitFlush : public DeviceParts {
     supply_frames(r);
     place_changed(r);
     BigLock lock(map.mutex());
-    EXPECT_TRUE(grants.grant({&r, 0, 0}, VMEM_WRITE, 0, nullptr).ok());
+    EXPECT_TRUE(lease_manager.grant({&r, 0, 0}, VMEM_WRITE, 0, nullptr).ok());
     return r;
   }
   void end_lease(Region& r) {
     BigLock lock(map.mutex());
-    grants.take_back({&r, 0, 0}, VMEM_WRITE, 0, nullptr);
+    lease_manager.take_back({&r, 0, 0}, VMEM_WRITE, 0, nullptr);
     edit(r.table, 0).flags = 0;
     remove(r, 0);
   }
@@ -78,13 +78,13 @@ TEST_F(PagerExitFlush, OnlySharedFilesAreWrittenAndLeasesDoNotMatter) {
   Region& r = changed(Backing::file_shared);
   {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(grants.grant({&r, 0, 0}, VMEM_WRITE, VMEM_HOST, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, 0, 0}, VMEM_WRITE, VMEM_HOST, nullptr).ok());
   }
   ASSERT_TRUE(exit_writes.flush_shared().ok());
   EXPECT_EQ(written(), 1u);
   EXPECT_EQ(working.drained, 0u) << "no device has a lease";
   BigLock lock(map.mutex());
-  grants.take_back({&r, 0, 0}, VMEM_WRITE, VMEM_HOST, nullptr);
+  lease_manager.take_back({&r, 0, 0}, VMEM_WRITE, VMEM_HOST, nullptr);
 }
 
 TEST_F(PagerExitFlush, WhatNeedsNoDeviceIsWrittenWithoutAskingOne) {

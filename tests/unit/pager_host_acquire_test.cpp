@@ -23,7 +23,7 @@ class PagerHostAcquire : public DeviceParts {
   }
   void end(Region& r, BlockIndex first, BlockIndex last, unsigned access) {
     BigLock lock(map.mutex());
-    grants.take_back({&r, first, last}, access, VMEM_HOST, nullptr);
+    lease_manager.take_back({&r, first, last}, access, VMEM_HOST, nullptr);
     map.match_holds(lock, {&r, first, last});
   }
   bool nothing_is_leased(Region& r) {
@@ -95,7 +95,7 @@ TEST_F(PagerHostAcquire, OneOfWhichARangeIsLeasedElsewhereIsRefusedAsAWhole) {
   ASSERT_TRUE(gpus.use(0).ok());
   {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(grants.grant({&r, 2, 2}, VMEM_READ, 0, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, 2, 2}, VMEM_READ, 0, nullptr).ok());
   }
   const vmem_range ranges[] = {bytes(r, 0, 1, VMEM_READ), bytes(r, 2, 2, VMEM_READ)};
   EXPECT_EQ(leases.acquire(ranges, nullptr).code(), -EBUSY);
@@ -104,7 +104,7 @@ TEST_F(PagerHostAcquire, OneOfWhichARangeIsLeasedElsewhereIsRefusedAsAWhole) {
     EXPECT_EQ(r.leases.blocks(), 1u);
     EXPECT_EQ(reserve.pinned(), 0u);
     EXPECT_EQ(r.table[0].state, State::unpopulated);
-    grants.take_back({&r, 2, 2}, VMEM_READ, 0, nullptr);
+    lease_manager.take_back({&r, 2, 2}, VMEM_READ, 0, nullptr);
   }
   EXPECT_TRUE(nothing_is_leased(r));
 }

@@ -278,7 +278,7 @@ TEST_F(PagerPipelinedCopy, OfWhatNobodyWaitsForNothingIsCopiedBeforeAllHasCome) 
   EXPECT_FALSE(serve());
   {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(grants.grant({&r, 0, 0}, VMEM_READ, 0, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, 0, 0}, VMEM_READ, 0, nullptr).ok());
   }
   engine.come(3 * kUnit);
   EXPECT_TRUE(serve()) << "somebody came for it";
@@ -286,7 +286,7 @@ TEST_F(PagerPipelinedCopy, OfWhatNobodyWaitsForNothingIsCopiedBeforeAllHasCome) 
   all_comes();
   {
     BigLock lock(map.mutex());
-    grants.take_back({&r, 0, 0}, VMEM_READ, 0, nullptr);
+    lease_manager.take_back({&r, 0, 0}, VMEM_READ, 0, nullptr);
   }
   expect_it_comes(r);
 }

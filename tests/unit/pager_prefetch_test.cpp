@@ -165,7 +165,7 @@ TEST_F(PagerPrefetch, WhatIsAskedAwayFromADeviceLeavesItUnlessItIsLeased) {
   for (const BlockIndex b : {0, 1}) dirty_on_device(r, b);
   {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
   }
   ASSERT_TRUE(prefetch(r, 0, 1, VMEM_SSD).ok());
   EXPECT_EQ(state(r, 0), State::on_device) << "a worker does it";
@@ -178,7 +178,7 @@ TEST_F(PagerPrefetch, WhatIsAskedAwayFromADeviceLeavesItUnlessItIsLeased) {
     BigLock lock(map.mutex());
     EXPECT_FALSE(evictions.empty()) << "and from there it is to go on";
     evictions.forget(r);
-    grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
+    lease_manager.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
   }
   take_away(r, 1);
   BigLock lock(map.mutex());

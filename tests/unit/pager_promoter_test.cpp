@@ -88,7 +88,7 @@ TEST_F(PagerPromoter, AHintLeavesLeasedBlocksWhereTheyAre) {
   bring_with(r, 0, 1);
   {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(grants.grant({&r, 0, 0}, VMEM_READ, VMEM_HOST, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, 0, 0}, VMEM_READ, VMEM_HOST, nullptr).ok());
   }
   request(r, 0, 1);
   EXPECT_EQ(state(r, 0), State::resident);
@@ -96,7 +96,7 @@ TEST_F(PagerPromoter, AHintLeavesLeasedBlocksWhereTheyAre) {
   arrive();
   take_away(r, 1);
   BigLock lock(map.mutex());
-  grants.take_back({&r, 0, 0}, VMEM_READ, VMEM_HOST, nullptr);
+  lease_manager.take_back({&r, 0, 0}, VMEM_READ, VMEM_HOST, nullptr);
 }
 
 TEST_F(PagerPromoter, WhatTheCpuIsShownOfAnotherDevicesBlockStaysWhateverAHintWants) {
@@ -109,14 +109,14 @@ TEST_F(PagerPromoter, WhatTheCpuIsShownOfAnotherDevicesBlockStaysWhateverAHintWa
       ASSERT_TRUE(cpu_mappings.expect());
       cpu_mappings.show(r, b, 1);
     }
-    ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 1, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, 1, 1}, VMEM_READ, 1, nullptr).ok());
   }
   request(r, 0, 1);
   BigLock lock(map.mutex());
   EXPECT_TRUE(promotion_requests.empty());
   EXPECT_FALSE(cpu_mappings.waits()) << "a lease may come: nothing is asked for in the name of a store";
   EXPECT_EQ(r.table[0].flags & (core::kFaultPending | core::kStorePending), 0);
-  grants.take_back({&r, 1, 1}, VMEM_READ, 1, nullptr);
+  lease_manager.take_back({&r, 1, 1}, VMEM_READ, 1, nullptr);
   map.match_holds(lock, {&r, 1, 1});
   cpu_mappings.forget(r);
   for (const BlockIndex b : {0, 1}) {

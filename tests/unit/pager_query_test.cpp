@@ -143,7 +143,7 @@ TEST_F(PagerTunables, ADevicesBudgetHoldsItsLeasesAndIsNoMoreThanItHas) {
     BigLock lock(map.mutex());
     place(r, 0, 0);
     place(r, 1, 0);
-    ASSERT_TRUE(grants.grant({&r, 0, 1}, VMEM_READ, 0, this).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, 0, 1}, VMEM_READ, 0, this).ok());
   }
   EXPECT_EQ(tunables.set_device_budget(kUnit).code(), -EBUSY);
   EXPECT_EQ(tunables.set_device_budget(uint64_t{1} << 40).code(), -ENOMEM);
@@ -153,7 +153,7 @@ TEST_F(PagerTunables, ADevicesBudgetHoldsItsLeasesAndIsNoMoreThanItHas) {
   EXPECT_EQ(device_budget(), 2 * kUnit);
   EXPECT_EQ(config.device_budget, 2 * kUnit) << "of those that are used later, too";
   BigLock lock(map.mutex());
-  grants.take_back({&r, 0, 1}, VMEM_READ, 0, this);
+  lease_manager.take_back({&r, 0, 1}, VMEM_READ, 0, this);
   map.match_holds(lock, {&r, 0, 1});
   remove(r, 0);
   remove(r, 1);

@@ -188,7 +188,7 @@ TEST_F(PagerRangeFlush, ABlockWhoseReleaseIsPendingIsWaitedForAndWritten) {
   const auto release = [&] {
     {
       BigLock lock(map.mutex());
-      ASSERT_TRUE(grants.grant({&r, 0, 0}, VMEM_WRITE, 0, &stream).ok());
+      ASSERT_TRUE(lease_manager.grant({&r, 0, 0}, VMEM_WRITE, 0, &stream).ok());
       edit(r.table, 0).flags |= core::kDirty;
     }
     const vmem_range what{r.address(0), r.block_size, VMEM_WRITE, 0};
@@ -255,7 +255,7 @@ TEST_F(PagerRangeFlush, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
   supply_frames(r);
   BigLock lock(map.mutex());
   for (const BlockIndex b : {0, 1, 2}) place(r, b, 0);
-  ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
+  ASSERT_TRUE(lease_manager.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
   RangeScan scan;
   ASSERT_TRUE(range_flush.demote(lock, r, 0, 3, Leave::evict, &scan).ok());
   EXPECT_TRUE(scan.skipped);
@@ -267,7 +267,7 @@ TEST_F(PagerRangeFlush, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
   ASSERT_TRUE(range_flush.demote(lock, r, 0, 3, Leave::evict, &scan).ok());
   EXPECT_FALSE(scan.skipped);
   EXPECT_EQ(r.table[1].state, State::unpopulated);
-  grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
+  lease_manager.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
 }
 
 TEST_F(PagerRangeFlush, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) {

@@ -255,7 +255,7 @@ TEST_F(PagerRegionCreate, OneThatDoesNotFitBesideLeasesTakesNothing) {
   Region& other = region(7 * (1 << 20) / kBlock);
   {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(grants.grant({&other, 0, 83}, VMEM_READ, VMEM_HOST, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&other, 0, 83}, VMEM_READ, VMEM_HOST, nullptr).ok());
   }
   const uint64_t before = kept();  // 84 blocks are leased
   Region r(8, 0);
@@ -266,7 +266,7 @@ TEST_F(PagerRegionCreate, OneThatDoesNotFitBesideLeasesTakesNothing) {
   EXPECT_EQ(kept(), before);
   {
     BigLock lock(map.mutex());
-    grants.take_back({&other, 0, 83}, VMEM_READ, VMEM_HOST, nullptr);
+    lease_manager.take_back({&other, 0, 83}, VMEM_READ, VMEM_HOST, nullptr);
   }
   EXPECT_TRUE(charge(r).ok()) << "there is room now";
   credit(r);

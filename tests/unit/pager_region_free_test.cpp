@@ -92,7 +92,7 @@ TEST_F(PagerRegionFree, WhoLeasesItOrIsAboutToKeepsItUnlessItGoesByForce) {
   EXPECT_EQ(teardown.destroy(at, false).code(), -EBUSY);
   {
     BigLock lock(map.mutex());
-    grants.take_back({&r, 1, 1}, VMEM_READ, VMEM_HOST, nullptr);
+    lease_manager.take_back({&r, 1, 1}, VMEM_READ, VMEM_HOST, nullptr);
     r.counts.asked = 1;
   }
   EXPECT_EQ(teardown.destroy(at, false).code(), -EBUSY);

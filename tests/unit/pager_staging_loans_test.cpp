@@ -100,7 +100,7 @@ TEST_F(PagerStagingLoans, ABlockOnTheDeviceWithAHostCopyLeavesItToBeLentUnlessIt
       place(r, b, 0);
       ASSERT_TRUE(staging_allocator.keep_copy(r, b, staging_allocator.frame(r, 0)));
     }
-    ASSERT_TRUE(grants.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, 1, 1}, VMEM_READ, 0, nullptr).ok());
   }
   const KernelRange range = open(r);
   EXPECT_EQ(lend(range, {0, 1}), 0u) << "nobody said that they may leave";
@@ -112,7 +112,7 @@ TEST_F(PagerStagingLoans, ABlockOnTheDeviceWithAHostCopyLeavesItToBeLentUnlessIt
   staging_loans.end(range, zero);
   drop(r, 0);
   BigLock lock(map.mutex());
-  grants.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
+  lease_manager.take_back({&r, 1, 1}, VMEM_READ, 0, nullptr);
   remove(r, 1);
 }
 

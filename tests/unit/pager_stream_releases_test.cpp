@@ -36,7 +36,7 @@ class PagerStreamReleases : public vmem::pager::test::DeviceParts {
   }
   void lease(Region& r, uint64_t first, uint64_t last, int location, void* stream) {
     BigLock lock(map.mutex());
-    ASSERT_TRUE(grants.grant({&r, first, last}, VMEM_READ, location, stream).ok());
+    ASSERT_TRUE(lease_manager.grant({&r, first, last}, VMEM_READ, location, stream).ok());
   }
   Status release(Region& r, uint64_t first, uint64_t last, void* stream) {
     const vmem_range range{r.address(first), (last - first + 1) * r.block_size, VMEM_READ, 0};

@@ -220,12 +220,12 @@ Status DeviceAcquire::acquire(std::span<const vmem_range> ranges, int d, void* s
     // Under the same hold of the lock as the leases end: a promotion request does not check who has
     // leased the block since.
     ctx_.queues.promotion_requests.erase_if([&](const PromotionRequest& w) { return w.owner == spans.data(); });
-    for (size_t i = 0; i < done; ++i) leases_.grants.take_back(spans[i], ranges[i].access, d, stream);
+    for (size_t i = 0; i < done; ++i) leases_.lease_manager.take_back(spans[i], ranges[i].access, d, stream);
     for (size_t i = 0; i < done; ++i) ctx_.map.match_holds(lock, spans[i]);
     ctx_.device_set.work().notify_all();
   });
   for (; done < spans.size(); ++done) {
-    if (Status s = leases_.grants.grant(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
+    if (Status s = leases_.lease_manager.grant(spans[done], ranges[done].access, d, stream); !s.ok()) return s;
   }
   hold_leased(lock, spans, d);
   // Before the requests: workers would begin with the blocks for which there is room.

@@ -48,7 +48,7 @@ Status HostAcquire::acquire(std::span<const vmem_range> ranges, const AcquireReq
   size_t done = 0;
   core::ScopeGuard undo([&] {
     lock.hold();
-    for (size_t i = 0; i < done; ++i) leases_.grants.take_back(spans[i], ranges[i].access, VMEM_HOST, nullptr);
+    for (size_t i = 0; i < done; ++i) leases_.lease_manager.take_back(spans[i], ranges[i].access, VMEM_HOST, nullptr);
     for (size_t i = 0; i < done; ++i) ctx_.map.match_holds(lock, spans[i]);
   });
   for (; done < spans.size(); ++done) {
@@ -79,12 +79,12 @@ Status HostAcquire::check_ranges(std::span<const vmem_range> ranges, std::span<B
 // Grants the lease of one span. If memory is short, drops the lock while unneeded frames are freed.
 Status HostAcquire::grant(Lock& lock, std::span<const BlockSpan> spans, size_t which, unsigned access,
                           const AcquireRequest* ask) {
-  Status s = leases_.grants.grant(spans[which], access, VMEM_HOST, nullptr);
+  Status s = leases_.lease_manager.grant(spans[which], access, VMEM_HOST, nullptr);
   while (s.code() == -ENOMEM && tier_.staging_allocator.give_back(lock)) {
     // The lock was dropped: a stream may have leased and released the blocks, and its kernels still
     // use them.
     if (s = leases_.releases.wait_for_turn(lock, spans, {}, VMEM_HOST, ask); !s.ok()) break;
-    s = leases_.grants.grant(spans[which], access, VMEM_HOST, nullptr);
+    s = leases_.lease_manager.grant(spans[which], access, VMEM_HOST, nullptr);
   }
   return s;
 }
@@ -282,7 +282,7 @@ Status HostAcquire::wait(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
     if (Status s = ctx_.map.refusal(); !s.ok()) return s;
     return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                  core::human_bytes(ctx_.budget.limit()).c_str(), ctx_.config.fault_timeout_ms,
-                 leases_.grants.holders().c_str());
+                 leases_.lease_manager.holders().c_str());
   }
   lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(50));
   return {};

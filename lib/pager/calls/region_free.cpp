@@ -374,7 +374,7 @@ Status RegionFree::end(void* ptr, bool force, Status* lost) {
   lock.lock();
   // No thread finds the region any more. Threads that know it by a frame see that it is dying.
   const std::unique_ptr<Region> gone = std::move(ctx_.map.regions().extract(reinterpret_cast<uintptr_t>(ptr)).mapped());
-  leases_.grants.forget(lock, r);
+  leases_.lease_manager.forget(lock, r);
   leases_.releases.forget(r);
   OnDevices on_devices = {};
   give_blocks_back(lock, r, &on_devices);

@@ -15,7 +15,7 @@ struct LeaseRoom {
 
   HostTier& host;
 
-  LeaseManager grants;
+  LeaseManager lease_manager;
   AcquireRequests acquire_requests;
   StreamReleases releases;
 };

@@ -212,7 +212,7 @@ void StreamReleases::reap(Lock& lock) {
       if (!look.health.ok()) ctx_.device_set.saw_loss(look.device, look.health);
       for (const BlockSpan& s : e->spans) ++s.region->counts.in_flight;
       ended_ns_[static_cast<size_t>(e->device)] = now_ns();
-      leases_.grants.end(*e);
+      leases_.lease_manager.end(*e);
       pending_.end(*e, &over);
       after = 0;  // the next of its lane may be over too
     }
@@ -282,7 +282,7 @@ Status StreamReleases::check_room(std::span<const BlockSpan> spans, int d, bool*
         "holders: %s",
         core::human_bytes(need).c_str(), spans.size() == 1 ? "" : "up to ", core::human_bytes(largest).c_str(), d,
         core::human_bytes(budget.budget()).c_str(), core::human_bytes(budget.live()).c_str(),
-        leases_.grants.holders().c_str());
+        leases_.lease_manager.holders().c_str());
   }
   *wait = true;
   return {};
@@ -399,7 +399,7 @@ Status StreamReleases::record(PendingRelease& ending, std::list<PendingRelease>*
   }
   Lock lock(ctx_.map.mutex());
   if (!recorded.ok() && health.ok()) {
-    leases_.grants.revive(ending);
+    leases_.lease_manager.revive(ending);
     pending_.end(ending, over);
     ctx_.map.notify();
     return recorded;
@@ -442,7 +442,7 @@ Status StreamReleases::release(std::span<const vmem_range> ranges, void* stream,
       }
       continue;
     }
-    result = leases_.grants.release(lock, spans, knows_access ? ranges.data() : nullptr, stream, &made);
+    result = leases_.lease_manager.release(lock, spans, knows_access ? ranges.data() : nullptr, stream, &made);
     if (!result.ok()) continue;
     add(lock, spans, end, &made, &mine);
   }
