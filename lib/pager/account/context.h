@@ -35,7 +35,7 @@ struct RegionTotals {
 };
 
 struct PagerContext {
-  PagerContext(const Backends& backends, Config settings, Upcalls& upcalls);
+  PagerContext(const Backends& backends, Config settings, Upcalls& pager);
   PagerContext(const PagerContext&) = delete;
   PagerContext& operator=(const PagerContext&) = delete;
 
@@ -43,7 +43,7 @@ struct PagerContext {
   store::Engine& engine;
   store::Space& space;
   device::Devices* const devices;  // null: no device tier
-  Upcalls& above;
+  Upcalls& upcalls;
   Config config;
   core::Counters counters;
   HostBudget budget VMEM_GUARDED_BY(core::big_lock);

@@ -23,12 +23,12 @@ std::vector<std::unique_ptr<policy::EvictionPolicy>> make_policies(size_t device
 }  // namespace
 
 BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& staging, core::Counters& counters,
-                   const Config& config, size_t devices, Upcalls& above)
+                   const Config& config, size_t devices, Upcalls& upcalls)
     : trap_(trap),
       space_(space),
       counters_(counters),
       config_(config),
-      above_(above),
+      upcalls_(upcalls),
       policies_(make_policies(devices)),
       copies_(frame_table_, staging, policies_, nonresident_age_),
       spilled_(frame_table_),
@@ -126,7 +126,7 @@ void BlockMap::look_for_overdue(const Region& r, BlockIndex b) {
 
 void BlockMap::resize_policies(size_t frames) {
   for (size_t i = 0; i < policies_.size(); ++i)
-    policies_[i]->resize(std::max(frames, frame_table_.size()), above_.pages(static_cast<uint8_t>(i)));
+    policies_[i]->resize(std::max(frames, frame_table_.size()), upcalls_.pages(static_cast<uint8_t>(i)));
 }
 
 // The shadow of the eviction replaces the frame number.
@@ -222,7 +222,7 @@ bool BlockMap::reserve_entries(size_t count) noexcept try {
 }
 
 bool BlockMap::reserve_transition(size_t free) noexcept try {
-  if (const size_t room = transitions_.grows_to(free); room != 0) above_.reserve_queues(room);
+  if (const size_t room = transitions_.grows_to(free); room != 0) upcalls_.reserve_queues(room);
   return transitions_.reserve(free);
 } catch (const std::bad_alloc&) {
   return false;
@@ -257,7 +257,7 @@ void BlockMap::free_transition(Transition* m) {
   transitions_.give(m);
   const core::Block& block = m->region->table[m->block];
   if (core::in_memory(block.state) && std::exchange(frame_table_[block.aux].evict_when_stable, false))
-    above_.evict_after_transition(*m->region, m->block);
+    upcalls_.evict_after_transition(*m->region, m->block);
   if (m->region->dying) trap_.wake(m->region->address(m->block), m->region->block_size).ignore();  // it is made again
   waiters_.wake(*m->region, m->block);
   changed_.notify_all();

@@ -39,7 +39,7 @@ class BlockMap {
  public:
   // devices: how many there are; each has a pool.
   BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& staging, core::Counters& counters,
-           const Config& config, size_t devices, Upcalls& above);
+           const Config& config, size_t devices, Upcalls& upcalls);
   BlockMap(const BlockMap&) = delete;
   BlockMap& operator=(const BlockMap&) = delete;
 
@@ -122,7 +122,7 @@ class BlockMap {
   const store::Space& space_;
   core::Counters& counters_;
   const Config& config_;
-  Upcalls& above_;
+  Upcalls& upcalls_;
 
   core::BigMutex mutex_;
   BlockWaiters waiters_ VMEM_GUARDED_BY(core::big_lock);  // each for one block

@@ -332,7 +332,7 @@ Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     default:
       break;
   }
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   if (!after.empty()) {
     host_.page_in.run(lock, after);
   }

@@ -313,7 +313,7 @@ void RegionFree::give_blocks_back(Lock& lock, Region& r, OnDevices* on_devices) 
   calls_.region_create.credit(r);
   ctx_.map.progress().made();
   DeferredWork after;
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   lock.unlock();
   host_.page_in.run(after);
   for (const core::Extent e : extents) ctx_.space.release(e);

@@ -48,7 +48,7 @@ Status Tunables::set_host_budget(uint64_t bytes) {
   ctx_.budget.trim();
   ctx_.map.resize_policies();
   host_.pressure.wake_all_reclaim();
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   lock.unlock();
   host_.page_in.run(after);
   return {};

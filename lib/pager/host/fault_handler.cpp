@@ -70,7 +70,7 @@ bool FaultHandler::serve_events(int timeout_ms) {
       Lock lock(ctx_.map.mutex());
       host_.pressure.press(e.bytes);
     }
-    if (e.kind == trap::Event::Kind::tunables) ctx_.above.tunables_changed();
+    if (e.kind == trap::Event::Kind::tunables) ctx_.upcalls.tunables_changed();
   }
   core::step("fault.read");
   const uint64_t now = now_ns();

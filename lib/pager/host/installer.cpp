@@ -90,7 +90,7 @@ void Installer::refused(Transition* m, const Status& s, DeferredWork& after) {
     r.table.mark(m->block, core::kFaultPending);
     host_.waits.starve_fault(r, m->block, m->since_ns, m->mark);
     ctx_.map.free_transition(m);
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
     return;
   }
   // The frame still has the bytes: nothing is lost, and the access waits for the next try.
@@ -155,7 +155,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   if (m->pinned_in_policy) ctx_.map.policy(block.aux).unhold(block.aux);
   if (torn) {
     lose_filled(m, s);
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
     return;
   }
   if (!s.ok()) {
@@ -193,7 +193,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
   ctx_.map.admit(r, m->block, frame.shadow);
   if (m->read.started_ns != 0) ctx_.counters.fault_took(now_ns() - m->read.started_ns);
   ctx_.map.free_transition(m);
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
 }
 
 // After a fill() that stopped half way, or found a page in its way. Returns true if the block's

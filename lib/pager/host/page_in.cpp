@@ -41,7 +41,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? ctx_.frames.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
-  std::byte* const bytes = ctx_.above.staging_frame(r, ctx_.staging.of(r).growth.reserve());
+  std::byte* const bytes = ctx_.upcalls.staging_frame(r, ctx_.staging.of(r).growth.reserve());
   if (bytes == nullptr) {
     if (scratch != nullptr) ctx_.frames.put_bounce(scratch, r.block_size);
     return false;
@@ -175,7 +175,7 @@ void PageIn::abandon_fill(Transition* m, DeferredWork& after) {
   r.table.forget_read_ahead(m->block);
   r.table.abandon_read(m->block);
   ctx_.map.free_transition(m);
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
 }
 
 // The kernel had no memory to read a block that is wanted: the block is read later.
@@ -203,7 +203,7 @@ void PageIn::fail_fill(Transition* m, bool shows_file, DeferredWork& after) {
   r.keep_reason(m->block, m->status);
   if (!shows_file) host_.failed.fail_accesses(r, m->block);
   ctx_.map.free_transition(m);
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
 }
 
 // The frame has the block's bytes: the block goes in place, or is staged.
@@ -220,7 +220,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
     const BlockIndex b = m->block;
     ctx_.map.free_transition(m);
     settle(r, b, after);
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
     return;
   }
   const bool stay_held = !wanted && (block.flags & core::kReadaheadMarker) != 0 &&
@@ -229,7 +229,7 @@ void PageIn::settle_read(Transition* m, DeferredWork& after) {
     r.table.end_read(m->block);
     ctx_.map.admit(r, m->block, ctx_.map.frame_table()[block.aux].shadow);
     ctx_.map.free_transition(m);
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
     return;
   }
   // If every block is stored to, write protection of a block that was read ahead only costs a
@@ -320,7 +320,7 @@ void PageIn::finish_read(Transition* m, DeferredWork& after) {
 
 void PageIn::serve_waiting(Lock& lock) {
   DeferredWork after;
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   run(lock, after);
 }
 
@@ -402,7 +402,7 @@ bool PageIn::populate(Transition* m, DeferredWork& after) {
   if ((block.flags & core::kFaultPending) != 0) host_.waits.starve_fault(r, b, m->read.started_ns, m->mark);
   m->status = {};  // waiters look at the block again
   ctx_.map.free_transition(m);
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   return false;
 }
 

@@ -98,9 +98,9 @@ void Reclaim::loop() {
     // Blocks may also wait because the frame table is full.
     const bool too_many = !host_.waits.queue().empty() && ctx_.map.frame_table().free() == 0;
     what.host = host_.waits.must_evict() || what.stuck || too_many;
-    if (what.host) ctx_.above.host_is_short();
+    if (what.host) ctx_.upcalls.host_is_short();
     ctx_.reserve.set_refilling(what.host && !what.stuck);
-    what.staging = ctx_.above.short_of_staging(next_staging);
+    what.staging = ctx_.upcalls.short_of_staging(next_staging);
     if (!what.host && !what.staging && host_.waits.queue().empty()) {
       if (host_.reclaim_requests.empty()) wait_for_work(lock);
       continue;
@@ -198,7 +198,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging) {
   for (size_t i = 0; i < count; ++i) {
     Frame& frame = ctx_.map.frame_table()[victims[i].id];
     if (frame.is_copy) {
-      copies |= ctx_.above.evict_copy(victims[i].id);
+      copies |= ctx_.upcalls.evict_copy(victims[i].id);
       continue;
     }
     Region& r = *frame.region;
@@ -237,7 +237,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging) {
   if (batch.empty() && !copies) host_.pressure.wait_for(lock, std::chrono::milliseconds(5));
   if (copies || (batch.empty() && what.stuck)) {  // frames may have come free
     DeferredWork after;
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
     if (!after.empty()) host_.page_in.run(lock, after);
   }
   if (!batch.empty()) host_.writeback.evict_batch(lock, batch.all());

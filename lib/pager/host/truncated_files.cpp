@@ -66,7 +66,7 @@ Status TruncatedFiles::revive(Lock& lock, Region& r, BlockIndex b) {
     ctx_.trap.wake(r.address(b), r.block_size).ignore();
     ctx_.map.free_transition(m);
   }
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   host_.page_in.run(lock, after);
   return s;
 }

@@ -51,7 +51,7 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
     }
     if (all_pinned) ctx_.writes.pinned(now_ns());
     for (Transition* m : batch) settle_taken(m, after);
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
   }
   host_.page_in.run(after);
 }
@@ -221,7 +221,7 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
   const Block& block = r.table[m->block];
   if (!m->status.ok() && m->write.background) {
     put_back_dirty(m, after);
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
     return;
   }
   if (!m->status.ok()) {
@@ -235,7 +235,7 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
     }
     host_.writer.give_back_extent(m);
     put_back(m, after);
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
     return;
   }
   r.backing == Backing::file_shared ? ctx_.writes.file_succeeded(r) : ctx_.writes.succeeded();
@@ -258,7 +258,7 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
   } else {
     let_go(m, after);  // let_go() reads the block back if it is wanted
   }
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   host_.failed.revive_dropped();
 }
 

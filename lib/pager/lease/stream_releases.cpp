@@ -377,7 +377,7 @@ void StreamReleases::add(Lock& lock, std::span<const BlockSpan> spans, void* end
   for (const BlockSpan& s : spans) --s.region->counts.in_flight;
   ctx_.map.notify();
   // If no memory is short, reclaim threads sleep, and a release gives them nothing to do.
-  if (host_.waits.must_evict() || !host_.waits.queue().empty() || ctx_.above.short_of_staging(kStagingPools))
+  if (host_.waits.must_evict() || !host_.waits.queue().empty() || ctx_.upcalls.short_of_staging(kStagingPools))
     host_.pressure.wake_all_reclaim();
 }
 

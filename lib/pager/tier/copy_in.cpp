@@ -83,7 +83,7 @@ void CopyIn::pull(Batch& batch, int d) {
       if (failed) ctx_.map.free_transition(m);
       return failed;
     });
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
   }
   host_.page_in.run(after);
 }
@@ -263,7 +263,7 @@ void CopyIn::end_in(InBatch& in) {
   }
   if (full) ctx_.device_set.follow_down(d, kept);
   if (!ctx_.queues.demotion_requests.empty()) ctx_.device_set.work().notify_one();
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   lock.unlock();
   host_.page_in.run(after);
 }

@@ -134,7 +134,7 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   if (!shown && ctx_.cpu_mappings.ask(r, b, now_ns(), since(m))) ctx_.device_set.work().notify_one();
   if (ctx_.device_set[block.device].lost) ctx_.device_set[block.device].rescue = true;
   ctx_.map.free_transition(m);
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   lock.unlock();
   host_.page_in.run(after);
 }

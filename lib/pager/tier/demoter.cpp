@@ -173,7 +173,7 @@ void Demoter::end_part(OutPart& part, Batch& writes, Batch& unmapped, DeferredWo
       settle_left(m, copied, !s.ok(), after);
     }
   }
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
 }
 
 // State demoting; each status says why the block stays. Map the blocks before they are at rest: a
@@ -186,7 +186,7 @@ void Demoter::keep_mapped(Batch& unmapped, DeferredWork& after) {
     }).ignore();
     Lock lock(ctx_.map.mutex());
     undo_leaving(m, Status(m->status));
-    ctx_.above.memory_freed(after);
+    ctx_.upcalls.memory_freed(after);
   }
   unmapped.clear();
 }
@@ -440,7 +440,7 @@ void Demoter::finish_write(Transition* m, DeferredWork& after) {
   const core::FrameId id = block.aux;
   if (ctx_.map.frame_table()[id].admitted) ctx_.map.policy(id).unhold(id);
   ctx_.map.free_transition(m);
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
 }
 
 }  // namespace vmem::pager

@@ -116,7 +116,7 @@ void PeerMigrator::settle_all(std::span<Transition* const> moved, int d) {
   if (ctx_.device_set.own_page_tables()) ctx_.device_set[static_cast<size_t>(d)].budget.set_keeps(true);
   for (Transition* m : moved) settle(m, d);
   if (full) ctx_.device_set.follow_down(d, kept);
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   lock.unlock();
   host_.page_in.run(after);
 }

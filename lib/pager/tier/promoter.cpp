@@ -313,7 +313,7 @@ void Promoter::read_over(Transition* m, DeferredWork& after) {
   const BlockIndex b = m->block;
   ctx_.map.free_transition(m);
   host_.page_in.settle(r, b, after);
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
 }
 
 }  // namespace vmem::pager

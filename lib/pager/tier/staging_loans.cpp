@@ -102,7 +102,7 @@ void StagingLoans::take_back(Lock& lock, Region& r) {
   DeferredWork after;
   for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1)) end(r, b, after);
   ctx_.map.notify();
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   host_.page_in.run(lock, after);
 }
 
@@ -116,7 +116,7 @@ void StagingLoans::end(const KernelRange& range, std::span<const uint32_t> block
     end(*r, first + number, after);
   }
   ctx_.map.notify();
-  ctx_.above.memory_freed(after);
+  ctx_.upcalls.memory_freed(after);
   lock.unlock();
   host_.page_in.run(after);
 }
