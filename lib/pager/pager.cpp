@@ -81,7 +81,8 @@ void Pager::memory_freed(DeferredWork& after) {
   while (!host_.waits.queue().empty()) {
     const MemoryWaiter s = host_.waits.queue().front();
     const Block& block = s.region->table[s.block];
-    if (block.state == State::unpopulated && !ctx_.tables.may_grow(*s.region, s.block)) {  // no memory for its table
+    if (block.state == State::unpopulated &&
+        !ctx_.metadata_charges.may_grow(*s.region, s.block)) {  // no memory for its table
       s.region->table.answer_faults(s.block);
       if (s.urgency == Urgency::fault) host_.failed.refuse_growth(*s.region, s.block);
       ctx_.map.notify();  // an acquire that waits returns the reason
@@ -94,7 +95,7 @@ void Pager::memory_freed(DeferredWork& after) {
   }
   // Memory may also come free without a write that succeeds: a region was freed, or a lease
   // released.
-  ctx_.tables.try_again();
+  ctx_.metadata_charges.try_again();
   if (host_.failed.any_dropped() && ctx_.budget.available() >= ctx_.reserve.largest_block())
     host_.failed.revive_dropped();
   host_.readahead.pump_speculative(after);
@@ -190,7 +191,7 @@ std::string Pager::check() {
     }
   }
   if (staging_bytes != ctx_.budget.charged(Use::staging)) return "staging frames and their charge disagree";
-  if (std::string s = ctx_.tables.check(tables); !s.empty()) return s;
+  if (std::string s = ctx_.metadata_charges.check(tables); !s.empty()) return s;
   if (std::string s = leases_.lease_manager.check(); !s.empty()) return s;
   return ctx_.device_set.check();
 }

@@ -176,7 +176,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
     map.new_entry(r, b, nullptr, pool);
     change(r.table, b, core::State::unpopulated, core::State::promoting);
     edit(r.table, b).device = static_cast<uint8_t>(d);
-    tables.charge(r);
+    metadata_charges.charge(r);
     gpus[static_cast<size_t>(d)].budget.charge(r.block_size);
     change(r.table, b, core::State::promoting, core::State::on_device);
     map.admit(r, b, map.nonresident_age().shadow());
@@ -194,7 +194,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
     change(r.table, b, core::State::on_device, core::State::demoting);
     map.free_entry(b, r);
     change(r.table, b, core::State::demoting, core::State::unpopulated);
-    tables.charge(r);
+    metadata_charges.charge(r);
   }
   // Sets a budget that is large enough for staging frames, and makes some for the region.
   void supply_frames(const Region& r) {

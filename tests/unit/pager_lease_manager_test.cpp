@@ -102,7 +102,7 @@ TEST_F(PagerLeaseManager, ARegionThatGoesTakesItsLeasesWithIt) {
   ASSERT_TRUE(lease_manager.grant({&r, 2, 3}, VMEM_READ, 0, a).ok());
   const auto gone = std::move(map.regions().extract(reinterpret_cast<uintptr_t>(r.base)).mapped());
   lease_manager.forget(lock, *gone);
-  tables.credit(*gone);
+  metadata_charges.credit(*gone);
   reserve.remove_region(kUnit);
   EXPECT_EQ(reserve.pinned(), 0u);
   EXPECT_EQ(gpus[0].budget.leased(), 0u);

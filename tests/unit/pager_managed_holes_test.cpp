@@ -45,7 +45,7 @@ TEST_F(PagerManagedHoles, NoCallReachesFromOneRegionIntoTheNext) {
     BigLock lock(map.mutex());
     r.size = r.span = 2 * kUnit;
     reserve.add_region(kUnit);
-    tables.charge(*second);
+    metadata_charges.charge(*second);
     map.regions().emplace(reinterpret_cast<uintptr_t>(second->base), std::move(second));
   }
   holes.restore_trap(ranges);

@@ -49,7 +49,7 @@ class PagerParts : public ::testing::Test, protected Upcalls {
       EXPECT_TRUE(frames.want_bounce(kBlock, 32 * kBlock, 32 * kBlock).ok());
     }
     reserve.add_region(size);
-    tables.charge(made);
+    metadata_charges.charge(made);
     return made;
   }
   // Puts the block in place and charges its memory, as after a read.
@@ -159,7 +159,7 @@ class PagerParts : public ::testing::Test, protected Upcalls {
   FaultDeadline& clock = ctx.deadline;
   CpuMappings& cpu_mappings = ctx.cpu_mappings;
   FaultReserve& reserve = ctx.reserve;
-  MetadataCharges& tables = ctx.tables;
+  MetadataCharges& metadata_charges = ctx.metadata_charges;
   MemoryPressure& pressure = host.pressure;
   FailedBlocks& failed = host.failed;
   MemoryWaits& waits = host.waits;

@@ -25,7 +25,7 @@ class PagerTruncatedFiles : public ManagedParts {
     BigLock lock(map.mutex());
     r.backing = Backing::file_private;
     change(r.table, 0, State::unpopulated, State::poisoned);
-    tables.charge(r);
+    metadata_charges.charge(r);
     edit(r.table, 0).flags |= static_cast<uint16_t>(core::kShowsFile | core::kFaultPending | more);
     return r;
   }

@@ -20,7 +20,7 @@ PagerContext::PagerContext(const Backends& backends, Config settings, Upcalls& p
       deadline(map, writes, config),
       cpu_mappings(trap, map.frame_table(), deadline, counters, devices != nullptr && device_set.own_page_tables()),
       reserve(budget, frames, cpu_mappings),
-      tables(budget, reserve, map.frame_table(), map.transitions(), trap) {
+      metadata_charges(budget, reserve, map.frame_table(), map.transitions(), trap) {
   map.policy_of(kHostPool).resize(0, config.host_budget / core::kPage);
 }
 

@@ -57,7 +57,7 @@ struct PagerContext {
   FaultDeadline deadline;
   CpuMappings cpu_mappings VMEM_GUARDED_BY(core::big_lock);
   FaultReserve reserve VMEM_GUARDED_BY(core::big_lock);
-  MetadataCharges tables VMEM_GUARDED_BY(core::big_lock);
+  MetadataCharges metadata_charges VMEM_GUARDED_BY(core::big_lock);
 };
 
 }  // namespace vmem::pager

@@ -317,7 +317,7 @@ Status Advise::drop_block(Lock& lock, Region& r, BlockIndex b, bool* skipped) {
     case State::stored:
       host_.failed.forget_store_copy(r, b);
       r.table.forget_contents(b);
-      ctx_.tables.charge(r);
+      ctx_.metadata_charges.charge(r);
       break;
     case State::poisoned:
       if (r.lost)

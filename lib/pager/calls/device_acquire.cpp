@@ -392,7 +392,7 @@ Status DeviceAcquire::bring(Lock& lock, const BlockSpan& span, unsigned access, 
     if (ask != nullptr && block.state == State::isolating && ctx_.map.frame_table()[block.aux].lent_to_kernels &&
         now_ns() - begun > ask->patience_ns)
       return error(EALREADY, "a block is lent to kernels of another range");
-    if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return host_.failed.no_table(r, b);
+    if (block.state == State::unpopulated && !ctx_.metadata_charges.may_grow(r, b)) return host_.failed.no_table(r, b);
     if (coming.mark == StallClock::kNone) coming.mark = ctx_.deadline.look(now_ns());
     const bool pauses =
         (block.state == State::unpopulated || block.state == State::stored) && host_.failed.asleep(r, b);

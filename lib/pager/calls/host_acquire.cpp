@@ -166,7 +166,8 @@ Status HostAcquire::bring(Lock& lock, Region& r, BlockIndex b, unsigned access, 
           if (Status s = wait_for_retry(lock, r, b, &coming); !s.ok()) return s;
           continue;
         }
-        if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return host_.failed.no_table(r, b);
+        if (block.state == State::unpopulated && !ctx_.metadata_charges.may_grow(r, b))
+          return host_.failed.no_table(r, b);
         if ((access & VMEM_WRITE) != 0) r.table.mark(b, core::kStorePending);
         if (!MemoryWaitQueue::marked(block) && !host_.page_in.start_fill(r, b, Urgency::acquire, after)) {
           if (!host_.waits.starve(r, b, Urgency::acquire)) return no_memory();

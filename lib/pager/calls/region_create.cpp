@@ -226,11 +226,11 @@ bool RegionCreate::reserve_blocks(Lock& lock, Region& r) {
   }
   if (!ctx_.frames.want_slots(r.block_size) || !ctx_.map.reserve_transition(kMoves) ||
       !host_.waits.queue().reserve(kWaiting) || !host_.readahead_queue.reserve(kWaiting) ||
-      !host_.failed.reserve(kWaiting) || !ctx_.tables.reserve())
+      !host_.failed.reserve(kWaiting) || !ctx_.metadata_charges.reserve())
     return false;
   r.charge.reserved_blocks = at_once;
   ctx_.totals.reserved_blocks += at_once;
-  ctx_.tables.count();
+  ctx_.metadata_charges.count();
   return true;
 }
 
@@ -267,7 +267,7 @@ Status RegionCreate::charge(Lock& lock, Region& r, uint64_t mark) {
     }
   }
   if (r.gpu) ++ctx_.staging.of(r).regions;
-  ctx_.tables.charge(r);
+  ctx_.metadata_charges.charge(r);
   ctx_.reserve.add_region(r.block_size);
   if (ctx_.reserve.fits(0)) return {};
   Status s =
@@ -285,7 +285,7 @@ void RegionCreate::credit(Region& r) {
   ctx_.totals.reserved_blocks -= std::exchange(r.charge.reserved_blocks, 0);
   if (r.bounces) ctx_.frames.unwant_bounce(r.block_size);
   if (r.gpu && --ctx_.staging.of(r).regions == 0) ctx_.device_set.work().notify_all();  // others may use its frames
-  ctx_.tables.credit(r);
+  ctx_.metadata_charges.credit(r);
   ctx_.reserve.remove_region(r.block_size);
 }
 

@@ -27,7 +27,7 @@ RegionFree::RegionFree(PagerContext& ctx, Calls& calls)
 void RegionFree::forget(Region& r) {
   host_.waits.queue().forget(r);
   host_.failed.forget(r);
-  ctx_.tables.forget(r);
+  ctx_.metadata_charges.forget(r);
   host_.readahead_queue.forget(r);
   host_.reclaim_requests.forget(r);
   ctx_.map.dirty().forget(r);

@@ -324,7 +324,7 @@ Status FailedBlocks::no_table(const Region& r, BlockIndex b) const {
       "for each %s of it in which anything was stored), beside %s of buffers, %s leased and %s for blocks "
       "that move; raise host_budget, choose a larger block_size, or drop what is not needed with "
       "VMEM_ADVISE_DONT_NEED; %s",
-      core::human_bytes(ctx_.budget.wanted()).c_str(), core::human_bytes(ctx_.tables.bytes()).c_str(),
+      core::human_bytes(ctx_.budget.wanted()).c_str(), core::human_bytes(ctx_.metadata_charges.bytes()).c_str(),
       core::human_bytes(r.charge.table).c_str(), core::human_bytes(core::kPage).c_str(),
       core::human_bytes(core::BlockTable::kChunk * r.block_size).c_str(),
       core::human_bytes(ctx_.frames.least_overhead() - ctx_.budget.charged(Use::tables)).c_str(),
@@ -338,7 +338,7 @@ void FailedBlocks::refuse_growth(Region& r, BlockIndex b) {
   const Status why = no_table(r, b);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: an access gets SIGBUS", static_cast<int>(why.text().size()),
                  why.text().data());
-  if (const Status failed = ctx_.tables.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
+  if (const Status failed = ctx_.metadata_charges.refuse(r, b); !failed.ok()) answer_later(r, b, failed);
 }
 
 bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
@@ -346,7 +346,7 @@ bool FailedBlocks::drop(Region& r, BlockIndex b, const Status& why) {
   r.table.answer_faults(b);
   r.table.mark(b, core::kDropped);
   r.table.poison(b);
-  ctx_.tables.charge(r);
+  ctx_.metadata_charges.charge(r);
   r.keep_reason(b, why);
   fail_accesses(r, b);
   return true;

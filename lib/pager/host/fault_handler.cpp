@@ -213,7 +213,8 @@ void FaultHandler::met_absent(Region& r, BlockIndex b, const trap::Fault& fault,
   const Block& block = r.table[b];
   if ((block.flags & core::kFaultPending) != 0) return;  // it waits for memory already
   core::add(ctx_.counters.faults);
-  if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return host_.failed.refuse_growth(r, b);
+  if (block.state == State::unpopulated && !ctx_.metadata_charges.may_grow(r, b))
+    return host_.failed.refuse_growth(r, b);
   r.table.mark(b, wanted);
   DeferredWork fill;
   if (!host_.page_in.start_fill(r, b, Urgency::fault, fill)) host_.waits.starve_fault(r, b, 0, 0, fault.thread);

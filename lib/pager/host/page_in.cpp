@@ -37,7 +37,8 @@ PageIn::PageIn(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
 bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after) {
   const Block& block = r.table[b];
-  if ((block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) || !ctx_.map.reserve_block()) return false;
+  if ((block.state == State::unpopulated && !ctx_.metadata_charges.may_grow(r, b)) || !ctx_.map.reserve_block())
+    return false;
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? ctx_.frames.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
@@ -51,7 +52,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   const FrameId id = ctx_.map.new_entry(r, b, bytes, staging_pool(r));
   ctx_.map.frame_table()[id].shadow = shadow;
   r.table.begin_read(b);
-  ctx_.tables.charge(r);
+  ctx_.metadata_charges.charge(r);
   Transition* m = ctx_.map.new_transition(r, b);
   m->image = bytes;
   m->coded = scratch;
@@ -65,13 +66,14 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
 
 bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& after, const MemoryWaiter* waited) {
   const Block& block = r.table[b];
-  if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return false;
+  if (block.state == State::unpopulated && !ctx_.metadata_charges.may_grow(r, b)) return false;
   if (!ctx_.map.reserve_block()) {
     host_.pressure.wake_reclaim();
     return false;
   }
   const size_t size = r.block_size;
-  const uint64_t grows = ctx_.tables.growth(r, b), keep = grows + ctx_.reserve.left_free(urgency, size + grows);
+  const uint64_t grows = ctx_.metadata_charges.growth(r, b),
+                 keep = grows + ctx_.reserve.left_free(urgency, size + grows);
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* image = nullptr;
   std::byte* scratch = nullptr;
@@ -100,7 +102,7 @@ bool PageIn::start_fill(Region& r, BlockIndex b, Urgency urgency, DeferredWork& 
   const FrameId id = ctx_.map.new_entry(r, b, image);
   ctx_.map.frame_table()[id].shadow = shadow;
   r.table.begin_read(b);
-  ctx_.tables.charge(r);
+  ctx_.metadata_charges.charge(r);
   Transition* m = ctx_.map.new_transition(r, b);
   m->image = image;
   m->coded = scratch;

@@ -138,7 +138,7 @@ void Readahead::read_beside(Region& r, BlockIndex b, TransitionList& reads) {
     // waits.
     const bool stored = block.state == State::stored;
     const bool in_file =
-        block.state == State::unpopulated && r.from_file() && !r.in_hole(n) && ctx_.tables.may_grow(r, n);
+        block.state == State::unpopulated && r.from_file() && !r.in_hole(n) && ctx_.metadata_charges.may_grow(r, n);
     DeferredWork fill;
     if ((!stored && !in_file) || (block.flags & core::kFaultPending) != 0 || MemoryWaitQueue::marked(block) ||
         !host_.readahead_queue.may_start(r.block_size, cap) ||
@@ -245,7 +245,7 @@ void Readahead::pump_speculative(DeferredWork& after) {
         // Nothing to read ahead in a hole: zeros are made faster than they are moved.
         !(block.state == State::unpopulated &&
           (!r.from_file() || (s.urgency == Urgency::readahead && r.in_hole(s.next)) ||
-           !ctx_.tables.may_grow(r, s.next)))) {
+           !ctx_.metadata_charges.may_grow(r, s.next)))) {
       if (r.gpu && s.urgency == Urgency::prefetch) {  // most likely on its way to a device
         if (!host_.page_in.start_staging(r, s.next, Urgency::prefetch, after)) return;
       } else if (!host_.page_in.start_fill(r, s.next, s.urgency, after)) {

@@ -54,7 +54,7 @@ Status TruncatedFiles::revive(Lock& lock, Region& r, BlockIndex b) {
   if (s.ok() && hides) {
     r.table.clear(b, core::kShowsFile | core::kLost | core::kTold | core::kUnanswered);
     r.table.abandon_read(b);
-    ctx_.tables.charge(r);
+    ctx_.metadata_charges.charge(r);
     r.reasons.erase(b);
     ctx_.map.free_transition(m);
     host_.page_in.settle(r, b, after);

@@ -380,7 +380,7 @@ void Writeback::let_go(Transition* m, DeferredWork& after) {
   ctx_.map.free_entry(m->block, r);
   if (r.from_file() && !block.extent) r.table.forget_digest(m->block);
   r.table.let_go(m->block);
-  ctx_.tables.charge(r);
+  ctx_.metadata_charges.charge(r);
   const BlockIndex b = m->block;
   ctx_.map.free_transition(m);
   host_.page_in.settle(r, b, after);

@@ -44,14 +44,14 @@ Status LeaseManager::grant(const BlockSpan& span, unsigned access, int location,
   }
   const uint64_t tables = ctx_.budget.charged(memory::Use::tables);
   const bool prepared = r.leases.prepare(span.first, span.last, stream);
-  ctx_.tables.charge_leases(r);
+  ctx_.metadata_charges.charge_leases(r);
   const uint64_t fresh = (span.last - span.first + 1 - r.leases.leased(span.first, span.last)) * r.block_size;
   const uint64_t wanted = location < 0 ? fresh : 0, kept = ctx_.reserve.bytes() + ctx_.frames.least_overhead();
   const bool costs = wanted != 0 || ctx_.budget.charged(memory::Use::tables) > tables;
   const bool fits = !costs || ctx_.reserve.fits(wanted);
   if (!prepared || !fits) {
     r.leases.join(span.first, span.last);
-    ctx_.tables.charge_leases(r);
+    ctx_.metadata_charges.charge_leases(r);
     if (!prepared) return no_memory();
     return error(ENOMEM,
                  "the lease does not fit: host_budget %s less %s for faults, buffers and tables, %s leased already; "
@@ -60,7 +60,7 @@ Status LeaseManager::grant(const BlockSpan& span, unsigned access, int location,
                  core::human_bytes(ctx_.reserve.pinned()).c_str(), holders().c_str());
   }
   const LeaseMap::Change change = r.leases.acquire(span.first, span.last, location, stream, access);
-  ctx_.tables.charge_leases(r);
+  ctx_.metadata_charges.charge_leases(r);
   count(r, location, change.leased, 0, true);
   count(r, location, 0, change.ending, false);
   ++r.counts.granted;
@@ -70,7 +70,7 @@ Status LeaseManager::grant(const BlockSpan& span, unsigned access, int location,
 void LeaseManager::take_back(const BlockSpan& span, unsigned access, int location, void* stream) {
   Region& r = *span.region;
   const LeaseMap::Change change = r.leases.take_back(span.first, span.last, location, stream, access);
-  ctx_.tables.charge_leases(r);
+  ctx_.metadata_charges.charge_leases(r);
   count(r, location, change.leased, 0, false);
   count(r, location, 0, change.ending, true);
   if (change.leased != 0) ctx_.map.progress().made();
@@ -87,7 +87,7 @@ Status LeaseManager::release(Lock& lock, std::span<const BlockSpan> spans, const
       Region& r = *spans[k].region;
       const uint64_t lost = r.leases.join(spans[k].first, spans[k].last);
       count(r, VMEM_HOST, lost, 0, false);
-      ctx_.tables.charge_leases(r);
+      ctx_.metadata_charges.charge_leases(r);
       if (lost != 0) ctx_.map.progress().made();
     }
   };
@@ -142,7 +142,7 @@ void LeaseManager::revive(const PendingRelease& ending) {
     const LeaseMap::Change change = s.region->leases.revive(s.first, s.last, ending.stream);
     count(*s.region, ending.device, 0, change.ending, false);
     s.region->leases.join(s.first, s.last);
-    ctx_.tables.charge_leases(*s.region);
+    ctx_.metadata_charges.charge_leases(*s.region);
   }
 }
 
@@ -150,7 +150,7 @@ void LeaseManager::end(const PendingRelease& ending) {
   for (const BlockSpan& s : ending.spans) {
     const LeaseMap::Change change = s.region->leases.end(s.first, s.last, ending.stream);
     count(*s.region, ending.device, change.leased, change.ending, false);
-    ctx_.tables.charge_leases(*s.region);
+    ctx_.metadata_charges.charge_leases(*s.region);
   }
 }
 

@@ -136,7 +136,7 @@ std::optional<Start> Promoter::not_now(Region& r, BlockIndex b, int d, Urgency u
     default:
       return Start::wait;
   }
-  if (block.state == State::unpopulated && !ctx_.tables.may_grow(r, b)) return Start::no_room;
+  if (block.state == State::unpopulated && !ctx_.metadata_charges.may_grow(r, b)) return Start::no_room;
   // The budget has become too small for the block: a hint would wait for ever.
   if (r.block_size > g.budget.limit() && urgency != Urgency::acquire) return Start::done;
   if (!g.budget.fits(r.block_size) || !ctx_.map.reserve_block()) return Start::no_room;
@@ -233,7 +233,7 @@ void Promoter::claim_in_store(Region& r, BlockIndex b, int d, Urgency urgency, s
   ctx_.map.frame_table()[id].dev.hinted = hinted;
   r.table.clear(b, core::kDirty);
   r.table.begin_promote(b, d);
-  ctx_.tables.charge(r);
+  ctx_.metadata_charges.charge(r);
   Transition* m = ctx_.map.new_transition(r, b);
   m->device = d;
   m->way = core::Way::to_device;
