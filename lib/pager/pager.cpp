@@ -165,7 +165,7 @@ std::string Pager::check() {
   }
   if (std::string s = ctx_.cpu_mappings.check(); !s.empty()) return s;
   if (std::string s = ctx_.frames.check(); !s.empty()) return s;
-  if (std::string s = ctx_.writes.check(ctx_.map.transitions().all(), now_ns()); !s.empty()) return s;
+  if (std::string s = ctx_.writeback_throttle.check(ctx_.map.transitions().all(), now_ns()); !s.empty()) return s;
   if (std::string s = host_.waits.queue().check(); !s.empty()) return s;
   if (std::string s = host_.failed.check(); !s.empty()) return s;
   if (std::string s = leases_.releases.check(); !s.empty()) return s;

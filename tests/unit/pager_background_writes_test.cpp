@@ -162,7 +162,7 @@ TEST_F(BackgroundWritesByHand, AFileThatRefusesIsLeftAloneForAWhileAndOthersAreW
   EXPECT_NE(flags(bad, 0, core::kUnknown), 0u) << "the file may have a part of it";
   {
     BigLock lock(map.mutex());
-    EXPECT_EQ(writes.pause(now_ns()), 0u) << "evictions do not wait for it";
+    EXPECT_EQ(writeback_throttle.pause(now_ns()), 0u) << "evictions do not wait for it";
     EXPECT_GT(bad.source.refused_until_ns, 0u);
     bad.source.refused_until_ns = start + 4 * kHour;
   }

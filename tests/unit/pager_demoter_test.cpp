@@ -164,7 +164,7 @@ TEST_F(PagerDemoter, AWriteThatFailsLeavesTheBlockDirtyOnItsDevice) {
   EXPECT_NE(flags(r, 0, core::kDirty), 0);
   EXPECT_EQ(used_frames(r), 0u);
   BigLock lock(map.mutex());
-  writes.take_error().ignore();
+  writeback_throttle.take_error().ignore();
   failed.clear_unknown(r, 0);
   edit(r.table, 0).flags = 0;
   remove(r, 0);
@@ -245,7 +245,7 @@ TEST_F(PagerDemoter, AWriteThatFailsLeavesItsMarkUntilOneIsDone) {
   EXPECT_EQ(used_frames(r), 0u);
   {
     BigLock lock(map.mutex());
-    writes.take_error().ignore();
+    writeback_throttle.take_error().ignore();
   }
   end(r);
 }

@@ -114,7 +114,7 @@ TEST_F(SpareCopies, ABlockThatSomebodyWantsDoesNotWaitForTheTurnOfOthers) {
   EXPECT_EQ(value, 9u);
   BigLock lock(map.mutex());
   budget.set(kBudget);
-  writes.has_room();
+  writeback_throttle.has_room();
 }
 
 }  // namespace

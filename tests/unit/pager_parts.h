@@ -111,7 +111,7 @@ class PagerParts : public ::testing::Test, protected Upcalls {
     EXPECT_EQ(failed.check(), "");
     EXPECT_EQ(waits.queue().check(), "");
     EXPECT_EQ(page_in.check(), "");
-    EXPECT_EQ(writes.check(map.transitions().all(), now_ns()), "");
+    EXPECT_EQ(writeback_throttle.check(map.transitions().all(), now_ns()), "");
     EXPECT_FALSE(map.transitions().in_flight());
   }
 
@@ -155,7 +155,7 @@ class PagerParts : public ::testing::Test, protected Upcalls {
   FramePool& frames = ctx.frames;
   StagingPoolSet& staging = ctx.staging;
   BlockMap& map = ctx.map;
-  WritebackThrottle& writes = ctx.writes;
+  WritebackThrottle& writeback_throttle = ctx.writeback_throttle;
   FaultDeadline& clock = ctx.deadline;
   CpuMappings& cpu_mappings = ctx.cpu_mappings;
   FaultReserve& reserve = ctx.reserve;

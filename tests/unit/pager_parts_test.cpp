@@ -375,7 +375,7 @@ TEST_F(PagerWriteback, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
   const auto pause = [&] {
     BigLock lock(map.mutex());
     write_back.evict_batch(lock, {});
-    return writes.pause(now_ns());
+    return writeback_throttle.pause(now_ns());
   };
   meets_a_pin(true);
   EXPECT_EQ(pause(), 0u) << "others are tried first";
@@ -383,7 +383,7 @@ TEST_F(PagerWriteback, NothingButAKnownPinThatReclaimMeetsPausesReclaim) {
   EXPECT_EQ(pause(), 0u) << "a call chose it";
   meets_a_pin(true);
   BigLock lock(map.mutex());
-  EXPECT_GT(writes.pause(0), 0u) << "there is nothing else";
+  EXPECT_GT(writeback_throttle.pause(0), 0u) << "there is nothing else";
 }
 
 TEST_F(PagerWriteback, WhatWasStoredToIsWrittenBeforeItsMemoryGoes) {
@@ -393,13 +393,13 @@ TEST_F(PagerWriteback, WhatWasStoredToIsWrittenBeforeItsMemoryGoes) {
   engine.hold(store::Io::Op::write, true);
   take(r, 0);
   EXPECT_EQ(state(r, 0), State::writing_back);
-  EXPECT_EQ(writes.leaving(), kBlock) << "it will come free";
+  EXPECT_EQ(writeback_throttle.leaving(), kBlock) << "it will come free";
   EXPECT_EQ(budget.charged(memory::Use::blocks), kBlock);
   engine.hold(store::Io::Op::write, false);
   engine.let_go();
   engine.until_idle();
   EXPECT_EQ(state(r, 0), State::stored);
-  EXPECT_EQ(writes.leaving(), 0u);
+  EXPECT_EQ(writeback_throttle.leaving(), 0u);
   EXPECT_EQ(space.extents(), 1u);
   bring(r, 0);
   uint64_t value = 0;
@@ -417,11 +417,11 @@ TEST_F(PagerStoreWriter, AWriteThatFailedLeavesTheBlockInMemoryAndUnknownAndGive
   EXPECT_EQ(state(r, 0), State::resident);
   EXPECT_NE(flags(r, 0, core::kUnknown), 0);
   EXPECT_EQ(space.extents(), 0u);
-  EXPECT_NE(writes.pause(now_ns()), 0u) << "the next try waits";
+  EXPECT_NE(writeback_throttle.pause(now_ns()), 0u) << "the next try waits";
   {
     BigLock lock(map.mutex());
     EXPECT_EQ(failed.unknown_blocks(), 1u);
-    EXPECT_EQ(writes.take_error().code(), -EIO) << "nobody had been told";
+    EXPECT_EQ(writeback_throttle.take_error().code(), -EIO) << "nobody had been told";
   }
   engine.fail(store::Io::Op::write, 0);
   take(r, 0);

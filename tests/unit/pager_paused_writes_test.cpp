@@ -22,7 +22,7 @@ class PagerPausedWrites : public PagerParts {
   void TearDown() override {
     {
       BigLock lock(map.mutex());
-      writes.has_room();
+      writeback_throttle.has_room();
       if (evicts) reclaim.stop();
     }
     if (evicts) reclaim.join();
@@ -31,11 +31,11 @@ class PagerPausedWrites : public PagerParts {
   // Pauses writes as after a failed write, but for longer than any test runs.
   void put_writes_off() {
     BigLock lock(map.mutex());
-    writes.failed(core::error(EIO, "as the test wants it"), true, now_ns() + kHour);
+    writeback_throttle.failed(core::error(EIO, "as the test wants it"), true, now_ns() + kHour);
   }
   void write_again() {
     BigLock lock(map.mutex());
-    writes.has_room();
+    writeback_throttle.has_room();
     pressure.wake_all_reclaim();
   }
   // Returns false if there is no memory and the block waits for some.
@@ -146,7 +146,7 @@ TEST_F(PagerPausedWrites, APinIsNoReasonToEvictInAnotherOrder) {
   for (BlockIndex b = 4; b < blocks; ++b) put(r, b, 1000 + b);
   {
     BigLock lock(map.mutex());
-    writes.pinned(now_ns() + kHour);
+    writeback_throttle.pinned(now_ns() + kHour);
   }
   ASSERT_TRUE(reclaim.start(1).ok());
   for (int i = 0; i < 50; ++i, usleep(1000)) ASSERT_FALSE(try_to_bring(r, blocks)) << "something left";

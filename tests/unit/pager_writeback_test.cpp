@@ -47,11 +47,11 @@ TEST_F(PagerWriteback, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
   DeferredWork after;
   BigLock lock(map.mutex());
-  EXPECT_EQ(writes.leaving(), kBlock);
+  EXPECT_EQ(writeback_throttle.leaving(), kBlock);
   write_back.let_go(m, after);
   EXPECT_EQ(r.table[0].state, State::unpopulated) << "the store has nothing of it";
   EXPECT_EQ(budget.charged(Use::blocks), 0u);
-  EXPECT_EQ(writes.leaving(), 0u);
+  EXPECT_EQ(writeback_throttle.leaving(), 0u);
   EXPECT_FALSE(map.transitions().in_flight());
   EXPECT_TRUE(after.empty()) << "nobody wants it";
 }
@@ -83,7 +83,7 @@ TEST_F(PagerWriteback, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
     BigLock lock(map.mutex());
     m->status = error(EBUSY, "a page is pinned");
     write_back.put_back(m, after);
-    EXPECT_EQ(writes.leaving(), 0u);
+    EXPECT_EQ(writeback_throttle.leaving(), 0u);
     EXPECT_TRUE(after.empty()) << "its pages never left";
     EXPECT_FALSE(map.transitions().in_flight());
   }
@@ -115,7 +115,7 @@ TEST_F(PagerWriteback, ContentsOfABlockWithAPinnedPageStay) {
     BigLock lock(map.mutex());
     EXPECT_EQ(write_back.drop_contents(lock, r, 0, after).code(), -EBUSY);
     EXPECT_EQ(r.table[0].state, State::resident);
-    EXPECT_EQ(writes.leaving(), 0u);
+    EXPECT_EQ(writeback_throttle.leaving(), 0u);
     EXPECT_TRUE(write_back.drop_contents(lock, r, 0, after).ok());
     EXPECT_EQ(r.table[0].state, State::unpopulated);
     EXPECT_TRUE(after.empty());
@@ -137,7 +137,7 @@ TEST_F(PagerWriteback, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForTheWrite
   EXPECT_EQ(r.table[0].state, State::poisoned);
   EXPECT_NE(r.table[0].flags & core::kTold, 0);
   EXPECT_EQ(budget.charged(Use::blocks), 0u);
-  EXPECT_EQ(writes.leaving(), 0u);
+  EXPECT_EQ(writeback_throttle.leaving(), 0u);
   EXPECT_FALSE(map.transitions().in_flight());
 }
 

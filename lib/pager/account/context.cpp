@@ -17,7 +17,7 @@ PagerContext::PagerContext(const Backends& backends, Config settings, Upcalls& p
       map(trap, space, staging, counters, config, devices != nullptr ? static_cast<size_t>(devices->count()) : 0,
           upcalls),
       device_set(devices, map, config),
-      deadline(map, writes, config),
+      deadline(map, writeback_throttle, config),
       cpu_mappings(trap, map.frame_table(), deadline, counters, devices != nullptr && device_set.own_page_tables()),
       reserve(budget, frames, cpu_mappings),
       metadata_charges(budget, reserve, map.frame_table(), map.transitions(), trap) {

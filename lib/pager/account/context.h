@@ -53,7 +53,7 @@ struct PagerContext {
   RegionTotals totals VMEM_GUARDED_BY(core::big_lock);
   BlockMap map;
   DeviceSet device_set;
-  WritebackThrottle writes VMEM_GUARDED_BY(core::big_lock);
+  WritebackThrottle writeback_throttle VMEM_GUARDED_BY(core::big_lock);
   FaultDeadline deadline;
   CpuMappings cpu_mappings VMEM_GUARDED_BY(core::big_lock);
   FaultReserve reserve VMEM_GUARDED_BY(core::big_lock);

@@ -271,7 +271,7 @@ void DeviceAcquire::note_come(Region& r, BlockIndex b, std::vector<device::Ticke
 // Returns why a block does not come to device d, after nothing went on for the whole time-out.
 Status DeviceAcquire::cannot_come(const Region& r, int d) {
   const DeviceState& g = ctx_.device_set[static_cast<size_t>(d)];
-  if (!ctx_.writes.error().ok()) return ctx_.writes.take_error();
+  if (!ctx_.writeback_throttle.error().ok()) return ctx_.writeback_throttle.take_error();
   if (g.failures != 0 && !g.failure.ok()) return Status(-g.failure.code(), g.failure.text());
   if (Status s = ctx_.map.refusal(); !s.ok()) return s;
   return error(ENOMEM,

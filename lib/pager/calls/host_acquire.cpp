@@ -279,7 +279,7 @@ Status HostAcquire::wait(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
   if (coming->starving == StallClock::kNone) coming->starving = ctx_.deadline.look(now_ns());
   if (ctx_.deadline.hopeless(coming->starving)) {
     host_.waits.queue().give_up_acquire(r, b);
-    if (!ctx_.writes.error().ok()) return ctx_.writes.take_error();
+    if (!ctx_.writeback_throttle.error().ok()) return ctx_.writeback_throttle.take_error();
     if (Status s = ctx_.map.refusal(); !s.ok()) return s;
     return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
                  core::human_bytes(ctx_.budget.limit()).c_str(), ctx_.config.fault_timeout_ms,

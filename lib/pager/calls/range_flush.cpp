@@ -332,7 +332,7 @@ Status RangeFlush::cannot_leave(const Region& r, BlockIndex b) {
     return error(EIO, "accesses of a block get SIGBUS, and the trap has not undone that for %u ms, %s",
                  ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
   }
-  Status why = ctx_.writes.take_error();
+  Status why = ctx_.writeback_throttle.take_error();
   if (why.ok()) why = ctx_.map.refusal();
   if (!why.ok()) return why;
   return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",

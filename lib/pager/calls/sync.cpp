@@ -50,7 +50,7 @@ Status synced(Status result, Status earlier, bool skipped) {
 // Returns, once, the earlier error of the region's own file, else that of the store.
 Status Sync::take_error(Region& r) {
   Status own = std::exchange(r.source.write_error, {});
-  return own.ok() ? ctx_.writes.take_error() : own;
+  return own.ok() ? ctx_.writeback_throttle.take_error() : own;
 }
 
 Status Sync::sync(const void* ptr, size_t size) {

@@ -132,7 +132,7 @@ void Tunables::set_fault_timeout(unsigned ms) {
 void Tunables::set_space_budget(uint64_t bytes) {
   ctx_.space.set_budget(bytes);
   Lock lock(ctx_.map.mutex());
-  ctx_.writes.has_room();  // maybe: threads that wait for memory need not wait for the back-off
+  ctx_.writeback_throttle.has_room();  // maybe: threads that wait for memory need not wait for the back-off
   host_.pressure.wake_all_reclaim();
 }
 

@@ -63,7 +63,8 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
   }
   // Memory that a pin has kept before does not count as leaving: other blocks are reclaimed
   // instead.
-  if (!keep && !probe && !frame.pins.pinned) ctx_.writes.count_leaving(m->write.leaving, r.block_size, leaves_pool(*m));
+  if (!keep && !probe && !frame.pins.pinned)
+    ctx_.writeback_throttle.count_leaving(m->write.leaving, r.block_size, leaves_pool(*m));
   if ((keep || probe) && frame.admitted) ctx_.map.policy(block.aux).hold(block.aux);
   return m;
 }
@@ -250,7 +251,7 @@ void Isolator::drop_clean(std::span<Transition* const> batch) {
       Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
       if (frame.holed) {  // the hole may have been stored to since it was looked at
         m->write.keep = true;
-        ctx_.writes.settled(m->write.leaving);
+        ctx_.writeback_throttle.settled(m->write.leaving);
         continue;
       }
       frame.dropping = true;

@@ -162,7 +162,7 @@ Status MemoryWaits::given_up(const MemoryWaiter& s) {
                              : leased >= ctx_.frames.room() / 2 ? "release leases, or raise host_budget"
                                                                 : "raise host_budget";
   const auto if_pinned = [&](const char* text) { return pinned != 0 ? text : ""; };
-  const Status cause = ctx_.writes.error().ok() ? ctx_.map.refusal() : ctx_.writes.error();
+  const Status cause = ctx_.writeback_throttle.error().ok() ? ctx_.map.refusal() : ctx_.writeback_throttle.error();
   return core::error(ENOMEM,
                      "no memory within host_budget %s for %u ms and nothing can be evicted%s%.*s%s%s%s%s%s%s, %s",
                      core::human_bytes(ctx_.budget.limit()).c_str(),
@@ -178,7 +178,9 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
   ctx_.deadline.look(now);
   // While a transition is in flight, the disk is merely slow: its end may free the memory. The same
   // holds for a write that will be retried.
-  if (ctx_.map.transitions().in_flight() || ctx_.writes.pause(now) != 0 || ctx_.writes.files_pause(now)) return false;
+  if (ctx_.map.transitions().in_flight() || ctx_.writeback_throttle.pause(now) != 0 ||
+      ctx_.writeback_throttle.files_pause(now))
+    return false;
   while (!queue_.empty()) {
     const MemoryWaiter s = queue_.front();
     if (s.urgency != Urgency::fault) return false;
@@ -233,7 +235,7 @@ bool MemoryWaits::must_evict() const {
     const MemoryWaiter& waits = queue_.front();
     first = waits.region->block_size + ctx_.reserve.left_free(waits.urgency, waits.region->block_size);
   }
-  return ctx_.reserve.short_of(first, ctx_.writes.leaving());
+  return ctx_.reserve.short_of(first, ctx_.writeback_throttle.leaving());
 }
 
 }  // namespace vmem::pager

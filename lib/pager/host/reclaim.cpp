@@ -105,12 +105,12 @@ void Reclaim::loop() {
       if (host_.reclaim_requests.empty()) wait_for_work(lock);
       continue;
     }
-    const bool may_write = ctx_.writes.pause(now) == 0;
+    const bool may_write = ctx_.writeback_throttle.pause(now) == 0;
     if (now >= aside_ns_) {
       aside_ns_ = UINT64_MAX;
       any_aside_ = aside_since_ = true;
     }
-    if (!may_write && !ctx_.writes.failing()) {  // only a pin: others can be written in a moment
+    if (!may_write && !ctx_.writeback_throttle.failing()) {  // only a pin: others can be written in a moment
       wait_for_writes(lock, now);
       continue;
     }
@@ -137,7 +137,7 @@ void Reclaim::wait_for_writes(Lock& lock, uint64_t now_ns) {
   if (host_.failed.any_retries() || host_.installer.any_pinned()) most = std::min(most, FailedBlocks::kShortestPause);
   if (const uint64_t next = host_.failed.next_ns(); next != UINT64_MAX)
     most = std::min(most, std::max(next, now_ns + 1) - now_ns);
-  host_.pressure.wait_for(lock, std::chrono::nanoseconds(std::min(ctx_.writes.pause(now_ns), most)));
+  host_.pressure.wait_for(lock, std::chrono::nanoseconds(std::min(ctx_.writeback_throttle.pause(now_ns), most)));
 }
 
 // The block has to be written, and no write is possible for a while. Keeps its policy from naming
@@ -191,9 +191,9 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging) {
     *next_staging = static_cast<uint8_t>(*what.staging + 1);
   }
   bool copies = false, passed = false;  // passed: victims are set aside or refused, and others come next
-  const bool full = ctx_.writes.full(now_ns()) && !core::broken("full_disk");
+  const bool full = ctx_.writeback_throttle.full(now_ns()) && !core::broken("full_disk");
   const uint64_t now = now_ns();
-  const bool only_clean = ctx_.writes.pause(now) != 0;
+  const bool only_clean = ctx_.writeback_throttle.pause(now) != 0;
   if (only_clean && count == 0) return wait_for_writes(lock, now);
   for (size_t i = 0; i < count; ++i) {
     Frame& frame = ctx_.map.frame_table()[victims[i].id];

@@ -191,21 +191,21 @@ void StoreWriter::note_write_failure(Transition* m) {
   core::add(ctx_.counters.io_errors);
   ctx_.map.frame_table()[r.table[m->block].aux].droppable =
       shared && (refuses_for_good(code) || (again && !says_nothing_of_the_file(code)));
-  if (has_no_room(m->status) && !r.table[m->block].extent && !shared) ctx_.writes.no_room(now_ns());
+  if (has_no_room(m->status) && !r.table[m->block].extent && !shared) ctx_.writeback_throttle.no_room(now_ns());
   if (m->status.text().empty()) {
     m->status = core::system_error(code, "writing failed, the block stays in memory, %s",
                                    ctx_.map.describe_locked(r, m->block).c_str());
   }
   const bool heard = m->completion != nullptr || core::broken("write_report");
-  const bool say =
-      shared ? ctx_.writes.file_failed(r, m->status, heard, now_ns()) : ctx_.writes.failed(m->status, heard, now_ns());
+  const bool say = shared ? ctx_.writeback_throttle.file_failed(r, m->status, heard, now_ns())
+                          : ctx_.writeback_throttle.failed(m->status, heard, now_ns());
   if (!say) return;
   VMEM_LOG_OFTEN(core::Level::warning, "%.*s", static_cast<int>(m->status.text().size()), m->status.text().data());
 }
 
 void StoreWriter::store_has_room() {
   Lock lock(ctx_.map.mutex());
-  if (ctx_.writes.has_room()) host_.pressure.wake_all_reclaim();
+  if (ctx_.writeback_throttle.has_room()) host_.pressure.wake_all_reclaim();
 }
 
 void StoreWriter::give_back_extent(Transition* m) {

@@ -49,7 +49,7 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
       const Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
       all_pinned = all_pinned && untaken(*m) != 0 && m->write.reclaims && m->begun_ns < frame.pins.until_ns;
     }
-    if (all_pinned) ctx_.writes.pinned(now_ns());
+    if (all_pinned) ctx_.writeback_throttle.pinned(now_ns());
     for (Transition* m : batch) settle_taken(m, after);
     ctx_.upcalls.memory_freed(after);
   }
@@ -101,7 +101,7 @@ void Writeback::put_back_dirty(Transition* m, DeferredWork& after) {
   const uint64_t now = now_ns();
   if (m->io.size != 0 && m->status.code() != -EFAULT) {
     core::add(ctx_.counters.io_errors);
-    if (ctx_.writes.file_failed(r, m->status, true, now)) {  // a sync tries the write again, and reports it
+    if (ctx_.writeback_throttle.file_failed(r, m->status, true, now)) {  // a sync tries the write again, and reports it
       VMEM_LOG_OFTEN(core::Level::warning, "writing failed in the background (%s), the block stays in memory, %s",
                      vmem_strerror(m->status.code()), ctx_.map.describe_locked(r, m->block).c_str());
     }
@@ -228,7 +228,7 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
     if (m->status.code() == -EFAULT && m->write.in_place &&
         m->completion == nullptr) {  // no memory for the copy: later
       host_.failed.mark_unknown(r, m->block);
-      if (m->write.reclaims) ctx_.writes.pinned(now_ns());
+      if (m->write.reclaims) ctx_.writeback_throttle.pinned(now_ns());
     } else {
       ctx_.map.frame_table()[block.aux].unwritten = true;
       host_.writer.note_write_failure(m);
@@ -238,7 +238,7 @@ void Writeback::settle_write(Transition* m, DeferredWork& after) {
     ctx_.upcalls.memory_freed(after);
     return;
   }
-  r.backing == Backing::file_shared ? ctx_.writes.file_succeeded(r) : ctx_.writes.succeeded();
+  r.backing == Backing::file_shared ? ctx_.writeback_throttle.file_succeeded(r) : ctx_.writeback_throttle.succeeded();
   ctx_.map.progress().made();
   core::add(ctx_.counters.write_bytes, m->io.transferred);
   if (m->write.background) core::add(ctx_.counters.background_write_bytes, m->io.transferred);
@@ -270,7 +270,7 @@ bool Writeback::drop_written(Transition* m) {
     Lock lock(ctx_.map.mutex());
     if ((r.table[m->block].flags & core::kFaultPending) != 0) {
       m->write.keep = true;  // saves a read
-      ctx_.writes.settled(m->write.leaving);
+      ctx_.writeback_throttle.settled(m->write.leaving);
       return false;
     }
     ctx_.map.frame_table()[r.table[m->block].aux].dropping = m->write.in_place;
@@ -284,8 +284,8 @@ bool Writeback::drop_written(Transition* m) {
   Lock lock(ctx_.map.mutex());
   ctx_.map.frame_table()[r.table[m->block].aux].dropping = false;
   m->write.keep = true;
-  ctx_.writes.settled(m->write.leaving);
-  if (m->write.reclaims) ctx_.writes.pinned(now_ns());
+  ctx_.writeback_throttle.settled(m->write.leaving);
+  if (m->write.reclaims) ctx_.writeback_throttle.pinned(now_ns());
   return false;
 }
 
@@ -324,7 +324,7 @@ void Writeback::drop_cut_off(Transition* m) {
 }
 
 void Writeback::stays_cut_off(Transition* m) {
-  if (!std::exchange(m->write.keep, true)) ctx_.writes.settled(m->write.leaving);
+  if (!std::exchange(m->write.keep, true)) ctx_.writeback_throttle.settled(m->write.leaving);
 }
 
 void Writeback::keep_frame(Transition* m, DeferredWork& after) {
@@ -376,7 +376,7 @@ void Writeback::let_go(Transition* m, DeferredWork& after) {
   } else {
     ctx_.frames.put(m->image, r.block_size);
   }
-  ctx_.writes.settled(m->write.leaving);
+  ctx_.writeback_throttle.settled(m->write.leaving);
   ctx_.map.free_entry(m->block, r);
   if (r.from_file() && !block.extent) r.table.forget_digest(m->block);
   r.table.let_go(m->block);
@@ -424,7 +424,7 @@ void Writeback::stay_in_place(Transition* m) {
 void Writeback::put_back(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   const Block& block = r.table[m->block];
-  ctx_.writes.settled(m->write.leaving);
+  ctx_.writeback_throttle.settled(m->write.leaving);
   give_buffers(m);
   Frame& frame = ctx_.map.frame_table()[block.aux];
   if ((m->write.keep || m->write.probe) && frame.admitted) ctx_.map.policy(block.aux).unhold(block.aux);
@@ -465,7 +465,7 @@ void Writeback::put_back(Transition* m, DeferredWork& after) {
 void Writeback::lose_taken(Transition* m) {
   Region& r = *m->region;
   const FrameId id = r.table[m->block].aux;
-  ctx_.writes.settled(m->write.leaving);
+  ctx_.writeback_throttle.settled(m->write.leaving);
   give_buffers(m);
   if ((m->write.keep || m->write.probe) && ctx_.map.frame_table()[id].admitted) ctx_.map.policy(id).unhold(id);
   ctx_.frames.put_slot(m->image, r.block_size);

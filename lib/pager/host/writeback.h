@@ -64,7 +64,7 @@ class Writeback final : private IoEnd {
   void give_buffers(Transition* m) VMEM_LOCKED;
   // Counts the memory of the transition's block as about to come free.
   void count_leaving(Transition* m) VMEM_LOCKED {
-    ctx_.writes.count_leaving(m->write.leaving, m->region->block_size, leaves_pool(*m));
+    ctx_.writeback_throttle.count_leaving(m->write.leaving, m->region->block_size, leaves_pool(*m));
   }
 
   PagerContext& ctx_;

@@ -391,7 +391,7 @@ void Demoter::note_written(Transition* m, bool cut) {
     if (cut) r.table.forget_digest(m->block);  // only a part is in the file
     host_.failed.clear_unknown(r, m->block);
     ctx_.map.frame_table()[block.aux].droppable = false;
-    if (r.backing == Backing::file_shared) ctx_.writes.file_succeeded(r);
+    if (r.backing == Backing::file_shared) ctx_.writeback_throttle.file_succeeded(r);
   }
   // Under a lease for writing the device may have stored more since; so may the CPU to a shown
   // copy.

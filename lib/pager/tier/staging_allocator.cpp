@@ -76,7 +76,7 @@ std::optional<uint8_t> StagingAllocator::is_short(uint8_t first) {
   for (uint8_t i = 0; i < device::kUnitSizes && !ctx_.device_set.empty(); ++i) {
     const auto pool = static_cast<uint8_t>(kStagingPools + (first - kStagingPools + i) % device::kUnitSizes);
     const StagingGrowth& growth = ctx_.staging.of(core::kHugePage << (pool - kStagingPools)).growth;
-    if (growth.blocks_must_leave(ctx_.writes.leaving(pool))) return pool;
+    if (growth.blocks_must_leave(ctx_.writeback_throttle.leaving(pool))) return pool;
   }
   return std::nullopt;
 }
