@@ -55,7 +55,7 @@ void EvictionPolicyBase::touched(FrameId id) {
   Node& n = lists_[id];
   const bool probed = n.probed;
   n.probed = 0;
-  if (n.parked) {
+  if (n.held) {
     if (!n.ahead) n.used = 1;
     n.ahead = 0;
   } else if (in_class(n) && n.ahead) {
@@ -70,7 +70,7 @@ void EvictionPolicyBase::touched(FrameId id) {
 
 void EvictionPolicyBase::remove(FrameId id) {
   if (id >= lists_.frames() || !lists_[id].known) return;
-  if (!lists_[id].parked) take_out(id);
+  if (!lists_[id].held) take_out(id);
   lists_[id] = Node{};
 }
 
@@ -80,18 +80,18 @@ void EvictionPolicyBase::advise(FrameId id, Temperature temperature, Priority pr
   const unsigned t = pinned ? kPinnedTemperature : static_cast<unsigned>(temperature) & 3;
   const unsigned p = static_cast<unsigned>(priority) & 3;
   if (n.temperature == t && n.priority == p) return;  // it keeps its place
-  if (!n.parked) take_out(id);
+  if (!n.held) take_out(id);
   n.temperature = t;
   n.priority = p;
-  if (!n.parked) place(id, Entry::advised, 0, false);
+  if (!n.held) place(id, Entry::advised, 0, false);
 }
 
 void EvictionPolicyBase::hold(FrameId id) {
   if (id >= lists_.frames() || !lists_[id].known) return;
   Node& n = lists_[id];
-  if (!n.parked) {
+  if (!n.held) {
     take_out(id);
-    n.parked = 1;
+    n.held = 1;
     n.used = 0;
     n.older = 0;
   }
@@ -99,10 +99,10 @@ void EvictionPolicyBase::hold(FrameId id) {
 }
 
 void EvictionPolicyBase::unhold(FrameId id) {
-  if (id >= lists_.frames() || !lists_[id].parked) return;
+  if (id >= lists_.frames() || !lists_[id].held) return;
   Node& n = lists_[id];
   if (--n.older != 0) return;
-  n.parked = 0;
+  n.held = 0;
   n.older = kNoFrame;
   place(id, Entry::unheld, 0, false);
 }

@@ -18,15 +18,15 @@ inline constexpr unsigned kPinnedTemperature = 3;  // beside the advised tempera
 
 struct Node {
   core::FrameId newer = core::kNoFrame;  // towards the head
-  core::FrameId older = core::kNoFrame;  // towards the tail; if parked: the number of holds
+  core::FrameId older = core::kNoFrame;  // towards the tail; if held: the number of holds
   uint32_t stamp = 0;                    // used by the policy
   uint32_t weight_beyond_one : 14 = 0;   // pages
   uint32_t list : 5 = kNoList;
   uint32_t known : 1 = 0;        // admitted
-  uint32_t parked : 1 = 0;       // held: in no list
+  uint32_t held : 1 = 0;         // by hold(): in no list
   uint32_t probes : 1 = 0;       // may be probed
   uint32_t probed : 1 = 0;       // out of sight
-  uint32_t used : 1 = 0;         // a use was seen; for the policy, or while parked
+  uint32_t used : 1 = 0;         // a use was seen; for the policy, or while held
   uint32_t priority : 2 = 0;     // Priority
   uint32_t temperature : 2 = 0;  // Temperature, or kPinnedTemperature
   uint32_t just_probed : 1 = 0;  // by the current victims() call
