@@ -232,7 +232,7 @@ void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
     core::add(ctx_.counters.write_protect_faults);
     // Under the lock: if a reclaim thread protects the block next, that must come after this.
     const Status s = ctx_.trap.unprotect(r.address(b), r.block_size);
-    if (s.code() == -EPERM) return met_shut(r, b, s);
+    if (s.code() == -EPERM) return met_forbidden_ioctl(r, b, s);
     r.table.clear(b, core::kProtected);
     ctx_.map.note_dirty(r, b);
     return;
@@ -253,7 +253,7 @@ void FaultHandler::met_resident(Region& r, BlockIndex b, const trap::Fault& faul
 // The program has forbidden the call that lifts write protection, so the store cannot be let
 // through. The SSD has the bytes of a protected block: evict it, and it comes back without
 // protection when the access is repeated.
-void FaultHandler::met_shut(Region& r, BlockIndex b, const Status& why) {
+void FaultHandler::met_forbidden_ioctl(Region& r, BlockIndex b, const Status& why) {
   VMEM_LOG_ONCE(core::Level::error,
                 "%.*s. Was ioctl forbidden after libvmem had started? Stores to blocks that are protected wait until "
                 "those have left memory and come back, and changed blocks cannot leave",

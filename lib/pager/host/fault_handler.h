@@ -54,7 +54,7 @@ class FaultHandler {
   void met_absent(Region& r, core::BlockIndex b, const trap::Fault& fault, uint16_t wanted,
                   DeferredWork& after) VMEM_LOCKED;
   void met_resident(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
-  void met_shut(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
+  void met_forbidden_ioctl(Region& r, core::BlockIndex b, const core::Status& why) VMEM_LOCKED;
   void met_failed(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
   void fill_hole(Frame& frame, const trap::Fault& fault) VMEM_LOCKED;
   bool met_before(uintptr_t address) VMEM_LOCKED;
