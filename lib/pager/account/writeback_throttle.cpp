@@ -17,7 +17,7 @@ void WritebackThrottle::settled(PendingFree& move) {
   leaving_[move.pool_] -= std::exchange(move.bytes_, 0);
 }
 
-bool WritebackThrottle::failed(const Status& why, bool somebody_hears, uint64_t now_ns) {
+bool WritebackThrottle::failed(const Status& why, bool reported_by_caller, uint64_t now_ns) {
   const bool repeated = said_ == why.code() && now_ns - said_ns_ < kSayAgain;
   const bool say = failures_in_row_ == 0 && !repeated;
   if (say) {
@@ -28,11 +28,11 @@ bool WritebackThrottle::failed(const Status& why, bool somebody_hears, uint64_t 
     ++failures_in_row_;
     retry_ns_ = next_try_ns_ = now_ns + std::min(kShortestPause << std::min(failures_in_row_, 6u), kLongestPause);
   }
-  if (!somebody_hears && error_.ok()) error_ = why;
+  if (!reported_by_caller && error_.ok()) error_ = why;
   return say;
 }
 
-bool WritebackThrottle::file_failed(Region& r, const Status& why, bool somebody_hears, uint64_t now_ns) {
+bool WritebackThrottle::file_failed(Region& r, const Status& why, bool reported_by_caller, uint64_t now_ns) {
   const bool say = r.source.refusals == 0;
   if (say || now_ns >= r.source.refused_until_ns) {
     ++r.source.refusals;
@@ -40,7 +40,7 @@ bool WritebackThrottle::file_failed(Region& r, const Status& why, bool somebody_
     files_until_ns_ = std::max(files_until_ns_, r.source.refused_until_ns);
   }
   r.source.refusal = why;
-  if (!somebody_hears && r.source.write_error.ok()) r.source.write_error = why;
+  if (!reported_by_caller && r.source.write_error.ok()) r.source.write_error = why;
   return say;
 }
 

@@ -60,11 +60,11 @@ class WritebackThrottle {
   // those that fail before the next try may begin are one try. Keeps the failure for
   // take_error(), unless one is kept already or a caller waits for this write and reports it.
   // Returns whether to log the failure: not if it repeats the one that was logged last.
-  bool failed(const core::Status& why, bool somebody_hears, uint64_t now_ns);
+  bool failed(const core::Status& why, bool reported_by_caller, uint64_t now_ns);
   void succeeded() { failures_in_row_ = 0; }
   // A write to a region's own file failed: the next write of that file waits, other writes do not.
   // Returns whether to log it.
-  bool file_failed(Region& r, const core::Status& why, bool somebody_hears, uint64_t now_ns);
+  bool file_failed(Region& r, const core::Status& why, bool reported_by_caller, uint64_t now_ns);
   static void file_succeeded(Region& r) {
     r.source.refusals = 0;
     r.source.refused_until_ns = 0;
