@@ -13,6 +13,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/big_lock.h"
+#include "core/types.h"
 #include "store/engine.h"
 #include "store/space.h"
 #include "trap/trap.h"
