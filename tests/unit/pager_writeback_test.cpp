@@ -18,7 +18,7 @@ using vmem::pager::Region;
 using vmem::pager::Transition;
 namespace core = vmem::core;
 
-class PagerWriteback : public vmem::pager::test::PagerParts {
+class PagerEvictedBlocks : public vmem::pager::test::PagerParts {
  protected:
   // Isolates block 0 where it stands; its fate is still open.
   Transition* take(Region& r, bool keep = false) {
@@ -41,7 +41,7 @@ class PagerWriteback : public vmem::pager::test::PagerParts {
   }
 };
 
-TEST_F(PagerWriteback, WhatIsLetGoIsCreditedAndLeavesNoMore) {
+TEST_F(PagerEvictedBlocks, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   Region& r = region(1);
   Transition* const m = take(r);
   ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
@@ -56,7 +56,7 @@ TEST_F(PagerWriteback, WhatIsLetGoIsCreditedAndLeavesNoMore) {
   EXPECT_TRUE(after.empty()) << "nobody wants it";
 }
 
-TEST_F(PagerWriteback, WhatIsLetGoAndWantedIsReadAgain) {
+TEST_F(PagerEvictedBlocks, WhatIsLetGoAndWantedIsReadAgain) {
   Region& r = region(1);
   Transition* const m = take(r);
   ASSERT_TRUE(vmem::pager::drop_one(trap, r, 0));
@@ -73,7 +73,7 @@ TEST_F(PagerWriteback, WhatIsLetGoAndWantedIsReadAgain) {
   EXPECT_EQ(charged(), kBlock);
 }
 
-TEST_F(PagerWriteback, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
+TEST_F(PagerEvictedBlocks, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
   Region& r = region(1);
   Transition* const m = take(r, true);
   want(r);
@@ -93,7 +93,7 @@ TEST_F(PagerWriteback, WhatIsPutBackStaysChargedAndWhoWaitsIsWoken) {
   EXPECT_EQ(charged(), kBlock);
 }
 
-TEST_F(PagerWriteback, ContentsThatNobodyWantsAreNotWritten) {
+TEST_F(PagerEvictedBlocks, ContentsThatNobodyWantsAreNotWritten) {
   Region& r = region(1);
   bring(r, 0);
   put(r, 0, 9);
@@ -105,7 +105,7 @@ TEST_F(PagerWriteback, ContentsThatNobodyWantsAreNotWritten) {
   EXPECT_EQ(engine.count(vmem::store::Io::Op::write), 0u);
 }
 
-TEST_F(PagerWriteback, ContentsOfABlockWithAPinnedPageStay) {
+TEST_F(PagerEvictedBlocks, ContentsOfABlockWithAPinnedPageStay) {
   Region& r = region(1);
   bring(r, 0);
   put(r, 0, 9);
@@ -123,7 +123,7 @@ TEST_F(PagerWriteback, ContentsOfABlockWithAPinnedPageStay) {
   EXPECT_EQ(charged(), 0u);
 }
 
-TEST_F(PagerWriteback, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForTheWrite) {
+TEST_F(PagerEvictedBlocks, WhatIsLostIsCreditedAndFailedAndToldToWhoWaitsForTheWrite) {
   Region& r = region(1);
   Transition* const m = take(r);
   vmem::pager::Completion completion{.outstanding = 1, .status = {}};
