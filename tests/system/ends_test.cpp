@@ -3,10 +3,14 @@
 #include <sched.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <filesystem>
+#include <thread>
 
 #include "exit_child.h"
 
@@ -54,6 +58,32 @@ void set_flush_on(std::initializer_list<int> signals) {
   ASSERT_EQ(vmem_flush_on(signals.begin(), signals.size()), 0) << vmem_last_error();
 }
 
+// Loses /proc or all free descriptors, and stores on. Each stored block must become clean: a thread of
+// the library looks at it without a fault, through /proc/self/mem, which it has open since before.
+TEST(EndsChild, DISABLED_LosesProc) {
+  for (const auto& [name, value] :
+       {std::pair{"host_budget", "64MiB"}, {"device", "none"}, {"block_size", "64KiB"}, {"writeback_interval", "1"}})
+    ASSERT_EQ(vmem_set(name, value), 0);
+  if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
+  char* const p = map_shared("VMEM_TEST_FILE", kSize, VMEM_HOST_ONLY);
+  memset(p, 'a', kSize);
+  const auto store_on = [p] {
+    memset(p, 'b', kSize);
+    const bool clean = eventually([] { return vmem::stats().dirty_bytes == 0; }, std::chrono::seconds(60));
+    _exit(clean && vmem::stats().background_write_bytes <= 4 * kSize ? 0 : 1);
+  };
+  if (is("descriptors")) {
+    const rlimit none{0, 0};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  } else if (is("root")) {
+    if (chroot(getenv("VMEM_TEST_ROOT")) != 0) _exit(77);
+  } else {
+    std::thread(store_on).detach();
+    syscall(SYS_exit, 0);  // the main thread alone; /proc/self is that of a zombie from here on
+  }
+  store_on();
+}
+
 // Stores, tells the parent, and ends in the requested way.
 TEST(EndsChild, DISABLED_Stores) {
   for (const auto& [name, value] : {std::pair{"host_budget", "64MiB"}, {"device", "none"}})
@@ -88,6 +118,20 @@ TEST(EndsChild, DISABLED_Stores) {
   }
   note("ready");
   for (;;) pause();
+}
+
+TEST_F(Ends, BackgroundWritesEndWithoutProcAndWithoutADescriptor) {
+  const std::string empty = testing::TempDir() + "vmem-empty-root";
+  std::filesystem::create_directory(empty);
+  setenv("VMEM_TEST_ROOT", empty.c_str(), 1);
+  for (const char* lost : {"descriptors", "root", "main thread"}) {
+    TempFile file(kSize, 1), note("");
+    const int status = wait_for_child(start_child("EndsChild.DISABLED_LosesProc", environment(file, note, lost)), 120);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 77) continue;  // no trap, or no right to change the root
+    EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << lost << ": status " << status;
+    EXPECT_EQ(file.read()[kSize - 1], 'b') << lost;
+  }
+  std::filesystem::remove(empty);
 }
 
 TEST_F(Ends, ByKillNothingIsLostThatHasBeenWritten) {

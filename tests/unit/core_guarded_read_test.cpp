@@ -1,5 +1,7 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <array>
@@ -95,6 +97,30 @@ TEST_F(GuardedRead, WhatNobodyMapsIsRefused) {
   }
   munmap(at, 2 * kPage);
   munmap(at + 3 * kPage, kPage);
+}
+
+TEST_F(GuardedRead, AReaderThatIsOpenNeedsNoDescriptorAndTakesNoOtherFileForItsOwn) {
+  map(MAP_PRIVATE | MAP_ANONYMOUS);
+  ASSERT_EQ(madvise(at_ + kPage, kPage, MADV_DONTNEED), 0);
+  ASSERT_EQ(mprotect(at_ + 2 * kPage, kPage, PROT_NONE), 0);
+  const int next = dup(STDIN_FILENO);  // the number that the reader gets
+  close(next);
+  const vmem::core::GuardedReader reader;
+  const auto right = [&] {
+    got_.fill(-1);
+    ASSERT_EQ(reader.read_at_once(got_.data(), at_, kSize, Absent::zeros), 0);
+    expect(got_.data(), 0, 4, 1);
+  };
+  rlimit limit{};
+  getrlimit(RLIMIT_NOFILE, &limit);
+  const rlimit none{0, limit.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  right();
+  setrlimit(RLIMIT_NOFILE, &limit);
+  close(next);  // as a program that closes what it has not opened
+  right();
+  ASSERT_EQ(open("/dev/zero", O_RDONLY | O_CLOEXEC), next);
+  right();
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -20,48 +21,82 @@ namespace vmem::core {
 
 namespace {
 
-// A file of /proc that shows this process's memory, whatever its rights. Opened only when needed:
-// it seldom is, and any holder of the descriptor can read the whole process.
-class ProcessFile {
- public:
-  explicit ProcessFile(const char* path) : fd_(open(path, O_RDONLY | O_CLOEXEC)) {}
-  ~ProcessFile() {
-    if (fd_ >= 0) close(fd_);
-  }
-  ProcessFile(const ProcessFile&) = delete;
-  ProcessFile& operator=(const ProcessFile&) = delete;
-  bool opened() const { return fd_ >= 0; }
-  ssize_t read(void* to, size_t size, uintptr_t at) const { return pread(fd_, to, size, static_cast<off_t>(at)); }
+int open_of_process(const char* name) {
+  return open(name, O_RDONLY | O_CLOEXEC);
+}
 
- private:
-  const int fd_;
+// Files of /proc that show this process's memory, whatever its rights, and its page map; -1: cannot
+// be opened.
+struct ProcessFiles {
+  int memory, pagemap;
 };
 
+// Reads a page or a part of it that the page map cannot judge, without /proc/self/mem. The kernel
+// could wait for the trap on an absent page, so the page must be present.
+bool read_present(void* to, size_t size, uintptr_t from) {
+  unsigned char present = 0;
+  const iovec here{to, size}, there{reinterpret_cast<void*>(from), size};
+  return mincore(reinterpret_cast<void*>(round_down(from, kPage)), kPage, &present) == 0 && (present & 1) != 0 &&
+         process_vm_readv(getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(size);
+}
+
 // True if a load can only find zeros in the page.
-bool known_empty(const ProcessFile& pagemap, uintptr_t page, Absent absent, Guards guards) {
+bool known_empty(int pagemap, uintptr_t page, Absent absent, Guards guards) {
   if (absent != Absent::zeros && !broken("absent_pages")) return false;
   uint64_t state = 0;
-  if (pagemap.read(&state, sizeof state, page / kPage * sizeof state) != sizeof state) return false;
+  if (pread(pagemap, &state, sizeof state, static_cast<off_t>(page / kPage * sizeof state)) != sizeof state)
+    return false;
   return (state & kPageExists) == 0 || (guards == Guards::are_zeros && (state & kPageGuard) != 0);
+}
+
+// Reads page by page and skips absent pages: this may be the thread that would have to supply them.
+int read_at_once(const ProcessFiles& files, void* out, const void* in, size_t size, Absent absent, Guards guards) {
+  auto* to = static_cast<std::byte*>(out);
+  auto from = reinterpret_cast<uintptr_t>(in);
+  while (size != 0) {
+    const size_t piece = std::min(size, kPage - from % kPage);
+    const auto empty = [&] { return known_empty(files.pagemap, round_down(from, kPage), absent, guards); };
+    const auto read = [&] {
+      if (files.memory < 0) return read_present(to, piece, from);
+      return pread(files.memory, to, piece, static_cast<off_t>(from)) == static_cast<ssize_t>(piece);
+    };
+    const bool done = !empty() && read();
+    if (!done && !empty()) return -EFAULT;  // tested again: the page may have been dropped since
+    if (!done) memset(to, 0, piece);
+    to += piece, from += piece, size -= piece;
+  }
+  return 0;
 }
 
 }  // namespace
 
-// Reads page by page and skips absent pages: this may be the thread that would have to supply them.
-int read_guarded_at_once(void* out, const void* in, size_t size, Absent absent, Guards guards) {
-  auto* to = static_cast<std::byte*>(out);
-  auto from = reinterpret_cast<uintptr_t>(in);
-  const ProcessFile memory("/proc/self/mem"), pagemap("/proc/self/pagemap");
-  if (!memory.opened()) return -EFAULT;
-  while (size != 0) {
-    const size_t piece = std::min(size, kPage - from % kPage);
-    const auto empty = [&] { return known_empty(pagemap, round_down(from, kPage), absent, guards); };
-    const bool read = !empty() && memory.read(to, piece, from) == static_cast<ssize_t>(piece);
-    if (!read && !empty()) return -EFAULT;  // tested again: the page may have been dropped since
-    if (!read) memset(to, 0, piece);
-    to += piece, from += piece, size -= piece;
-  }
-  return 0;
+// Opens the files only for the call: it is seldom needed, and any holder of the first can read the
+// whole process.
+int read_guarded_at_once(void* to, const void* from, size_t size, Absent absent, Guards guards) {
+  const ProcessFiles files{open_of_process("/proc/self/mem"), open_of_process("/proc/self/pagemap")};
+  const int error = read_at_once(files, to, from, size, absent, guards);
+  if (files.memory >= 0) close(files.memory);
+  if (files.pagemap >= 0) close(files.pagemap);
+  return error;
+}
+
+GuardedReader::GuardedReader()
+    : memory_(keep_from_children(open_of_process("/proc/self/mem"))),
+      pagemap_(keep_from_children(open_of_process("/proc/self/pagemap"))) {
+  struct stat its = {};
+  if (memory_ >= 0 && pagemap_ >= 0 && fstat(memory_, &its) == 0) inode_ = its.st_ino;
+}
+
+GuardedReader::~GuardedReader() {
+  close_and_forget(memory_);
+  close_and_forget(pagemap_);
+}
+
+int GuardedReader::read_at_once(void* to, const void* from, size_t size, Absent absent) const {
+  struct stat now = {};
+  if (inode_ == 0 || fstat(memory_, &now) != 0 || now.st_ino != inode_)
+    return read_guarded_at_once(to, from, size, absent);
+  return core::read_at_once({memory_, pagemap_}, to, from, size, absent, Guards::are_zeros);
 }
 
 namespace {

@@ -27,6 +27,23 @@ int read_guarded_untrapped(void* to, const void* from, size_t size, Guards guard
 // caller must keep the pages present.
 int read_guarded_at_once(void* to, const void* from, size_t size, Absent absent, Guards guards = Guards::are_zeros);
 
+// As read_guarded_at_once(), for callers that may not fail for want of a descriptor. It opens the
+// files of /proc when it is made, and so also reads after the program has used up its descriptors,
+// has changed its root directory, or has ended its main thread. If the program has closed them, it
+// opens them for each call. Thread-safe.
+class GuardedReader {
+ public:
+  GuardedReader();
+  ~GuardedReader();
+  GuardedReader(const GuardedReader&) = delete;
+  GuardedReader& operator=(const GuardedReader&) = delete;
+  int read_at_once(void* to, const void* from, size_t size, Absent absent) const;
+
+ private:
+  const int memory_, pagemap_;
+  uint64_t inode_ = 0;  // of memory_; 0: it is not there
+};
+
 // Asks the kernel about this process's mappings.
 class MappingQuery {
  public:

@@ -143,7 +143,7 @@ bool Isolator::still_same(const Transition* m) const {
   store::Digester digester;
   for (size_t at = 0; at < r.block_size; at += room.size()) {
     const size_t bytes = std::min(room.size(), r.block_size - at);
-    if (core::read_guarded_at_once(room.data(), r.address(m->block) + at, bytes, r.absent) != 0) return false;
+    if (reader_.read_at_once(room.data(), r.address(m->block) + at, bytes, r.absent) != 0) return false;
     digester.update(room.data(), bytes);
   }
   return digester.finish() == m->digest;

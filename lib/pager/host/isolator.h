@@ -52,6 +52,7 @@ class Isolator {
 
   PagerContext& ctx_;
   const core::MappingQuery mappings_;
+  const core::GuardedReader reader_;
 };
 
 }  // namespace vmem::pager
