@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import itertools
 import sys
 import types
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, Tuple
 
 from ._dtypes import DType
 
@@ -32,7 +33,12 @@ class _Tensor(ctypes.Structure):
 
 
 class _Managed(ctypes.Structure):
-    _fields_ = [("tensor", _Tensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+    _fields_ = [
+        ("tensor", _Tensor),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("room", ctypes.c_char * 128),  # for a sigset_t; see _deleter
+    ]
 
 
 class _Versioned(ctypes.Structure):
@@ -43,25 +49,26 @@ class _Versioned(ctypes.Structure):
         ("deleter", ctypes.c_void_p),
         ("flags", ctypes.c_uint64),
         ("tensor", _Tensor),
+        ("room", ctypes.c_char * 128),
     ]
 
 
-# _held: what a consumer keeps alive, by the address of its struct: the struct, the struct's arrays
-# and the owner of the memory. _offered: capsules that no consumer is known to have taken, each with
-# that address, by a unique number, because addresses are reused. Dictionary operations are atomic,
-# so no lock is held when a garbage collection starts.
+# _held: what a consumer keeps alive, by the address of its struct. That is the struct, the struct's
+# arrays and the owner of the memory.
+#
+# _offered: capsules that no consumer is known to have taken, each with that address, by a unique
+# number, because addresses are reused.
+#
+# Dictionary operations are atomic, so no lock is held when a garbage collection starts.
 _held: Dict[int, Tuple[Any, ...]] = {}
 _offered: Dict[int, Tuple[int, Any]] = {}
 _numbers = itertools.count()
 
 
-def _drop(address: Optional[int], held: Dict[int, Tuple[Any, ...]] = _held) -> None:
-    if address is not None:
-        held.pop(address, None)
-
-
-# CFUNCTYPE takes the GIL: a consumer may release on any thread, without it.
-_deleter = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_drop)
+# A consumer may drop its tensor while an exception unwinds the stack. The interpreter would crash if
+# Python code ran then, so the deleter is a function of the C library. sigemptyset() zeroes the first
+# word of the struct, which is never 0 before, and sweep() finds it. (It may zero a whole sigset_t.)
+_deleter = ctypes.cast(ctypes.CDLL(None).sigemptyset, ctypes.c_void_p).value
 
 _api = ctypes.pythonapi
 _api.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
@@ -70,13 +77,11 @@ _is_valid = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_char_p)((
 
 _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 
-# Tensors may outlive this module's names at exit, so the callback that their deletion calls is
-# never freed.
-_api.Py_IncRef(ctypes.py_object(_deleter))
 
-
-def sweep() -> None:
-    """Releases the capsules that no consumer took. A consumer renames the capsules that it takes.
+def sweep(all_held: bool = True) -> None:
+    """Releases the memory that consumers have given back, and the capsules that no consumer took. A
+    consumer renames the capsules that it takes. all_held=False: takes no time for each tensor that
+    consumers hold.
 
     Capsules have no destructor: a consumer that refuses a capsule drops it while its exception is
     active, and no Python code may run then. Each capsule therefore stays here until a consumer
@@ -92,6 +97,19 @@ def sweep() -> None:
         taken = not _is_valid(found[1], _NAME) and not _is_valid(found[1], _NAME_VERSIONED)
         if (alone or taken) and _offered.pop(number, None) is not None and not taken:  # else its taker does
             _held.pop(found[0], None)
+    if all_held:
+        # The list keeps each struct, so no new one gets its address meanwhile.
+        for address, held in list(_held.items()):
+            if ctypes.c_uint64.from_buffer(held[0]).value == 0:
+                _held.pop(address, None)
+
+
+def _sweep_with_garbage(phase: str, info: Dict[str, int]) -> None:
+    if phase == "stop" and info["generation"] > 0 and not sys.is_finalizing():
+        sweep()
+
+
+gc.callbacks.append(_sweep_with_garbage)
 
 
 def numpy_asks(frame: types.FrameType) -> bool:
@@ -140,18 +158,18 @@ def capsule(
         step *= max(1, shape[i])
     managed = _Versioned() if versioned else _Managed()
     tensor = managed.tensor
-    tensor.data = ptr
+    tensor.data = ptr or 1  # of no elements
     tensor.device_type, tensor.device_id = device
     tensor.ndim = len(shape)
     tensor.code, tensor.bits, tensor.lanes = dtype.dl_code, dtype.itemsize * 8, 1
     tensor.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
     tensor.strides = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
-    managed.deleter = ctypes.cast(_deleter, ctypes.c_void_p).value
+    managed.deleter = _deleter
     if versioned:
         managed.major, managed.minor = 1, 0
         managed.flags = READ_ONLY if read_only else 0
     address = ctypes.addressof(managed)
-    sweep()
+    sweep(all_held=False)
     _held[address] = (managed, sizes, strides, keep)
     try:
         made = _api.PyCapsule_New(address, _NAME_VERSIONED if versioned else _NAME, None)

@@ -167,6 +167,25 @@ def test_capsules_and_the_arrays_made_of_them_are_not_mixed_up(host):
     assert not _dlpack._offered
 
 
+def test_an_array_may_go_while_an_exception_unwinds(host):
+    """The interpreter would crash if the end of the array ran Python code then."""
+
+    def fail():
+        raise KeyError("no such thing")
+
+    region = vmem.alloc(MIB)
+    for _ in range(3):
+        try:
+            np.from_dlpack(region.array("float32", 1000)) + fail()  # the left operand dies with the frame
+            raise AssertionError
+        except KeyError as e:
+            assert e.args == ("no such thing",)
+    with pytest.raises(ValueError, match="reshape"):
+        np.from_dlpack(region.array("float32", 1000)).reshape(7, 7)
+    gc.collect()
+    region.free()
+
+
 def test_a_capsule_that_is_taken_while_others_are_swept_keeps_its_region(host, monkeypatch):
     """Another thread takes the capsule and drops it between the check of its name and the action on
     it.
