@@ -279,15 +279,22 @@ def stream_handle(stream: Any) -> int:
     or an object with __cuda_stream__."""
     if stream is None:
         return 0
+    number = None
     if hasattr(stream, "__index__"):
-        return operator.index(stream)
+        number = operator.index(stream)
     for name in ("cuda_stream", "ptr"):  # torch, CuPy
         handle = getattr(stream, name, None)
-        if isinstance(handle, int):
-            return handle
-    if hasattr(stream, "__cuda_stream__"):
-        return int(stream.__cuda_stream__()[1])
-    raise TypeError(f"{type(stream).__name__} is no stream; give None, a cudaStream_t as int, or a torch.cuda.Stream")
+        if number is None and isinstance(handle, int):
+            number = handle
+    if number is None and hasattr(stream, "__cuda_stream__"):
+        number = int(stream.__cuda_stream__()[1])
+    if number is None:
+        raise TypeError(
+            f"{type(stream).__name__} is no stream; give None, a cudaStream_t as int, or a torch.cuda.Stream"
+        )
+    if not 0 <= number < 1 << 64:
+        raise ValueError(f"{short(number)} is no stream: a cudaStream_t is from 0 to {(1 << 64) - 1}")
+    return number
 
 
 def text_bytes(text: str) -> bytes:

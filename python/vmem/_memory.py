@@ -82,13 +82,16 @@ def end(said: List[int], ref: Owned, call: Any, *given: Any) -> None:
 
 def drop(ref: Owned) -> Optional[Error]:
     """end() for a garbage object. On EBUSY sweep() tries again, because a lease in the same garbage
-    ends soon. Another failure leaves the resource for good and is returned."""
+    ends soon. Another failure leaves the resource for good and is returned. A value that the call
+    cannot take was refused when the resource was to be made, too: there is nothing to end."""
     try:
         end([], ref, ref.call, *ref.given)
     except Error as e:
         if e.errno != errno.EBUSY:
             owned.pop(ref, None)
             return e
+    except ValueError:
+        owned.pop(ref, None)
     return None
 
 

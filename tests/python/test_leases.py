@@ -76,6 +76,11 @@ def test_what_cannot_be_leased_is_refused(host, make_file):
             vmem.acquire(region.numpy()[::2])
         with pytest.raises(TypeError, match="stream"):
             region.acquire(stream="main")
+        for stream in (-2, 1 << 64):  # nothing that was refused stands in the way of later calls
+            for call in (vmem.acquire, vmem.acquire_async, vmem.kernel):
+                with pytest.raises(ValueError, match="no stream"):
+                    call(region, stream=stream)
+        assert vmem.stats().regions == 2
         with pytest.raises(vmem.Error) as e:
             vmem.acquire(np.zeros(10))
         assert e.value.errno == errno.EINVAL
