@@ -227,6 +227,7 @@ def save_npy(file: Union[str, bytes, int, "os.PathLike[Any]", IO[bytes]], array:
         name = os.fsdecode(file)
         place = replaced(name if name.endswith(".npy") else name + ".npy")
     else:
+        _memory.check_unmapped(file)
         place = _stream.opened(file, "wb") or contextlib.nullcontext(file)
     with place as opened:
         _write_npy(_Writer(opened), made)
