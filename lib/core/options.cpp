@@ -84,7 +84,7 @@ constexpr OptionInfo kTable[] = {
     {Option::device, "device", OptionKind::choice, "", "auto", 0, 0, device_choices, false,
      "Which device tier to use (docs/device-tier.md): auto takes what is available, handles first; handles are CUDA's "
      "physical handles (devices with their own page tables), managed is its unified memory, each an error if not "
-     "available; cuda, an older name, is auto with that error. sim and sim-handles are simulated devices like those "
+     "available; sim and sim-handles are simulated devices like those "
      "two, for tests, in libraries that have them (make SIM=yes, the Python wheel). In a program that runs with more "
      "rights than the user who started it (AT_SECURE) auto is none: CUDA would load code that the environment names."},
     {Option::numa_nodes, "numa_nodes", OptionKind::text, "", "the kernel's choice", 0, 0, nullptr, false,

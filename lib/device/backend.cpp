@@ -76,7 +76,7 @@ Status make_devices(std::string_view setting, size_t unit, std::span<const Backe
   }
   for (const Backend* backend : registry)
     if (setting == backend->name) return make_named(*backend, unit, out);
-  if (setting != kAutomatic && setting != kCuda)
+  if (setting != kAutomatic)
     return error(EINVAL, "there is no device backend \"%.*s\"", static_cast<int>(setting.size()), setting.data());
   Status last;
   std::string each;
@@ -94,8 +94,7 @@ Status make_devices(std::string_view setting, size_t unit, std::span<const Backe
     last = std::move(s);
   }
   *why = differ ? std::move(each) : std::string(last.text());  // "no GPU" only once
-  if (setting == kAutomatic) return {};
-  return error(-last.code(), "setting device is cuda, which is not available here: %s", why->c_str());
+  return {};
 }
 
 Status make_devices(std::string_view setting, size_t unit, std::unique_ptr<Devices>* out, std::string* why) {
@@ -107,7 +106,7 @@ Status make_devices(std::string_view setting, size_t unit, std::unique_ptr<Devic
     *why =
         "this program runs with more rights than the user who started it (AT_SECURE), and CUDA would load code that "
         "the "
-        "environment names; clear the environment and set device to cuda to use CUDA";
+        "environment names; clear the environment and set device to handles or managed to use CUDA";
     return {};
   }
   return make_devices(setting, unit, backends(), out, why);
@@ -122,7 +121,6 @@ std::string device_choices() {
   const auto add = [&](std::string_view name) { names.append("|").append(name); };
   for (const device::Backend* backend : device::backends())
     if (backend->automatic) add(backend->name);
-  add(device::kCuda);
   for (const device::Backend* backend : device::backends())
     if (!backend->automatic) add(backend->name);
   add(device::kNone);

@@ -27,7 +27,6 @@ struct Backend {
 
 // The other values of setting device.
 inline constexpr std::string_view kAutomatic = "auto";  // the first automatic backend that works, or none
-inline constexpr std::string_view kCuda = "cuda";       // as auto, but none is an error
 inline constexpr std::string_view kNone = "none";       // no device tier
 
 // All backends, in order of preference.

@@ -34,7 +34,7 @@ class HeldQueue : public ::testing::Test {
   void SetUp() override {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) GTEST_SKIP() << "no GPU";
-    VMEM_DO(vmem_set("device", "cuda"));
+    VMEM_DO(vmem_set("device", "auto"));
     VMEM_DO(vmem_set("host_budget", "512MiB"));
     VMEM_DO(vmem_set("device_budget", "256MiB"));
     CUDA_DO(cudaHostAlloc(reinterpret_cast<void**>(&gate_), 64, cudaHostAllocPortable));

@@ -165,7 +165,7 @@ def test_a_skeleton_costs_nothing_and_takes_mapped_weights(host, folder):
 
 
 def test_an_assignment_that_does_not_fit_is_refused_by_name(host):
-    with vt.skeleton():
+    with vt.init_empty_weights():
         model = Tied()
     good = dict(Tied().state_dict())
     with pytest.raises(vmem.Error, match="'mid.weight'.*\\[3, 3\\].*\\[32, 32\\]"):

@@ -77,7 +77,7 @@ def test_mapped_files_are_offloaded_without_a_copy(tiers, make_file):
     plain = made()
     path = make_file(b"", "model.safetensors")
     vt.save(plain.state_dict(), path)
-    with vt.skeleton():
+    with vt.init_empty_weights():
         model = Chain()
     vt.assign(model, vt.load(path))
     x = inputs()
@@ -92,7 +92,7 @@ def test_mapped_files_are_offloaded_without_a_copy(tiers, make_file):
 
 def test_the_order_is_learned_in_the_first_pass_and_prefetched_in_the_second(sim):
     model, x = made(), inputs()
-    with vt.offload(model, device_budget="24MiB", ahead="8MiB") as handle, torch.no_grad():
+    with vt.offload(model, device_budget="24MiB", prefetch_bytes="8MiB") as handle, torch.no_grad():
         model(x)
         names = [s.name for s in handle._engine.order]
         assert names[:9] == [f"layers.{i}" for i in range(9)]
@@ -113,7 +113,7 @@ def test_the_order_is_learned_in_the_first_pass_and_prefetched_in_the_second(sim
 
 def test_a_part_of_the_weights_is_pinned_when_all_do_not_fit_and_all_when_they_do(sim):
     model, x = made(), inputs()
-    with vt.offload(model, device_budget="24MiB", ahead="4MiB") as handle, torch.no_grad():
+    with vt.offload(model, device_budget="24MiB", prefetch_bytes="4MiB") as handle, torch.no_grad():
         model(x), model(x)
         assert 0 < handle.pinned_bytes <= 24 * MIB
         assert handle.pinned_bytes < handle.offloaded_bytes
@@ -153,7 +153,7 @@ def calm(handle):
 
 def test_what_was_prefetched_stays_until_it_is_used(sim):
     model, x = made(layers=20), inputs()
-    with vt.offload(model, device_budget="40MiB", ahead="8MiB") as handle, torch.no_grad():
+    with vt.offload(model, device_budget="40MiB", prefetch_bytes="8MiB") as handle, torch.no_grad():
         # otherwise blocks that CPU code reads would count as the driver's host pages, and leave
         for region in handle._engine.regions:
             assert vt._engine.lib.vmem_advise(region.ptr, region.size, int(vmem.Advice.SET_READ_MOSTLY), 0) == 0
@@ -260,8 +260,8 @@ def test_two_models_share_the_device(tiers):
     x = inputs()
     with torch.no_grad():
         want = one(x), two(x)
-    a = vt.offload(one, device_budget="10MiB", ahead="4MiB")
-    b = vt.offload(two, device_budget="12MiB", ahead="4MiB")
+    a = vt.offload(one, device_budget="10MiB", prefetch_bytes="4MiB")
+    b = vt.offload(two, device_budget="12MiB", prefetch_bytes="4MiB")
     with torch.no_grad():
         for _ in range(3):
             assert torch.equal(one(x), want[0])
@@ -289,7 +289,7 @@ def test_two_threads_run_one_model(sim):
                 if not torch.equal(model(x), want):
                     wrong.append(x)
 
-    with vt.offload(model, device_budget="16MiB", ahead="4MiB") as handle:
+    with vt.offload(model, device_budget="16MiB", prefetch_bytes="4MiB") as handle:
         with torch.no_grad():
             model(xs[0])
         threads = [threading.Thread(target=run, args=(x,)) for x in xs]
@@ -447,7 +447,7 @@ def test_a_language_model_generates_the_same_bits_from_mapped_files(tiers, make_
     want = generate(plain)
     path = make_file(b"", "model.safetensors")
     vt.save(plain.state_dict(), path, shared="once")
-    with vt.skeleton():
+    with vt.init_empty_weights():
         model = Language()
     vt.assign(model, vt.load(path))
     with vt.offload(model, device_budget=os.path.getsize(path) // 4) as handle:
@@ -566,7 +566,7 @@ def test_running_with_gradients_is_refused_with_what_to_do(host):
 
 
 def test_what_cannot_be_offloaded_is_refused_by_name(host):
-    with vt.skeleton():
+    with vt.init_empty_weights():
         bare = Chain(layers=2)
     with pytest.raises(vmem.Error, match="'layers.0.weight'.*meta"):
         vt.offload(bare)
@@ -640,7 +640,7 @@ def test_a_model_that_is_let_go_of_leaves_nothing(tiers):
 def test_a_block_that_cannot_be_read_is_an_error_that_names_the_layer(tiers, make_file):
     path = make_file(b"", "model.safetensors")
     vt.save(made(layers=4).state_dict(), path)
-    with vt.skeleton():
+    with vt.init_empty_weights():
         model = Chain(layers=4)
     vt.assign(model, vt.load(path))
     with vt.offload(model, device_budget="16MiB") as handle, torch.no_grad():

@@ -80,7 +80,7 @@ TEST_F(DeviceSetting, BlocksAreAsLargeAsItSays) {
 }
 
 TEST_F(DeviceSetting, ABodyThatCannotBeHadIsAnErrorThatSaysWhatElseToSet) {
-  for (const char* device : {"handles", "managed", "cuda"}) {
+  for (const char* device : {"handles", "managed"}) {
     SCOPED_TRACE(device);
     vmem_shutdown();
     ASSERT_EQ(vmem_set("device", device), 0) << vmem_last_error();

@@ -9,7 +9,7 @@
         y = model(x.to(run.device))
 """
 
-from ._files import assign, init_empty_weights, load, save, skeleton
+from ._files import assign, init_empty_weights, load, save
 from ._gather import Table, gather, open_table
 from ._offload import Offload, offload
 from ._tensors import leased, tensor, view
@@ -25,7 +25,6 @@ __all__ = [
     "offload",
     "open_table",
     "save",
-    "skeleton",
     "tensor",
     "view",
 ]

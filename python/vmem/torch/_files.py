@@ -186,8 +186,6 @@ def init_empty_weights() -> Iterator[None]:
         nn.Module.register_parameter = register  # type: ignore
 
 
-skeleton = init_empty_weights  # its former name
-
 def _slots(model: nn.Module) -> Dict[str, Tuple[nn.Module, str, bool, torch.Tensor]]:
     """Returns every name of a parameter or buffer, shared ones under each of their names, with its
     module, attribute, whether it is a parameter, and the tensor."""

@@ -229,7 +229,6 @@ def offload(
     *,
     device: Any = None,
     prefetch_bytes: Any = None,
-    ahead: Any = None,
     align: Optional[int] = None,
     small: int = 64 << 10,
     watch: str = "first",
@@ -243,7 +242,7 @@ def offload(
     device          a CUDA device; "sim", libvmem's simulated device, or "host": both compute on the CPU.
                     None: the first one available.
     prefetch_bytes  to prefetch beyond the layer in use (default: a quarter of the budget, at most
-                    256 MiB). Its former name is `ahead`.
+                    256 MiB).
     align           weights whose address is not a multiple of this are copied on the device, layer by
                     layer, because kernels compute such weights by other methods, with other roundings.
                     Default: 256 on a GPU, 1 (no copies) on the CPU.
@@ -270,10 +269,7 @@ def offload(
     _guard.check_free(model)
     target = resolve(device)
     plan = _plan.make(model, target, small)
-    if ahead is not None and prefetch_bytes is not None:
-        raise TypeError("prefetch_bytes and ahead are two names of the same; give one")
-    wanted = ahead if prefetch_bytes is None else prefetch_bytes
-    window = wanted if wanted is None or wanted == 0 else parse_size(wanted)
+    window = prefetch_bytes if prefetch_bytes is None or prefetch_bytes == 0 else parse_size(prefetch_bytes)
     engine = Engine(target, 0, window, watch == "always")
     engine.budget = ask_budget(engine, target, device_budget)
     use_host_memory(target)
