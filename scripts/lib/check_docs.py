@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""check_docs.py FILE..: prints what is wrong with the documents, a line each: lines of text have at most 100 columns,
-each table has its head, links lead somewhere, files and tests that are named exist. docs/architecture.md lists
-exactly the folders of lib/, and its walks name functions that are in the files they name; the names in lib/README.md
-are in the code, and its table of threads has those that the code starts. Each room of lib/ROOMS has a README.md, or is in that of the folder above; a README.md says, as
-lib/ROOMS does, which rooms may include its own. Files and classes that these and docs/architecture.md name are in the
-sources, in the file of their row where there is one. The table of states in lib/pager/block has the changes that the
-code allows."""
+"""check_docs.py FILE..: prints what is wrong with the documents, a line each:
+
+- Lines of text have at most 100 columns, each table has its head, links lead somewhere, files and
+  tests that are named exist.
+- docs/architecture.md lists exactly the folders of lib/, and its walks name functions that are in
+  the files they name.
+- The names in lib/README.md are in the code, and its table of threads has those that the code
+  starts.
+- Each room of lib/ROOMS has a README.md, or is in that of the folder above. A README.md says, as
+  lib/ROOMS does, which rooms may include its own.
+- Files and classes that these and docs/architecture.md name are in the sources, in the file of
+  their row where there is one.
+- The table of states in lib/pager/block has the changes that the code allows.
+"""
 
 import fnmatch
 import functools
