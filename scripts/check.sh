@@ -54,6 +54,8 @@ check_interfaces() {
     tracked 'lib/*.cpp' 'lib/*.h' | grep -v '^lib/core/thread\.cpp$' | xargs grep -nE 'pthread_create|thrd_create|std::(thread|jthread|async)[({]|std::(jthread|async)\b|std::thread +[a-z_]+[({]|(threads|workers)_?\.emplace_back' | sed 's/$/   (core::start_thread starts threads)/'
     # -Wthread-safety knows no lock of the standard library.
     tracked 'lib/core/*' 'lib/trap/*' 'lib/store/*' 'lib/memory/*' 'lib/publish/*' 'lib/kernel_paging/*' 'lib/api/*' | grep -vE '^lib/core/(mutex|big_lock)\.h$' | xargs grep -nE 'std::((recursive_|shared_|timed_)?mutex|lock_guard|unique_lock|scoped_lock)\b' | sed 's/$/   (core::Mutex, core::MutexLock)/'
+    # /proc/self is the main thread's, which may have ended.
+    tracked 'lib/*.cpp' 'lib/*.h' | xargs grep -nE '"/proc/self/(mem|maps|pagemap|fd|fdinfo|mountinfo|statm|ns)(/|")' | grep -v 'cannot be opened' | sed 's/$/   (\/proc\/thread-self)/'
     # Under AddressSanitizer, a child that uses memory before it execs may wait forever.
     tracked 'tests/system/*' | grep -v '^tests/system/child\.h$' | xargs grep -nE '\b(fork|vfork|execlp?|execv[pe]*|posix_spawnp?)\(' | sed 's/$/   (tests\/system\/child.h starts children)/'
     tracked 'lib/policy/*' | xargs grep -nE '^ *# *include *<(chrono|thread|mutex|atomic|fcntl.h|unistd.h)>' 2>/dev/null | sed 's/$/   (policy: no I\/O, clock or lock)/'

@@ -173,7 +173,7 @@ Status set_file(const vmem_region_attr& attr, vmem::pager::RegionSpec* what) {
   if (attr.path == nullptr && attr.fd < 0) return given("no file; give a path, or a descriptor that is open");
   if (attr.path == nullptr && fcntl(attr.fd, F_GETFD) < 0)
     return error(EBADF, "descriptor %d is not open; give one that is, or a path", attr.fd);
-  what->path = attr.path != nullptr ? attr.path : "/proc/self/fd/" + std::to_string(attr.fd);
+  what->path = attr.path != nullptr ? attr.path : "/proc/thread-self/fd/" + std::to_string(attr.fd);
   what->offset = attr.offset;
   what->backing = kind == VMEM_MAP_READ     ? vmem::pager::Backing::file_read
                   : kind == VMEM_MAP_SHARED ? vmem::pager::Backing::file_shared

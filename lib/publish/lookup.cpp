@@ -33,7 +33,7 @@ constexpr long kUntold = -1, kUnknown = -2;  // the kernel does not tell; it cou
 
 // Returns the number of the mount of a place. Asks no file system.
 long mount_of(int place) {
-  FILE* const file = fopen(("/proc/self/fdinfo/" + std::to_string(place)).c_str(), "re");
+  FILE* const file = fopen(("/proc/thread-self/fdinfo/" + std::to_string(place)).c_str(), "re");
   if (file == nullptr) return errno == ENOENT ? kUntold : kUnknown;
   char line[128];
   long id = kUntold;
@@ -47,7 +47,7 @@ long mount_of(int place) {
 // Returns the type of a mount's file system; "" if the mount is not visible.
 std::string kind_of(long mount) {
   std::string kind;
-  FILE* const file = fopen("/proc/self/mountinfo", "re");
+  FILE* const file = fopen("/proc/thread-self/mountinfo", "re");
   if (file == nullptr) return kind;
   char* line = nullptr;
   size_t room = 0;

@@ -155,7 +155,7 @@ Status open_file(int folder, const std::string& name, uid_t owner, Fd* out) {
   if (fstat(place.get(), &s) != 0) return system_error(errno, "cannot look at publication %s", name.c_str());
   if (!S_ISREG(s.st_mode) || s.st_uid != owner)
     return error(EACCES, "publication %s is no file of user %u: it is not read", name.c_str(), owner);
-  Fd fd(open(("/proc/self/fd/" + std::to_string(place.get())).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
+  Fd fd(open(("/proc/thread-self/fd/" + std::to_string(place.get())).c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC));
   if (!fd) return system_error(errno, "cannot open publication %s", name.c_str());
   *out = std::move(fd);
   return {};
@@ -187,7 +187,7 @@ Status open_socket(int folder, const std::string& name, uid_t owner, Fd* out) {
 }
 
 std::string socket_path(const Fd& socket) {
-  return "/proc/self/fd/" + std::to_string(socket.get());
+  return "/proc/thread-self/fd/" + std::to_string(socket.get());
 }
 
 size_t sweep(int folder, uid_t owner) {
@@ -218,7 +218,7 @@ size_t sweep(int folder, uid_t owner) {
 
 uint64_t pid_namespace() {
   struct stat s {};
-  return stat("/proc/self/ns/pid", &s) == 0 ? s.st_ino : 0;
+  return stat("/proc/thread-self/ns/pid", &s) == 0 ? s.st_ino : 0;
 }
 
 uint64_t start_ticks(pid_t pid) {
@@ -235,7 +235,7 @@ uint64_t start_ticks(pid_t pid) {
 }
 
 std::string short_path(int folder, const std::string& name) {
-  return "/proc/self/fd/" + std::to_string(folder) + "/" + name;
+  return "/proc/thread-self/fd/" + std::to_string(folder) + "/" + name;
 }
 
 }  // namespace vmem::publish

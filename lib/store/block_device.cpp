@@ -133,7 +133,7 @@ struct CloseFile {
 
 // Returns where the device is mounted in this mount namespace, or "".
 std::string mount_point(dev_t device) {
-  std::unique_ptr<FILE, CloseFile> file(fopen("/proc/self/mountinfo", "re"));
+  std::unique_ptr<FILE, CloseFile> file(fopen("/proc/thread-self/mountinfo", "re"));
   if (!file) return "";
   char line[4096];
   while (fgets(line, sizeof line, file.get()) != nullptr) {

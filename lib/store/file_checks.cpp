@@ -174,7 +174,7 @@ std::optional<OwnLock> find_own_lock(const struct stat& st) {
   struct Close {
     void operator()(DIR* folder) const { closedir(folder); }
   };
-  const std::unique_ptr<DIR, Close> folder(opendir("/proc/self/fdinfo"));
+  const std::unique_ptr<DIR, Close> folder(opendir("/proc/thread-self/fdinfo"));
   if (folder == nullptr) return {};
   while (const dirent* const entry = readdir(folder.get())) {
     char* rest = nullptr;
@@ -183,7 +183,7 @@ std::optional<OwnLock> find_own_lock(const struct stat& st) {
     if (rest == entry->d_name || fstat(static_cast<int>(fd), &its) != 0 || its.st_dev != st.st_dev ||
         its.st_ino != st.st_ino)
       continue;
-    std::ifstream info("/proc/self/fdinfo/" + std::string(entry->d_name));
+    std::ifstream info("/proc/thread-self/fdinfo/" + std::string(entry->d_name));
     for (std::string line; std::getline(info, line);) {
       if (line.rfind("lock:", 0) != 0) continue;
       const std::optional<LockLine> lock = parse_lock(line.c_str() + strlen("lock:"));

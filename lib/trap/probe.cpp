@@ -252,7 +252,7 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   //
   // The page map shows what really moved if the kernel miscounts (see move_pages), and which pages
   // are guard pages.
-  probed.pagemap = core::keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  probed.pagemap = core::keep_from_children(open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC));
   probed.caps.move = options.allow_move && wp && (wanted & os::kFeatureMove) != 0 && probed.pagemap >= 0 &&
                      probe_move(fd, probed.pagemap);
   if (probed.caps.move) probed.caps.pins = Pins::taken_away;

@@ -294,7 +294,7 @@ def map(  # noqa: A001  (the name of the call in C)
     if given is not None and given < 0:
         raise ValueError(f"{short(given)} is no file descriptor")
     fd = -1 if given is None else given
-    where = path_bytes(path) if given is None else b"/proc/self/fd/%d" % fd  # type: ignore[arg-type]
+    where = path_bytes(path) if given is None else b"/proc/thread-self/fd/%d" % fd  # type: ignore[arg-type]
     if size is None:
         with open_at_once(os.fsdecode(where)) as file:
             kind = os.fstat(file.fileno()).st_mode

@@ -61,17 +61,29 @@ void set_flush_on(std::initializer_list<int> signals) {
 // Loses /proc or all free descriptors, and stores on. Each stored block must become clean: a thread of
 // the library looks at it without a fault, through /proc/self/mem, which it has open since before.
 TEST(EndsChild, DISABLED_LosesProc) {
-  for (const auto& [name, value] :
-       {std::pair{"host_budget", "64MiB"}, {"device", "none"}, {"block_size", "64KiB"}, {"writeback_interval", "1"}})
-    ASSERT_EQ(vmem_set(name, value), 0);
-  if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
-  char* const p = map_shared("VMEM_TEST_FILE", kSize, VMEM_HOST_ONLY);
-  memset(p, 'a', kSize);
-  const auto store_on = [p] {
+  char* p = nullptr;
+  const auto begin = [&p] {
+    for (const auto& [name, value] :
+         {std::pair{"host_budget", "64MiB"}, {"device", "none"}, {"block_size", "64KiB"}, {"writeback_interval", "1"}})
+      ASSERT_EQ(vmem_set(name, value), 0);
+    if (const int rc = vmem_init(); rc == -EPERM || rc == -ENOSYS || rc == -ENOTSUP) _exit(77);
+    p = map_shared("VMEM_TEST_FILE", kSize, VMEM_HOST_ONLY);
+    memset(p, 'a', kSize);
+  };
+  const auto store_on = [&p] {
     memset(p, 'b', kSize);
     const bool clean = eventually([] { return vmem::stats().dirty_bytes == 0; }, std::chrono::seconds(60));
-    _exit(clean && vmem::stats().background_write_bytes <= 4 * kSize ? 0 : 1);
+    if (!clean || vmem::stats().background_write_bytes > 4 * kSize) _exit(1);
+    _exit(vmem_evict(p, kSize, VMEM_SSD) == 0 && p[kSize - 1] == 'b' ? 0 : 2);
   };
+  if (is("main thread before")) {
+    std::thread([&] {
+      begin();
+      store_on();
+    }).detach();
+    syscall(SYS_exit, 0);
+  }
+  begin();
   if (is("descriptors")) {
     const rlimit none{0, 0};
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
@@ -124,7 +136,7 @@ TEST_F(Ends, BackgroundWritesEndWithoutProcAndWithoutADescriptor) {
   const std::string empty = testing::TempDir() + "vmem-empty-root";
   std::filesystem::create_directory(empty);
   setenv("VMEM_TEST_ROOT", empty.c_str(), 1);
-  for (const char* lost : {"descriptors", "root", "main thread"}) {
+  for (const char* lost : {"descriptors", "root", "main thread", "main thread before"}) {
     TempFile file(kSize, 1), note("");
     const int status = wait_for_child(start_child("EndsChild.DISABLED_LosesProc", environment(file, note, lost)), 120);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77) continue;  // no trap, or no right to change the root

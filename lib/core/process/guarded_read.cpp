@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "core/break.h"
@@ -21,8 +22,15 @@ namespace vmem::core {
 
 namespace {
 
+// /proc/self is that of the main thread, and shows no memory once that thread has ended. A policy of
+// the system may permit only /proc/self.
 int open_of_process(const char* name) {
-  return open(name, O_RDONLY | O_CLOEXEC);
+  char path[64];
+  for (const char* of : {"thread-self", "self"}) {
+    snprintf(path, sizeof path, "/proc/%s/%s", of, name);
+    if (const int fd = open(path, O_RDONLY | O_CLOEXEC); fd >= 0) return fd;
+  }
+  return -1;
 }
 
 // Files of /proc that show this process's memory, whatever its rights, and its page map; -1: cannot
@@ -37,7 +45,7 @@ bool read_present(void* to, size_t size, uintptr_t from) {
   unsigned char present = 0;
   const iovec here{to, size}, there{reinterpret_cast<void*>(from), size};
   return mincore(reinterpret_cast<void*>(round_down(from, kPage)), kPage, &present) == 0 && (present & 1) != 0 &&
-         process_vm_readv(getpid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(size);
+         process_vm_readv(gettid(), &here, 1, &there, 1, 0) == static_cast<ssize_t>(size);
 }
 
 // True if a load can only find zeros in the page.
@@ -73,7 +81,7 @@ int read_at_once(const ProcessFiles& files, void* out, const void* in, size_t si
 // Opens the files only for the call: it is seldom needed, and any holder of the first can read the
 // whole process.
 int read_guarded_at_once(void* to, const void* from, size_t size, Absent absent, Guards guards) {
-  const ProcessFiles files{open_of_process("/proc/self/mem"), open_of_process("/proc/self/pagemap")};
+  const ProcessFiles files{open_of_process("mem"), open_of_process("pagemap")};
   const int error = read_at_once(files, to, from, size, absent, guards);
   if (files.memory >= 0) close(files.memory);
   if (files.pagemap >= 0) close(files.pagemap);
@@ -81,8 +89,7 @@ int read_guarded_at_once(void* to, const void* from, size_t size, Absent absent,
 }
 
 GuardedReader::GuardedReader()
-    : memory_(keep_from_children(open_of_process("/proc/self/mem"))),
-      pagemap_(keep_from_children(open_of_process("/proc/self/pagemap"))) {
+    : memory_(keep_from_children(open_of_process("mem"))), pagemap_(keep_from_children(open_of_process("pagemap"))) {
   struct stat its = {};
   if (memory_ >= 0 && pagemap_ >= 0 && fstat(memory_, &its) == 0) inode_ = its.st_ino;
 }
@@ -114,8 +121,7 @@ constexpr uint64_t kThisOrNext = 0x10;  // PROCMAP_QUERY_COVERING_OR_NEXT_VMA
 }  // namespace
 
 MappingQuery::MappingQuery()
-    : fd_(keep_from_children(open("/proc/self/maps", O_RDONLY | O_CLOEXEC))),
-      pagemap_(keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC))) {}
+    : fd_(keep_from_children(open_of_process("maps"))), pagemap_(keep_from_children(open_of_process("pagemap"))) {}
 
 MappingQuery::~MappingQuery() {
   close_and_forget(fd_);
@@ -175,7 +181,7 @@ namespace {
 int read_for_anybody(void* to, const void* from, size_t size, Absent absent, Guards guards) {
   auto* out = static_cast<std::byte*>(to);
   auto* in = static_cast<const std::byte*>(from);
-  const pid_t self = getpid();
+  const pid_t self = gettid();  // the main thread may have ended
   while (size != 0) {
     const iovec here{out, size}, there{const_cast<std::byte*>(in), size};
     const ssize_t n = process_vm_readv(self, &here, 1, &there, 1, 0);

@@ -37,7 +37,7 @@ uint64_t number_in(const char* path, int n = 0) {
 
 Mappings count_mappings() {
   Mappings out;
-  const int fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
+  const int fd = open("/proc/thread-self/maps", O_RDONLY | O_CLOEXEC);
   if (fd < 0) return out;
   std::array<char, 4096> part;
   for (ssize_t n; (n = read(fd, part.data(), part.size())) > 0;) {
@@ -68,7 +68,7 @@ Status name_limit(const Status& why, const char* what) {
     if (getrlimit(l.resource, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
     named =
         error(ENOMEM, "%.*s. This process has %s of %s, of at most %s (`%s`)", static_cast<int>(named.text().size()),
-              named.text().data(), human_bytes(number_in("/proc/self/statm", l.in_statm) * kPage).c_str(), l.of,
+              named.text().data(), human_bytes(number_in("/proc/thread-self/statm", l.in_statm) * kPage).c_str(), l.of,
               human_bytes(limit.rlim_cur).c_str(), l.set_by);
   }
   return named;
@@ -76,7 +76,7 @@ Status name_limit(const Status& why, const char* what) {
 
 Status check_reserved(uintptr_t start, size_t size) {
   uintptr_t at = start;
-  std::ifstream maps("/proc/self/maps");
+  std::ifstream maps("/proc/thread-self/maps");
   for (std::string line; at < start + size && std::getline(maps, line);) {
     uintptr_t from = 0, to = 0;
     char rights[5];

@@ -69,7 +69,7 @@ Status ManagedDevices::backend_present(const Reservation& r) {
 // The process has several files on /dev/nvidia-uvm open; one takes mappings. Finds it, and maps the
 // range with it. Returns 0 or -errno.
 int ManagedDevices::find_uvm_file(uintptr_t address, size_t size) {
-  DIR* dir = opendir("/proc/self/fd");
+  DIR* dir = opendir("/proc/thread-self/fd");
   if (dir == nullptr) return -errno;
   int err = ENOENT;
   while (dirent* entry = readdir(dir)) {

@@ -15,7 +15,7 @@ namespace vmem::device {
 core::Status mapped_pages(uintptr_t address, size_t size, bool first_only, uint64_t* count) {
   // Opened once: the file stays this process's, whatever is mapped later. A child of a process with
   // devices has no descriptor.
-  static const int fd = core::keep_from_children(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  static const int fd = core::keep_from_children(open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC));
   *count = 0;
   if (fd < 0)
     return core::error(EACCES,

@@ -229,7 +229,7 @@ Status SimDevices::backend_share(const Span& span, Export, int* descriptor) {
       return error(EOPNOTSUPP, "simulated devices export blocks that lie side by side in their memory alone");
   }
   if (Status s = run_hook(SimOp::share, span.unit(0).device.load(), span.address(), span.size()); !s.ok()) return s;
-  const int fd = ::open(("/proc/self/fd/" + std::to_string(memfd_)).c_str(), O_RDWR | O_CLOEXEC);
+  const int fd = ::open(("/proc/thread-self/fd/" + std::to_string(memfd_)).c_str(), O_RDWR | O_CLOEXEC);
   if (fd < 0) return core::system_error(errno, "no descriptor of a block");
   lseek(fd, static_cast<off_t>(first), SEEK_SET);
   *descriptor = fd;
