@@ -13,6 +13,7 @@
 #include "pager/block/block_run.h"
 #include "pager/host/host_tier.h"
 #include "store/codec.h"
+#include "store/open.h"
 
 namespace vmem::pager {
 
@@ -186,7 +187,13 @@ void StoreWriter::note_write_failure(Transition* m) {
   Region& r = *m->region;
   const bool again = (r.table[m->block].flags & core::kUnknown) != 0;
   const bool shared = r.backing == Backing::file_shared;
-  const int code = m->status.code();
+  int code = m->status.code();
+  // The kernel cuts a write at the limit, and direct I/O refuses the length that is left.
+  if (shared && (code == -EINVAL || code == -EIO) &&
+      !store::within_size_limit(r.source.offset + m->block * r.block_size + m->write.stored)) {
+    code = -EFBIG;
+    m->status = {};
+  }
   if (m->io.size != 0 && !core::broken("unknown_mark")) host_.failed.mark_unknown(r, m->block);  // the write was begun
   core::add(ctx_.counters.io_errors);
   ctx_.map.frame_table()[r.table[m->block].aux].droppable =
