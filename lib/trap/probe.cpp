@@ -1,9 +1,11 @@
 #include "trap/probe.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/eventfd.h>
 
 #include <array>
+#include <cerrno>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -28,9 +30,12 @@ struct Opened {
   bool user_mode_only = false;
 };
 
+core::Status no_descriptor(int error) {
+  return core::system_error(error, "userfaultfd: no descriptor is free; raise `ulimit -n` or close some");
+}
+
 core::Status cannot_open(int device, int full, int limited) {
-  if (limited == -EMFILE || limited == -ENFILE)
-    return core::system_error(-limited, "userfaultfd: no descriptor is free; raise `ulimit -n` or close some");
+  if (limited == -EMFILE || limited == -ENFILE) return no_descriptor(-limited);
   if (full == -ENOSYS && limited == -ENOSYS)
     return core::error(ENOSYS, "this kernel has no userfaultfd (CONFIG_USERFAULTFD), or a seccomp filter hides it");
   const auto words = [](int error) {
@@ -114,6 +119,22 @@ bool try_move(int fd, int pagemap, const Scratch& scratch, size_t size) {
   const bool same = frame[0] == 0x5ca1ab1e && frame[last] == 0xdecade;
   os::advise(scratch.frame(), kHugePage, MADV_DONTNEED);
   return same && frame[0] == 0;
+}
+
+// The memory and the descriptors that the probes take at most.
+core::Status have_room(int fd) {
+  Scratch first, second;
+  for (Scratch* scratch : {&first, &second})
+    if (core::Status s = scratch->make(fd, os::kRegisterMissing, 0); !s.ok()) return s;
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return no_descriptor(errno);
+  const int third = eventfd(0, EFD_CLOEXEC);
+  const int error = errno;
+  close(ends[0]);
+  close(ends[1]);
+  if (third < 0) return no_descriptor(error);
+  close(third);
+  return {};
 }
 
 bool probe_move(int fd, int pagemap) {
@@ -246,6 +267,14 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   const bool wp = (wanted & os::kFeatureWp) != 0;
   Probed probed;
   probed.fd = fd;
+  const auto give_up = [&](core::Status why) {
+    core::close_and_forget(fd);
+    core::close_and_forget(probed.self);
+    core::close_and_forget(probed.pagemap);
+    return why;
+  };
+  // Without memory or a descriptor for the probes, the kernel would seem to lack what it has.
+  if (core::Status s = have_room(fd); !s.ok()) return give_up(std::move(s));
   probed.caps.name = "userfaultfd";
   // Frames are registered for write protection, which never triggers: the kernel moves pages only
   // into a registered mapping, and a frame must not trap.
@@ -253,6 +282,7 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   // The page map shows what really moved if the kernel miscounts (see move_pages), and which pages
   // are guard pages.
   probed.pagemap = core::keep_from_children(open("/proc/thread-self/pagemap", O_RDONLY | O_CLOEXEC));
+  if (probed.pagemap < 0 && (errno == EMFILE || errno == ENFILE)) return give_up(no_descriptor(errno));
   probed.caps.move = options.allow_move && wp && (wanted & os::kFeatureMove) != 0 && probed.pagemap >= 0 &&
                      probe_move(fd, probed.pagemap);
   if (probed.caps.move) probed.caps.pins = Pins::taken_away;
@@ -270,13 +300,10 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
     probed.self = -1;
   }
   if (!probed.caps.move && !probed.take_by_remap) {
-    core::close_and_forget(fd);
-    core::close_and_forget(probed.self);
-    core::close_and_forget(probed.pagemap);
-    return core::error(
-        ENOSYS,
-        "this kernel can neither move pages out of a trapped range (UFFDIO_MOVE, Linux 6.8) nor remap them "
-        "(MREMAP_DONTUNMAP, Linux 5.7): nothing could be evicted");
+    return give_up(
+        core::error(ENOSYS,
+                    "this kernel can neither move pages out of a trapped range (UFFDIO_MOVE, Linux 6.8) nor remap them "
+                    "(MREMAP_DONTUNMAP, Linux 5.7): nothing could be evicted"));
   }
   core::log(core::Level::info,
             "userfaultfd: move %d, write protection %d, poison %d, system calls %d, batch drop %d, table "
