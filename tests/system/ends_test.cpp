@@ -137,7 +137,7 @@ TEST_F(Ends, BackgroundWritesEndWithoutProcAndWithoutADescriptor) {
   std::filesystem::create_directory(empty);
   setenv("VMEM_TEST_ROOT", empty.c_str(), 1);
   for (const char* lost : {"descriptors", "root", "main thread", "main thread before"}) {
-    TempFile file(kSize, 1), note("");
+    const TempFile file(kSize, 1), note;
     const int status = wait_for_child(start_child("EndsChild.DISABLED_LosesProc", environment(file, note, lost)), 120);
     if (WIFEXITED(status) && WEXITSTATUS(status) == 77) continue;  // no trap, or no right to change the root
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << lost << ": status " << status;
