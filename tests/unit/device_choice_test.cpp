@@ -120,12 +120,12 @@ TEST_F(DeviceChoice, ABodyThatIsNamedIsHadOrAnError) {
 
 // The library must not silently take smaller blocks.
 TEST_F(DeviceChoice, BlocksThatNoBodyHasAreAnError) {
-  for (const char* setting : {"auto", "cuda", "handles", "sim-handles"}) {
+  for (const char* setting : {"auto", "handles", "sim-handles"}) {
     ASSERT_TRUE(make(setting, all(), 4 * kUnit).ok()) << setting;
     EXPECT_EQ(made_->unit(), 4 * kUnit) << setting;
   }
   on_a_machine_with(false, true);
-  for (const char* setting : {"auto", "cuda", "managed", "sim"}) {
+  for (const char* setting : {"auto", "managed", "sim"}) {
     const Status s = make(setting, all(), 4 * kUnit);
     EXPECT_EQ(s.code(), -EINVAL) << setting;
     EXPECT_EQ(made_, nullptr) << setting;
