@@ -295,8 +295,8 @@ int main(int argc, char** argv) {
   app.add_option("--budget", s.budget, "memory (default: a quarter of all)")
       ->transform(size_of(vmem::core::Option::host_budget));
   app.add_option("--device", s.device,
-                 "auto (a GPU, else the CPU), cpu, cuda, managed, handles, or sim and sim-handles: simulated devices")
-      ->check(CLI::IsMember({"auto", "cpu", "cuda", "managed", "handles", "sim", "sim-handles"}));
+                 "auto (a GPU, else the CPU), cpu, managed, handles, or sim and sim-handles: simulated devices")
+      ->check(CLI::IsMember({"auto", "cpu", "managed", "handles", "sim", "sim-handles"}));
   app.add_option("--blas", s.blas, "the BLAS library for the CPU (default: one that is installed; none: a plain loop)");
   app.add_option("--cublas", s.cublas, "the cuBLAS library to load");
   app.add_flag("--spoil", s.spoil, "change a number before they are verified: exit code 1");

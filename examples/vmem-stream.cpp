@@ -354,8 +354,8 @@ int main(int argc, char** argv) {
   app.add_option("--passes", s.passes, "times the chain is run")->check(CLI::Range(1, 100));
   app.add_option("--ahead", s.ahead, "layers prefetched ahead")->check(CLI::Range(0, 16));
   app.add_option("--device", s.device,
-                 "auto, cuda, managed, handles, or sim and sim-handles: simulated devices, small and slow")
-      ->check(CLI::IsMember({"auto", "cuda", "managed", "handles", "sim", "sim-handles"}));
+                 "auto, managed, handles, or sim and sim-handles: simulated devices, small and slow")
+      ->check(CLI::IsMember({"auto", "managed", "handles", "sim", "sim-handles"}));
   app.add_option("--cublas", s.cublas, "the cuBLAS library to load");
   app.add_flag("--keep", s.keep, "keep the file that was made");
   return run_program(app, "vmem-stream", argc, argv, [&] { return run(s); });

@@ -280,7 +280,7 @@ try works handles 0 "all in, all out, kept: 0 contexts, 0 pinned, 0 streams, 0 e
 try automatic auto 0 "all in, all out, kept: 0 contexts"
 try old handles 3 "-19 setting device is handles, which is not available here: the NVIDIA driver is older than CUDA 12" -DOLD -Wno-unused
 try lacks handles 3 "the NVIDIA driver lacks cuStreamWriteValue64, which physical handles need: update it" '-DLACKS="cuStreamWriteValue64"'
-try basic cuda 3 "the NVIDIA driver lacks cuMemFree of CUDA 12: update it" '-DLACKS="cuMemFree"'
-try starts cuda 3 "CUDA does not start: system not yet initialized (CUDA error 802)" -DINIT=802
-try absent cuda 3 "CUDA does not start: fake error (CUDA error 999)" -DINIT=999
+try basic handles 3 "the NVIDIA driver lacks cuMemFree of CUDA 12: update it" '-DLACKS="cuMemFree"'
+try starts handles 3 "CUDA does not start: system not yet initialized (CUDA error 802)" -DINIT=802
+try absent handles 3 "CUDA does not start: fake error (CUDA error 999)" -DINIT=999
 echo "8 passed, 0 failed, 0 skipped"

@@ -120,8 +120,8 @@ int main(int argc, char** argv) {
   CLI::App app{"The device tier beside raw limits, the loop written by hand, and CUDA's own prefetch."};
   gpubench::Settings s;
   const auto size = CLI::AsSizeValue(false);
-  app.add_option("--device", s.device, "auto, cuda, managed, handles, or sim and sim-handles: for the logic alone")
-      ->check(CLI::IsMember({"auto", "cuda", "managed", "handles", "sim", "sim-handles"}));
+  app.add_option("--device", s.device, "auto, managed, handles, or sim and sim-handles: for the logic alone")
+      ->check(CLI::IsMember({"auto", "managed", "handles", "sim", "sim-handles"}));
   app.add_option("--block", s.block, "device_block_size (2 MiB); rows with smaller calls are left out")
       ->transform(size);
   app.add_option("--bytes", s.bytes, "data on the disk, and the largest region (2 GiB)")->transform(size);

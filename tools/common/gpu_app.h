@@ -177,14 +177,14 @@ class CudaApp final : public App {
 };
 #endif
 
-// wanted: a value of the setting device other than none. auto means cuda if there is a GPU. Returns
-// null if there is no such device, with the reason in *why.
+// wanted: a value of the setting device other than none. Returns null if there is no such device,
+// with the reason in *why.
 inline std::unique_ptr<App> make_app(const std::string& wanted, std::string* why) {
   if (wanted.starts_with("sim")) return std::make_unique<SimApp>(wanted);
 #ifdef VMEM_HAVE_CUDA
   int devices = 0;
   const cudaError_t e = cudaGetDeviceCount(&devices);
-  if (e == cudaSuccess && devices > 0) return std::make_unique<CudaApp>(wanted == "auto" ? "cuda" : wanted);
+  if (e == cudaSuccess && devices > 0) return std::make_unique<CudaApp>(wanted);
   *why = e == cudaSuccess ? "CUDA sees no device" : cudaGetErrorString(e);
 #else
   *why = "it was built without the CUDA toolkit";
