@@ -8,6 +8,7 @@
 // Not thread-safe: the pager's lock protects it. Only grow() needs memory. References stay valid.
 #pragma once
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -64,10 +65,31 @@ struct DirtyFrame {
   core::FrameId before = core::kNoFrame, after = core::kNoFrame;
 };
 // The result of the last try to take the block; see found_pinned().
-struct FramePins {
-  bool pinned = false;    // a page of it was pinned
-  uint8_t tries = 0;      // how often in a row it could not be taken
-  uint64_t until_ns = 0;  // it could not be taken: other blocks are tried first until then
+class FramePins {
+ public:
+  bool pinned = false;  // a page of it was pinned
+
+  // Notes whether a block that was to leave could be taken: 0, -EBUSY if a page of it is pinned, or
+  // another error. Each time in a row that it could not, it is passed over four times as long: a
+  // registered buffer stays pinned for long.
+  void found(int error, uint64_t now_ns) {
+    constexpr unsigned kMostTries = 5;  // 1,024 ticks: 17 s
+    pinned = error == -EBUSY;
+    until_ = error != 0 ? std::max(1u, tick(now_ns) + (1u << 2 * tries_)) : 0;
+    if (error == 0) tries_ = 0;
+    if (error != 0 && tries_ < kMostTries) ++tries_;
+  }
+  // It could not be taken: other blocks are tried first.
+  bool passed_over(uint64_t now_ns) const {
+    return until_ != 0 && static_cast<int32_t>(until_ - tick(now_ns)) > 0;
+  }
+
+ private:
+  // Of 16.8 ms. A small type keeps Frame in two cache lines.
+  static constexpr uint32_t tick(uint64_t now_ns) { return static_cast<uint32_t>(now_ns >> 24); }
+
+  uint8_t tries_ = 0;   // how often in a row it could not be taken
+  uint32_t until_ = 0;  // 0, or the tick until which it is passed over
 };
 struct Frame {
   Region* region = nullptr;  // null: the number is free
@@ -98,6 +120,7 @@ struct Frame {
   DirtyFrame dirty;
   DeviceFrame dev;
 };
+static_assert(sizeof(Frame) <= 128);
 
 class FrameTable {
  public:
@@ -130,18 +153,6 @@ class FrameTable {
   size_t free_ = 0;
   uint64_t ahead_bytes_ = 0;
 };
-
-// Notes whether a block that was to leave could be taken: 0, -EBUSY if a page of it is pinned, or
-// another error. Each time in a row that it could not, it is passed over four times as long: a
-// registered buffer stays pinned for long.
-inline void found_pinned(Frame& frame, int error, uint64_t now_ns) {
-  constexpr uint64_t kShortest = 16000000;  // ns
-  constexpr unsigned kMostTries = 5;        // 16 s
-  frame.pins.pinned = error == -EBUSY;
-  frame.pins.until_ns = error != 0 ? now_ns + (kShortest << 2 * frame.pins.tries) : 0;
-  if (error == 0) frame.pins.tries = 0;
-  if (error != 0 && frame.pins.tries < kMostTries) ++frame.pins.tries;
-}
 
 // Whether the block is in place and certainly equal to the store: no thread can have stored to it
 // since it was, and no device that had pinned its pages before they were protected.

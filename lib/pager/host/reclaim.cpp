@@ -209,7 +209,7 @@ void Reclaim::shrink(Lock& lock, const Short& what, uint8_t* next_staging) {
     // Others go first, while there are others, if the store is full and has no room for this block
     // yet, or if the block could not be taken lately.
     const bool fits_not = full && r.backing == Backing::anonymous && !r.table[b].extent && !only_clean;
-    if ((fits_not || now < frame.pins.until_ns) && !r.dying && !victims[i].refused) {
+    if ((fits_not || frame.pins.passed_over(now)) && !r.dying && !victims[i].refused) {
       passed = true;
       if (!probe) ctx_.map.admit_refused(r, b);
       continue;

@@ -47,7 +47,7 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
     bool all_pinned = true;
     for (const Transition* m : batch) {
       const Frame& frame = ctx_.map.frame_table()[m->region->table[m->block].aux];
-      all_pinned = all_pinned && untaken(*m) != 0 && m->write.reclaims && m->begun_ns < frame.pins.until_ns;
+      all_pinned = all_pinned && untaken(*m) != 0 && m->write.reclaims && frame.pins.passed_over(m->begun_ns);
     }
     if (all_pinned) ctx_.writeback_throttle.pinned(now_ns());
     for (Transition* m : batch) settle_taken(m, after);
@@ -61,7 +61,7 @@ void Writeback::evict_batch(std::span<Transition*> batch) {
 void Writeback::settle_taken(Transition* m, DeferredWork& after) {
   Region& r = *m->region;
   if (!m->write.keep)  // pages that stay in place are not checked for pins
-    found_pinned(ctx_.map.frame_table()[r.table[m->block].aux], untaken(*m), now_ns());
+    ctx_.map.frame_table()[r.table[m->block].aux].pins.found(untaken(*m), now_ns());
   if (m->write.probe && m->status.ok()) {
     keep_frame(m, after);
   } else if (m->torn) {
