@@ -1,5 +1,5 @@
 // Memory that the kernel accesses for an ending thread. The kernel does not wait for a block there,
-// so that memory has to be leased (docs/reliability.md, "Threads that end").
+// so that memory has to be leased (docs/reliability.md, "Threads that wait or end").
 #include <pthread.h>
 
 #include <atomic>
