@@ -39,8 +39,9 @@ tools: $(TOOLS)
 build-tests: $(BUILD)/sim/libvmem.so $(if $(UNIT_SRC),$(BUILD)/tests/unit_tests) $(if $(SYS_SRC),$(BUILD)/tests/system_tests) $(if $(CTL_SRC),$(BUILD)/tests/ctl_tests) $(STRESS) $(BENCH) $(KMOD_TEST) $(VM_TEST) $(FORMATS) $(ABI)  ## all test and benchmark programs
 
 # The tests for the sanitizers and for the fast lane of .ci/run.
-.PHONY: core-tests
+.PHONY: core-tests test-objects
 CORE_SUITES ?= unit system stress
+test-objects: $(UNIT_OBJ) $(SYS_OBJ)
 core-tests: $(if $(filter unit,$(CORE_SUITES)),$(BUILD)/tests/unit_tests) $(if $(filter system,$(CORE_SUITES)),$(BUILD)/tests/system_tests) $(if $(filter stress,$(CORE_SUITES)),$(STRESS))
 
 include mk/lib.mk mk/tests.mk mk/gpu.mk mk/analysis.mk mk/package.mk

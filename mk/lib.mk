@@ -35,7 +35,7 @@ $(1): | $(BUILD)/pch/$(2).h.gch
 endef
 ifeq ($(PCH),yes)
 $(foreach unit,$(PCH_UNITS),$(eval $(call READ_ONCE_BY,$(filter $(BUILD)/tests/$(unit)/%,$(UNIT_OBJ) $(SYS_OBJ) $(CTL_OBJ)),$(unit))))
-$(eval $(call READ_ONCE_BY,$(filter-out $(BUILD)/lib/store/digest_%,$(LIB_OBJ) $(SIM_OBJ)),lib))
+$(if $(SAN),$(eval $(call READ_ONCE_BY,$(filter-out $(BUILD)/lib/store/digest_%,$(LIB_OBJ) $(SIM_OBJ)),lib)))
 endif
 # ThreadSanitizer cannot see that the kernel keeps writers out of a block while it is hashed (by
 # write protection, or because the block is out of the region), and would report every such hash as

@@ -13,17 +13,24 @@ TEST_OBJ  := $(SIM_OBJ) $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tests/common/*.
 UNIT_SRC  := $(wildcard tests/unit/*.cpp tests/unit/*/*.cpp)
 SYS_SRC   := $(wildcard tests/system/*.cpp)
 CTL_SRC   := $(wildcard tests/ctl/*.cpp)
-# Precompiled headers, which take a third of the compile time. With sanitizers only, so that the
-# build without them finds a source that lacks an include. GCC only, and not behind ccache, which
-# would need to be configured for them.
-PCH       ?= $(if $(SAN),$(if $(findstring ccache,$(CXX) $(realpath $(shell command -v $(firstword $(CXX))))),,$(if $(shell $(CXX) --version 2>/dev/null | grep 'Free Software'),yes)))
+# Precompiled headers, which take a third of the compile time: of unit, system and control tests, and
+# of everything with sanitizers. The library without sanitizers has none, and scripts/compilers.sh
+# builds the tests without, so that they find a source that lacks an include. GCC only, and not behind
+# ccache, which would need to be configured for them.
+PCH       ?= $(if $(findstring ccache,$(CXX) $(realpath $(shell command -v $(firstword $(CXX))))),,$(if $(shell $(CXX) --version 2>/dev/null | grep 'Free Software'),yes))
 PCH_LIB   := algorithm array atomic chrono condition_variable cstring functional map memory mutex optional span string thread unordered_map utility vector
 PCH_TESTS := $(PCH_LIB) filesystem fstream random set gtest/gtest.h
 PCH_UNITS := unit system ctl
 # For unit and system tests only: libc functions that abort the program when misused.
 CHECK_OBJ := $(patsubst %.cpp,$(BUILD)/%.o,$(wildcard tests/common/checked/*.cpp))
-UNIT_OBJ  := $(UNIT_SRC:%.cpp=$(BUILD)/%.o) $(CHECK_OBJ)
-SYS_OBJ   := $(SYS_SRC:%.cpp=$(BUILD)/%.o) $(CHECK_OBJ)
+# The short form of a build with AddressSanitizer takes the tests from the build TESTS_OF, which has
+# no sanitizer: to compile them again took most of its time. It compiles the library, the tests'
+# common parts, and the tests that name the sanitizer.
+TESTS_OF  ?= $(BUILD)
+SANITIZED := $(if $(filter-out $(BUILD),$(TESTS_OF)),$(shell grep -l __SANITIZE_ADDRESS__ $(UNIT_SRC) $(SYS_SRC)),$(UNIT_SRC) $(SYS_SRC))
+test_obj   = $(patsubst %.cpp,$(BUILD)/%.o,$(filter $(SANITIZED),$(1))) $(patsubst %.cpp,$(TESTS_OF)/%.o,$(filter-out $(SANITIZED),$(1)))
+UNIT_OBJ  := $(call test_obj,$(UNIT_SRC)) $(CHECK_OBJ)
+SYS_OBJ   := $(call test_obj,$(SYS_SRC)) $(CHECK_OBJ)
 CTL_OBJ   := $(CTL_SRC:%.cpp=$(BUILD)/%.o)
 # The parts of vmemctl that its tests call directly.
 CTL_PARTS := $(addprefix $(BUILD)/tools/vmemctl/,common.o metrics.o persons.o processes.o publications.o view.o)

@@ -55,7 +55,7 @@ made() {
   local compiler=$1 cc; shift
   cc=${compiler/clang++/clang}; cc=${cc/g++/gcc}
   # shellcheck disable=SC2086  # targets are words
-  "$@" -k -j"$(nproc)" NO_SETUP=1 CUDA=no WERROR=-Werror CXX="$compiler" CC="$cc" CXXFLAGS="$flags" CFLAGS="$flags" $targets
+  "$@" -k -j"$(nproc)" NO_SETUP=1 PCH=no CUDA=no WERROR=-Werror CXX="$compiler" CC="$cc" CXXFLAGS="$flags" CFLAGS="$flags" $targets
 }
 # said STATUS: prints the line of one compiler.
 said() {

@@ -99,7 +99,8 @@ TEST_F(Adapting, EveryByteOfWhatThreadsStoreIsThere) {
   for (const char* codec : {"none", "lz4"}) {
     start("16MiB", "8MiB");
     if (IsSkipped()) return;
-    constexpr size_t kBytes = 40 * kMiB, kPage = 4096, kPages = kBytes / kPage, kRuns = systest::kSanitized ? 40 : 150;
+    constexpr size_t kBytes = 40 * kMiB, kPage = 4096, kPages = kBytes / kPage;
+    const size_t runs = systest::kSanitized ? 40 : 150;
     constexpr unsigned kThreads = 4;
     vmem::region region(kBytes,
                         vmem::attributes{.flags = VMEM_HOST_ONLY, .block_size = VMEM_BLOCK_AUTO, .codec = codec});
@@ -116,7 +117,7 @@ TEST_F(Adapting, EveryByteOfWhatThreadsStoreIsThere) {
     for (unsigned t = 0; t < kThreads; ++t) {
       threads.emplace_back([&, t] {
         std::mt19937_64 random(t);
-        for (size_t i = 0; i < kRuns; ++i) {
+        for (size_t i = 0; i < runs; ++i) {
           const size_t first = random() % kPages, count = 1 + random() % 200;
           const bool back = random() % 4 == 0, stores = random() % 2 == 0;
           for (size_t k = 0; k < count; ++k) {

@@ -19,27 +19,26 @@
 
 #include "common/patience.h"
 
+// The sanitizers' runtimes have these.
+extern "C" {
+void __asan_init() __attribute__((weak));
+void __tsan_init() __attribute__((weak));
+}
+
 namespace systest {
 
-// Sanitizers make the accesses of the tests' loops ten times slower, and the start and end of
-// processes too.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
+// Sanitizers make the tests' loops slower, and the start and end of processes too. This asks the
+// program and not the compiler, because most tests are not compiled with the sanitizer that the
+// library has (TESTS_OF in mk/sources.mk).
+inline const bool kSanitized = __asan_init != nullptr || __tsan_init != nullptr;
 
 // Whether a child of a process with threads may use memory before it execs. The allocator of GCC
 // 12's AddressSanitizer does not survive a fork while another thread is inside it: the child hangs.
-#if defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kForksWell = false;
-#else
-inline constexpr bool kForksWell = true;
-#endif
+inline const bool kForksWell = __asan_init == nullptr;
 
 // Whether such a child may start threads: ThreadSanitizer knows only the threads from before the
 // fork.
-inline constexpr bool kChildrenStart = !kSanitized;
+inline const bool kChildrenStart = !kSanitized;
 
 using Environment = std::initializer_list<std::pair<const char*, std::string>>;
 

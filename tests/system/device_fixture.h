@@ -57,7 +57,7 @@ inline void PrintTo(const GpuBackend& backend, std::ostream* os) {
 
 inline constexpr size_t kMiB = 1 << 20;
 // Only words whose index is a multiple of this have stamps.
-inline constexpr size_t kStampStride = kSanitized ? 13 : 1;
+inline const size_t kStampStride = kSanitized ? 13 : 1;
 inline size_t first_stamped(uint64_t first) {
   return (kStampStride - first % kStampStride) % kStampStride;
 }

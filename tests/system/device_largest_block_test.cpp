@@ -17,7 +17,7 @@ using vmem::store::Io;
 constexpr size_t kMiB = size_t{1} << 20, kLargest = 64 * kMiB, kWords = kLargest / 8;
 constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;
 // With a sanitizer, checks one word of eight cache lines.
-constexpr size_t kStride = systest::kSanitized ? 64 : 1;
+const size_t kStride = systest::kSanitized ? 64 : 1;
 
 uint64_t word(size_t i, uint64_t round) {
   return (i + 1) * kOdd + round;

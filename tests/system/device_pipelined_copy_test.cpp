@@ -20,7 +20,7 @@ using vmem::device::SimOp;
 
 class PipelinedCopy : public systest::LargeBlocks {
  protected:
-  static constexpr size_t kStride = systest::kSanitized ? 64 : 1;  // distance of words with a value
+  inline static const size_t kStride = systest::kSanitized ? 64 : 1;  // distance of words with a value
   static uint64_t word(size_t i) { return i * 0x9e3779b97f4a7c15 + 1; }
 
   void SetUp() override {

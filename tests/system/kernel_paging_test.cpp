@@ -187,7 +187,7 @@ struct InTurn : HostAtomics {
 TEST_F(KernelPaging, WhoWaitsIsNotOvertakenWithoutEnd) {
   if (IsSkipped()) return;
   constexpr uint32_t kBlocks = 32, kFrames = 8;
-  constexpr uint64_t kTurns = kSanitized ? 3000 : 6000;
+  const uint64_t turns = kSanitized ? 3000 : 6000;
   vmem::region r(kBlocks * kBlock);
   Open open(words(r), kBlocks * kBlock, VMEM_READ, stream_, kFrames * kBlock);
   ASSERT_EQ(open.view().table.frames, kFrames);
@@ -198,7 +198,7 @@ TEST_F(KernelPaging, WhoWaitsIsNotOvertakenWithoutEnd) {
   InTurn::run([&](uint32_t me) {
     std::minstd_rand random(me + 1);
     vmem::paging::Group<InTurn> group(table, long_enough());
-    while (waited < kTurns && refused == 0) {
+    while (waited < turns && refused == 0) {
       const auto first = static_cast<uint32_t>((random() >> 8) % (kBlocks - 1));
       const uint32_t list[] = {first, first + 1};
       const uint32_t count = random() % 8 == 0 ? 2 : 1;
