@@ -266,7 +266,7 @@ Status RegionCreate::charge(Lock& lock, Region& r, uint64_t mark) {
       return s;
     }
   }
-  if (r.gpu) ++ctx_.staging.of(r).regions;
+  if (r.gpu) ++ctx_.staging.of(r.block_size).regions;
   ctx_.metadata_charges.charge(r);
   ctx_.reserve.add_region(r.block_size);
   if (ctx_.reserve.fits(0)) return {};
@@ -284,7 +284,8 @@ Status RegionCreate::charge(Lock& lock, Region& r, uint64_t mark) {
 void RegionCreate::credit(Region& r) {
   ctx_.totals.reserved_blocks -= std::exchange(r.charge.reserved_blocks, 0);
   if (r.bounces) ctx_.frames.unwant_bounce(r.block_size);
-  if (r.gpu && --ctx_.staging.of(r).regions == 0) ctx_.device_set.work().notify_all();  // others may use its frames
+  if (r.gpu && --ctx_.staging.of(r.block_size).regions == 0)
+    ctx_.device_set.work().notify_all();  // others may use its frames
   ctx_.metadata_charges.credit(r);
   ctx_.reserve.remove_region(r.block_size);
 }
