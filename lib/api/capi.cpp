@@ -225,8 +225,7 @@ Status create(size_t size, const vmem_region_attr& attr, void** base) {
   if (s.ok() && (attr.core_dump < -1 || attr.core_dump > 1))
     s = error(EINVAL, "core_dump %d is not accepted; give 1, -1, or 0 for the setting", attr.core_dump);
   if (!s.ok()) return s;
-  if (attr.advice == VMEM_ADVISE_SEQUENTIAL) what.access = vmem::policy::Access::sequential;
-  if (attr.advice == VMEM_ADVISE_RANDOM) what.access = vmem::policy::Access::random;
+  what.advice = attr.advice;
   what.checksum = attr.checksum;
   what.core_dump = attr.core_dump;
   what.address = reinterpret_cast<uintptr_t>(attr.address);
