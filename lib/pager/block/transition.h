@@ -2,13 +2,10 @@
 // pager's lock; only its owner uses a Transition.
 #pragma once
 
-#include <pthread.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <new>
-#include <vector>
+#include <span>
 
 #include "core/big_lock.h"
 #include "core/histogram.h"
@@ -272,26 +269,6 @@ struct DeviceState {  // one device, from its first use on
   uint64_t failures = 0;                  // promotions that failed; `failure` is the last
   core::Status failure;
   uint64_t said_short_ns = 0;  // when the log last said that others have its memory
-};
-struct PendingRelease {  // a release that the stream has not reached
-  uint64_t id = 0;       // ascending
-  int device = -1;
-  void* stream = nullptr;  // whose leases
-  void* end = nullptr;     // the stream that has to reach it; as a rule the same
-  pthread_t thread = {};   // that released: a stream reaches one thread's releases in order
-  bool recorded = false;   // `ticket` is set; until then the releasing thread is in the driver
-  bool oldest = false;     // of its lane
-  uint64_t since_ns = 0;
-  device::Ticket ticket;  // empty: over
-  std::vector<BlockSpan> spans;
-  // Links in StreamReleaseQueue: the next of the lane. In the oldest of a lane: the last of the
-  // lane, and the oldest of the next lane.
-  PendingRelease* next_in_lane = nullptr;
-  PendingRelease *last_in_lane = nullptr, *next_oldest = nullptr;
-  std::list<PendingRelease>::iterator self;
-  bool same_lane(const PendingRelease& e) const {
-    return device == e.device && end == e.end && pthread_equal(thread, e.thread) != 0;
-  }
 };
 // no_room: on the device, or for bookkeeping. no_frame: all staging frames of its size are in use.
 enum class Start : uint8_t { done, wait, no_room, no_frame };
