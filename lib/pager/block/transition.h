@@ -16,7 +16,7 @@
 #include "core/types.h"
 #include "device/device.h"
 #include "memory/device_budget.h"
-#include "pager/account/writeback_throttle.h"
+#include "pager/block/frame_table.h"
 #include "pager/block/region.h"
 #include "pager/block/requests.h"
 #include "pager/block/stall_clock.h"
@@ -119,6 +119,16 @@ struct ReadOp {
   size_t accessed = SIZE_MAX;           // the byte of the block that a fault accesses, if known
   uint64_t started_ns = 0;              // when the fault came; 0: none waits
   ReadGroup* group = nullptr;           // it is put in place with these
+};
+// A transition's part of the memory that will come free: 0 unless WritebackThrottle counts it.
+class PendingFree {
+ public:
+  bool counted() const { return bytes_ != 0; }
+
+ private:
+  friend class WritebackThrottle;
+  uint64_t bytes_ = 0;
+  uint8_t pool_ = kHostPool;
 };
 // Fields of a transition that takes a block out of host memory, or writes it.
 struct WriteOp {
