@@ -1,6 +1,6 @@
 #include "api/call_gate.h"
 
-#include "core/thread.h"
+#include "core/signals.h"
 
 namespace vmem::api {
 

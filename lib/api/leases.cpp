@@ -12,6 +12,7 @@
 #include "api/runtime.h"
 #include "core/process/fork.h"
 #include "core/scope_guard.h"
+#include "core/signals.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/pager.h"

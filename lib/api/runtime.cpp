@@ -27,6 +27,8 @@
 #include "core/process/fork.h"
 #include "core/process/valgrind.h"
 #include "core/scheduling.h"
+#include "core/signals.h"
+#include "core/thread.h"
 #include "device/backend.h"
 #include "pager/block/stall_clock.h"
 #include "pager/pager.h"

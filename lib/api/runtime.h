@@ -8,8 +8,8 @@
 #include "api/call_gate.h"
 #include "api/leases.h"
 #include "core/options.h"
+#include "core/signals.h"
 #include "core/status.h"
-#include "core/thread.h"
 #include "kernel_paging/kernels.h"
 #include "publish/publisher.h"
 

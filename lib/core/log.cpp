@@ -18,6 +18,7 @@
 
 #include "core/big_lock.h"
 #include "core/mutex.h"
+#include "core/signals.h"
 #include "core/step.h"
 #include "core/text.h"
 #include "core/thread.h"

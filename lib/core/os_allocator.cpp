@@ -11,7 +11,7 @@
 #include "core/big_lock.h"
 #include "core/break.h"
 #include "core/mutex.h"
-#include "core/thread.h"
+#include "core/signals.h"
 #include "core/types.h"
 
 namespace vmem::core {

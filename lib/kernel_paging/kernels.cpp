@@ -19,6 +19,7 @@
 #include "core/process/at_exit.h"
 #include "core/process/fork.h"
 #include "core/scope_guard.h"
+#include "core/signals.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/block/stall_clock.h"

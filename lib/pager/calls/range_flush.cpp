@@ -9,6 +9,7 @@
 
 #include "core/clock.h"
 #include "core/process/at_exit.h"
+#include "core/signals.h"
 #include "core/thread.h"
 #include "pager/calls/calls.h"
 #include "pager/tier/retry.h"
