@@ -428,7 +428,9 @@ VMEM_API int vmem_lease(struct vmem_lease** lease, const struct vmem_range* rang
   const int rc = guarded([&]() -> Status {
     const auto handle = std::make_shared<struct vmem_lease>();
     if (Status s = fill_lease(lease, ranges, count, location, stream, handle.get()); !s.ok()) return s;
-    return Runtime::get().leases().take(Runtime::get(), handle, &made);
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    return Runtime::get().leases().take(*pager, handle, &made);
   });
   if (rc == 0) *lease = made;
   return rc;
@@ -442,7 +444,9 @@ VMEM_API int vmem_lease_async(struct vmem_lease** lease, const struct vmem_range
     if (Status s = fill_lease(lease, ranges, count, location, stream, handle.get()); !s.ok()) return s;
     handle->on_ready = ready;
     handle->user = user;
-    return Runtime::get().leases().start(Runtime::get(), handle, &made);
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    return Runtime::get().leases().start(*pager, handle, &made);
   });
   if (rc == 0) *lease = made;
   return rc;
@@ -468,7 +472,7 @@ VMEM_API int vmem_lease_fd(struct vmem_lease* lease) {
 
 VMEM_API int vmem_lease_end(struct vmem_lease* lease, void* stream) {
   if (lease == nullptr) return 0;
-  return guarded([&]() -> Status { return Runtime::get().leases().end(Runtime::get(), lease, stream); });
+  return guarded([&]() -> Status { return Runtime::get().leases().end(lease, stream); });
 }
 
 VMEM_API int vmem_kernel_begin(struct vmem_kernel** kernel, const void* ptr, size_t size, unsigned access, int device,
@@ -481,8 +485,9 @@ VMEM_API int vmem_kernel_begin(struct vmem_kernel** kernel, const void* ptr, siz
     if (Status s = check_access(access); !s.ok()) return s;
     if (Status s = check_inherited(ptr); !s.ok()) return s;
     if ((access & VMEM_READ) == 0) return error(EINVAL, "access is VMEM_WRITE; kernels also read: add VMEM_READ");
-    Runtime& runtime = Runtime::get();
-    return runtime.kernels().begin(runtime, {ptr, size, access, 0}, device, budget, &made, &seen);
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    return Runtime::get().kernels().begin(*pager, {ptr, size, access, 0}, device, budget, &made, &seen);
   });
   if (rc == 0) {
     *kernel = made;
@@ -493,7 +498,7 @@ VMEM_API int vmem_kernel_begin(struct vmem_kernel** kernel, const void* ptr, siz
 
 VMEM_API int vmem_kernel_end(struct vmem_kernel* kernel, void* stream) {
   if (kernel == nullptr) return 0;
-  return guarded([&]() -> Status { return Runtime::get().kernels().end(Runtime::get(), kernel, stream); });
+  return guarded([&]() -> Status { return Runtime::get().kernels().end(kernel, stream); });
 }
 
 VMEM_API int vmem_export(const void* ptr, size_t size, unsigned flags, int* fd) {
