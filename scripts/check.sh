@@ -225,7 +225,7 @@ check_statics() {
     while read -r header type; do
       said=$(printf '#include "%s"\nstruct S { %s %s\n' "$header" "$type" "$unlocked" | clang++ -x c++ -std=c++20 -Ilib -fsyntax-only -Werror=thread-safety - 2>&1)
       [[ $said == *"reading variable 'x' requires holding mutex"* ]] || echo "lib/$header: an access without the lock passes"
-    done <<<$'core/mutex.h vmem::core::Mutex\napi/call_gate.h vmem::api::FairMutex'
+    done <<<$'core/mutex.h vmem::core::Mutex\napi/fair_mutex.h vmem::api::FairMutex'
     said=$(printf '#include "core/big_lock.h"\nint f() VMEM_LOCKED;\nint h() VMEM_UNLOCKED;\nint g() { return f(); }\nint x VMEM_GUARDED_BY(vmem::core::big_lock);\nint y() { return x; }\nint z() VMEM_LOCKED;\nint z() { return h(); }\n' | clang++ -x c++ -std=c++20 -Ilib -fsyntax-only -Werror=thread-safety - 2>&1)
     [[ $said == *"'f' requires holding lock 'big_lock'"* && $said == *"reading variable 'x' requires holding lock"* && $said == *"cannot call function 'h'"* ]] || echo "lib/core/big_lock.h: a call without the lock passes"
   } | report statics

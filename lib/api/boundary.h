@@ -8,29 +8,14 @@
 #include <cerrno>
 #include <cstdio>
 #include <new>
-#include <string_view>
 
+#include "api/last_error.h"
 #include "api/runtime.h"
 #include "core/cancellation.h"
 #include "core/stack.h"
 #include "core/status.h"
 
 namespace vmem::api {
-
-// report() stores the calling thread's last failure and returns `code`. Both need no memory, and
-// may be called while the process exits.
-int report(int code, std::string_view words) noexcept;
-const char* last_error() noexcept;
-
-// Delivers the lines that a call logged to the application when the call ends, with no lock held.
-// The sink may call the library; the call's own message is kept.
-class DeliverLog {
- public:
-  DeliverLog();
-  ~DeliverLog();
-  DeliverLog(const DeliverLog&) = delete;
-  DeliverLog& operator=(const DeliverLog&) = delete;
-};
 
 // Runs a call's body; the stack is large enough.
 template <typename Body>

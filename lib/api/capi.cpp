@@ -225,8 +225,7 @@ Status create(size_t size, const vmem_region_attr& attr, void** base) {
   if (s.ok() && (attr.core_dump < -1 || attr.core_dump > 1))
     s = error(EINVAL, "core_dump %d is not accepted; give 1, -1, or 0 for the setting", attr.core_dump);
   if (!s.ok()) return s;
-  if (attr.advice == VMEM_ADVISE_SEQUENTIAL) what.access = vmem::policy::Access::sequential;
-  if (attr.advice == VMEM_ADVISE_RANDOM) what.access = vmem::policy::Access::random;
+  what.advice = attr.advice;
   what.checksum = attr.checksum;
   what.core_dump = attr.core_dump;
   what.address = reinterpret_cast<uintptr_t>(attr.address);
@@ -429,7 +428,9 @@ VMEM_API int vmem_lease(struct vmem_lease** lease, const struct vmem_range* rang
   const int rc = guarded([&]() -> Status {
     const auto handle = std::make_shared<struct vmem_lease>();
     if (Status s = fill_lease(lease, ranges, count, location, stream, handle.get()); !s.ok()) return s;
-    return Runtime::get().leases().take(Runtime::get(), handle, &made);
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    return Runtime::get().leases().take(*pager, handle, &made);
   });
   if (rc == 0) *lease = made;
   return rc;
@@ -443,7 +444,9 @@ VMEM_API int vmem_lease_async(struct vmem_lease** lease, const struct vmem_range
     if (Status s = fill_lease(lease, ranges, count, location, stream, handle.get()); !s.ok()) return s;
     handle->on_ready = ready;
     handle->user = user;
-    return Runtime::get().leases().start(Runtime::get(), handle, &made);
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    return Runtime::get().leases().start(*pager, handle, &made);
   });
   if (rc == 0) *lease = made;
   return rc;
@@ -469,7 +472,7 @@ VMEM_API int vmem_lease_fd(struct vmem_lease* lease) {
 
 VMEM_API int vmem_lease_end(struct vmem_lease* lease, void* stream) {
   if (lease == nullptr) return 0;
-  return guarded([&]() -> Status { return Runtime::get().leases().end(Runtime::get(), lease, stream); });
+  return guarded([&]() -> Status { return Runtime::get().leases().end(lease, stream); });
 }
 
 VMEM_API int vmem_kernel_begin(struct vmem_kernel** kernel, const void* ptr, size_t size, unsigned access, int device,
@@ -482,8 +485,9 @@ VMEM_API int vmem_kernel_begin(struct vmem_kernel** kernel, const void* ptr, siz
     if (Status s = check_access(access); !s.ok()) return s;
     if (Status s = check_inherited(ptr); !s.ok()) return s;
     if ((access & VMEM_READ) == 0) return error(EINVAL, "access is VMEM_WRITE; kernels also read: add VMEM_READ");
-    Runtime& runtime = Runtime::get();
-    return runtime.kernels().begin(runtime, {ptr, size, access, 0}, device, budget, &made, &seen);
+    Runtime::Use pager;
+    if (Status s = Runtime::get().use(&pager); !s.ok()) return s;
+    return Runtime::get().kernels().begin(*pager, {ptr, size, access, 0}, device, budget, &made, &seen);
   });
   if (rc == 0) {
     *kernel = made;
@@ -494,7 +498,7 @@ VMEM_API int vmem_kernel_begin(struct vmem_kernel** kernel, const void* ptr, siz
 
 VMEM_API int vmem_kernel_end(struct vmem_kernel* kernel, void* stream) {
   if (kernel == nullptr) return 0;
-  return guarded([&]() -> Status { return Runtime::get().kernels().end(Runtime::get(), kernel, stream); });
+  return guarded([&]() -> Status { return Runtime::get().kernels().end(kernel, stream); });
 }
 
 VMEM_API int vmem_export(const void* ptr, size_t size, unsigned flags, int* fd) {

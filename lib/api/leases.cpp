@@ -8,10 +8,10 @@
 #include <cstring>
 #include <new>
 
-#include "api/boundary.h"
-#include "api/runtime.h"
+#include "api/last_error.h"
 #include "core/process/fork.h"
 #include "core/scope_guard.h"
+#include "core/signals.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/pager.h"
@@ -51,12 +51,10 @@ void Leases::settle(LeaseHandle& lease, int code, std::string_view words) {
   changed_.notify_all();
 }
 
-// Lists the handle before it leaves the gate, so that no shutdown comes in between.
-Status Leases::take(Runtime& runtime, Handle lease, LeaseHandle** out) {
+// Lists the handle while the caller is inside the gate, so that no shutdown comes in between.
+Status Leases::take(pager::Pager& pager, Handle lease, LeaseHandle** out) {
   std::map<LeaseHandle*, Handle> known{{lease.get(), lease}};
-  Runtime::Use pager;
-  if (Status s = runtime.use(&pager); !s.ok()) return s;
-  if (Status s = pager->acquire(lease->ranges, lease->location, lease->stream); !s.ok()) return s;
+  if (Status s = pager.acquire(lease->ranges, lease->location, lease->stream); !s.ok()) return s;
   const core::MutexLock lock(mutex_);
   lease->state = vmem_lease::State::ready;
   live_.merge(known);
@@ -64,13 +62,11 @@ Status Leases::take(Runtime& runtime, Handle lease, LeaseHandle** out) {
   return {};
 }
 
-Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
+Status Leases::start(pager::Pager& pager, Handle lease, LeaseHandle** out) {
   std::map<LeaseHandle*, Handle> known{{lease.get(), lease}}, working = known;
-  Runtime::Use pager;
-  if (Status s = runtime.use(&pager); !s.ok()) return s;
-  if (Status s = pager->acquire_requests().ask(lease->ranges, lease->location, lease->stream, &lease->ask); !s.ok())
+  if (Status s = pager.acquire_requests().ask(lease->ranges, lease->location, lease->stream, &lease->ask); !s.ok())
     return s;
-  core::ScopeGuard withdraw([&] { pager->acquire_requests().withdraw(lease->ranges, &lease->ask); });
+  core::ScopeGuard withdraw([&] { pager.acquire_requests().withdraw(lease->ranges, &lease->ask); });
   {
     const core::MutexLock lock(mutex_);
     if (working_.size() >= kMost)
@@ -87,7 +83,7 @@ Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
   });
   std::thread thread;
   Status s = core::start_thread(
-      "vmem-lease", [this, &runtime, lease] { work(runtime, lease); }, &thread);
+      "vmem-lease", [this, lease] { work(lease); }, &thread);
   if (!s.ok()) return s;
   thread.detach();
   forget.dismiss();
@@ -96,13 +92,13 @@ Status Leases::start(Runtime& runtime, Handle lease, LeaseHandle** out) {
   return {};
 }
 
-void Leases::work(Runtime& runtime, const Handle& lease) {
+void Leases::work(const Handle& lease) {
   {
-    Runtime::Use pager;
+    pager::PagerGate::Use pager;
     Status how;
     int failed = 0;
     try {
-      how = runtime.use_if_running(&pager);
+      how = gate_.use(&pager);
       bool over = !pager;
       if (how.ok()) {
         const core::MutexLock lock(mutex_);
@@ -165,12 +161,12 @@ Status Leases::descriptor(LeaseHandle* which, int* fd) {
   return {};
 }
 
-Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
+Status Leases::end(LeaseHandle* which, void* stream) {
   Handle lease;
   bool pending;
   {
-    Runtime::Use pager;
-    if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
+    pager::PagerGate::Use pager;
+    if (Status s = gate_.use(&pager); !s.ok()) return s;
     {
       const core::MutexLock lock(mutex_);
       if (Status s = find(which, &lease); !s.ok()) return s;
@@ -189,8 +185,8 @@ Status Leases::end(Runtime& runtime, LeaseHandle* which, void* stream) {
     const core::MutexLock lock(mutex_);
     while (in_ready ? lease->state == vmem_lease::State::pending : lease->at_work) wait();
   }
-  Runtime::Use pager;
-  if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
+  pager::PagerGate::Use pager;
+  if (Status s = gate_.use(&pager); !s.ok()) return s;
   bool held;
   {
     const core::MutexLock lock(mutex_);

@@ -25,6 +25,7 @@
 #include "core/mutex.h"
 #include "core/status.h"
 #include "pager/lease/acquire_requests.h"
+#include "pager/pager_gate.h"
 #include "vmem/vmem.h"
 
 struct vmem_lease {
@@ -53,22 +54,22 @@ struct vmem_lease {
 
 namespace vmem::api {
 
-class Runtime;
 using LeaseHandle = struct vmem_lease;  // the function of that name hides the struct
 
 class Leases {
  public:
+  explicit Leases(pager::PagerGate& gate) : gate_(gate) {}
   static constexpr size_t kMost = 64;  // pending at once
 
   using Handle = std::shared_ptr<LeaseHandle>;
-  // The caller has set the lease's ranges, location and stream and, for start(), on_ready. on_ready
-  // may be called before start() returns.
-  core::Status take(Runtime& runtime, Handle lease, LeaseHandle** out);
-  core::Status start(Runtime& runtime, Handle lease, LeaseHandle** out);
+  // The caller is inside the gate, and has set the lease's ranges, location and stream and, for
+  // start(), on_ready. on_ready may be called before start() returns.
+  core::Status take(pager::Pager& pager, Handle lease, LeaseHandle** out);
+  core::Status start(pager::Pager& pager, Handle lease, LeaseHandle** out);
   // Returns 0 if ready, -EAGAIN if pending, or the error.
   core::Status poll(LeaseHandle* which);
   core::Status descriptor(LeaseHandle* which, int* fd);
-  core::Status end(Runtime& runtime, LeaseHandle* which, void* stream);
+  core::Status end(LeaseHandle* which, void* stream);
 
   // Shutdown calls cancel() before it frees regions, and over() when none is left and no call is
   // inside the gate. Then it calls drain() with no lock held, which returns when no thread works
@@ -79,12 +80,13 @@ class Leases {
 
  private:
   core::Status find(LeaseHandle* which, Handle* out) VMEM_REQUIRES(mutex_);
-  void work(Runtime& runtime, const Handle& lease);
+  void work(const Handle& lease);
   void settle(LeaseHandle& lease, int code, std::string_view words) VMEM_REQUIRES(mutex_);
   bool works_for_over() const VMEM_REQUIRES(mutex_);
   // Waits for a change; may also return without one. Drops the lock for signal handlers, too.
   void wait() VMEM_REQUIRES(mutex_);
 
+  pager::PagerGate& gate_;
   core::Mutex mutex_;
   std::condition_variable changed_;
   std::map<LeaseHandle*, Handle> live_ VMEM_GUARDED_BY(mutex_);

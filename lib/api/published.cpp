@@ -1,12 +1,11 @@
 #include "api/published.h"
 
-#include "api/runtime.h"
+#include <memory>
+
 #include "pager/calls/query.h"
 #include "pager/pager.h"
 
 namespace vmem::api {
-
-using core::Status;
 
 namespace {
 
@@ -90,7 +89,7 @@ publish::Device device(const pager::DeviceCensus& c, size_t ordinal) {
 }
 
 // Fills *out. Without a pager (between vmem_shutdown and the next use) everything is zero.
-void take(Runtime& runtime, pager::Snapshot& census, publish::Snapshot* out) {
+void take(pager::PagerGate& gate, pager::Snapshot& census, publish::Snapshot* out) {
   publish::Header& h = out->header;
   h.stats = {};
   h.fault = {};
@@ -98,10 +97,10 @@ void take(Runtime& runtime, pager::Snapshot& census, publish::Snapshot* out) {
   h.regions_total = 0;
   publish::put_text(h.trap, "");
   publish::put_text(h.device_tier, "");
-  Runtime::Use pager;
-  if (!runtime.use_if_running(&pager).ok() || !pager) return;
+  pager::PagerGate::Use pager;
+  if (!gate.use(&pager).ok() || !pager) return;
   publish::put_text(h.trap, pager->trap().caps().name);
-  fill(*pager.operator->(), &h.stats);
+  fill(*pager, &h.stats);
   fill(pager->counters().fault_ns, &h.fault);
   for (size_t i = 0; i < core::kWays; ++i) fill(pager->counters().move_ns[i], &h.move[i]);
   pager->queries().census(publish::kMaxRegions, &census);
@@ -113,17 +112,9 @@ void take(Runtime& runtime, pager::Snapshot& census, publish::Snapshot* out) {
 
 }  // namespace
 
-Status start_publisher(Runtime& runtime, std::unique_ptr<publish::Publisher>* out) {
-  publish::Source source;
+std::function<void(publish::Snapshot*)> snapshots_of(pager::PagerGate& gate) {
   auto census = std::make_shared<pager::Snapshot>();
-  source.take = [&runtime, census](publish::Snapshot* s) { take(runtime, *census, s); };
-  source.set = [&runtime](const std::atomic<bool>& stop, const std::string& name, const std::string& value) {
-    return runtime.set_from_outside(stop, name, value);
-  };
-  source.get = [&runtime](const std::atomic<bool>& stop, const std::string& name, std::string* value) {
-    return runtime.get_from_outside(stop, name, value);
-  };
-  return publish::Publisher::start(source, "", out);
+  return [&gate, census](publish::Snapshot* s) { take(gate, *census, s); };
 }
 
 }  // namespace vmem::api

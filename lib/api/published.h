@@ -1,16 +1,14 @@
-// Publishes the state and settings of this process to vmemctl.
+// What vmemctl sees of this process's pager.
 #pragma once
 
-#include <memory>
+#include <functional>
 
-#include "core/status.h"
-#include "publish/publisher.h"
+#include "pager/pager_gate.h"
+#include "publish/layout.h"
 
 namespace vmem::api {
 
-class Runtime;
-
-// Starts the publisher. The runtime must outlive it.
-core::Status start_publisher(Runtime& runtime, std::unique_ptr<publish::Publisher>* out);
+// Returns the function that fills a snapshot (publish::Source::take). The gate must outlive it.
+std::function<void(publish::Snapshot*)> snapshots_of(pager::PagerGate& gate);
 
 }  // namespace vmem::api

@@ -27,6 +27,8 @@
 #include "core/process/fork.h"
 #include "core/process/valgrind.h"
 #include "core/scheduling.h"
+#include "core/signals.h"
+#include "core/thread.h"
 #include "device/backend.h"
 #include "pager/block/stall_clock.h"
 #include "pager/pager.h"
@@ -45,15 +47,6 @@ namespace {
 // for.
 constexpr uint64_t kExitPatience = 30000000000, kExitPatienceInside = 5000000000;  // ns
 constexpr uint64_t kExitPatienceKernels = 4000000000;  // ns; for threads that serve kernels; leaves time to write
-
-// Threads that the child does not have may hold locks, so nothing is touched there. A child of
-// fork() replaces its parent's runtime with one of its own, and then counts as a child no more.
-Status check_fork() {
-  if (!core::in_child()) return {};
-  return error(ECHILD,
-               "this process was forked by a raw system call, or inside a call of libvmem; use fork() outside calls, "
-               "or call exec first");
-}
 
 Status shutting_down() {
   return error(ECANCELED, "the process is shutting libvmem down");
@@ -302,7 +295,7 @@ Status Runtime::load_environment() {
 Status Runtime::start() {
   const FairLock setup(setup_);
   if (Status s = load_environment(); !s.ok()) return s;
-  if (pager_ != nullptr) return {};
+  if (gate_.pager != nullptr) return {};
   if (Status s = check_page_size(static_cast<size_t>(sysconf(_SC_PAGESIZE))); !s.ok()) return s;
   if (core::on_valgrind()) {
     return error(ENOTSUP,
@@ -314,9 +307,9 @@ Status Runtime::start() {
   std::unique_ptr<pager::Pager> pager;
   if (Status s = build_aside(options_, &pager); !s.ok()) return s;
   {
-    Closed gate(gate_);
+    pager::Closed gate(gate_);
     gate.drain();
-    pager_ = std::move(pager);
+    gate_.pager = std::move(pager);
   }
   update_publication();
   return {};
@@ -332,8 +325,16 @@ void Runtime::update_publication() {
     if (publisher_ != nullptr) publisher_->stop();
     return;
   }
-  if (publisher_ != nullptr || pager_ == nullptr) return;
-  if (Status s = start_publisher(*this, &publisher_); !s.ok()) {
+  if (publisher_ != nullptr || gate_.pager == nullptr) return;
+  publish::Source source;
+  source.take = snapshots_of(gate_);
+  source.set = [this](const std::atomic<bool>& stop, const std::string& name, const std::string& value) {
+    return set_from_outside(stop, name, value);
+  };
+  source.get = [this](const std::atomic<bool>& stop, const std::string& name, std::string* value) {
+    return get_from_outside(stop, name, value);
+  };
+  if (Status s = publish::Publisher::start(source, "", &publisher_); !s.ok()) {
     core::log(core::Level::info, "vmemctl will not see this process: %.*s", static_cast<int>(s.text().size()),
               s.text().data());
   }
@@ -370,9 +371,8 @@ void Runtime::hide() {
 // Writes changes of shared files, as with mmap; all else dies with the process.
 void Runtime::write_shared_files(Finishing* finishing) {
   if (nothing_to_write_) return;
-  gate_.enter_at_exit();
   Use pager;
-  pager.take(gate_, pager_.get());
+  gate_.use_at_exit(&pager);
   if (!pager) return;
   const auto tell = [&](const core::Counters* counters) {
     if (finishing == nullptr) return;
@@ -382,7 +382,7 @@ void Runtime::write_shared_files(Finishing* finishing) {
   tell(&pager->counters());
   pager->flush_host().ignore();  // flush_shared() tries failed writes again
   if (gave_up_) return tell(nullptr);
-  kernels_.stop(*pager.operator->(), kExitPatienceKernels);
+  kernels_.stop(*pager, kExitPatienceKernels);
   if (core::debug()) pager->look_for_loss();
   pager->flush_shared().ignore();  // it has logged errors
   tell(nullptr);
@@ -465,23 +465,10 @@ std::string Runtime::published_at() {
   return publisher_ != nullptr && !publisher_->stopping() ? publisher_->path() : "";
 }
 
-Status Runtime::use_if_running(Use* out) {
-  if (Status s = check_fork(); !s.ok()) return s;
-  gate_.enter();
-  out->take(gate_, pager_.get());
-  return {};
-}
-
-void Runtime::Use::take(Gate& entered, pager::Pager* pager) {
-  if (pager == nullptr) return entered.leave();
-  gate_ = &entered;
-  pager_ = pager;
-}
-
 Status Runtime::use(Use* out) {
   for (;;) {
     if (Status s = use_if_running(out); !s.ok()) return s;
-    if (out->pager_ != nullptr) return {};
+    if (*out) return {};
     if (Status s = start(); !s.ok()) return s;
   }
 }
@@ -556,22 +543,22 @@ Status Runtime::apply(Option option) {
 // For a setting that is read at start: ends a runtime without regions, so that the next use starts
 // a new one.
 Status Runtime::stop_if_idle(const char* name) {
-  if (pager_ == nullptr) return {};
+  if (gate_.pager == nullptr) return {};
   const auto busy = [&] {
     return error(EBUSY, "%s cannot change while regions exist; set it before the first one, or free them", name);
   };
-  if (pager_->has_regions()) return busy();
-  Closed gate(gate_);
+  if (gate_.pager->has_regions()) return busy();
+  pager::Closed gate(gate_);
   // Without regions no call inside waits for another that is held outside.
-  if (pager_->has_regions()) return busy();
+  if (gate_.pager->has_regions()) return busy();
   gate.drain();
-  if (pager_->has_regions()) return busy();
+  if (gate_.pager->has_regions()) return busy();
   end_pager();
   return {};
 }
 
 Status Runtime::set(std::string_view name, std::string_view value) {
-  if (Status s = check_fork(); !s.ok()) return s;
+  if (Status s = pager::check_fork(); !s.ok()) return s;
   const FairLock setup(setup_);
   return set_locked(name, value);
 }
@@ -599,7 +586,7 @@ Status Runtime::set_locked(std::string_view name, std::string_view value) {
 }
 
 Status Runtime::get(std::string_view name, std::string* value) {
-  if (Status s = check_fork(); !s.ok()) return s;
+  if (Status s = pager::check_fork(); !s.ok()) return s;
   const FairLock setup(setup_);
   return get_locked(name, value);
 }
@@ -646,25 +633,25 @@ Status Runtime::get_from_outside(const std::atomic<bool>& stop, std::string_view
 // Ends a pager without regions. Its threads end when disks and devices have done their requests.
 // Until then signals are let in, and their handlers may end the process.
 void Runtime::end_pager() {
-  const auto end = [this] { pager_.reset(); };
+  const auto end = [this] { gate_.pager.reset(); };
   nothing_to_write_ = true;
   if (!core::run_aside(end)) end();
   nothing_to_write_ = false;
 }
 
 void Runtime::shutdown() {
-  if (!check_fork().ok()) return;
+  if (!pager::check_fork().ok()) return;
   {
     const FairLock setup(setup_);
     publisher_.reset();
-    if (pager_ != nullptr) {
+    if (gate_.pager != nullptr) {
       leases_.cancel();
-      kernels_.stop(*pager_);
-      Closed gate(gate_);
-      pager_->shutdown();  // makes calls that wait inside return
+      kernels_.stop(*gate_.pager);
+      pager::Closed gate(gate_);
+      gate_.pager->shutdown();  // makes calls that wait inside return
       gate.drain();
       kernels_.over();
-      pager_->shutdown();  // for regions that the last calls made
+      gate_.pager->shutdown();  // for regions that the last calls made
       leases_.over();
       end_pager();
     }

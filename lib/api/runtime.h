@@ -5,17 +5,14 @@
 #include <memory>
 #include <string>
 
-#include "api/call_gate.h"
+#include "api/fair_mutex.h"
 #include "api/leases.h"
 #include "core/options.h"
+#include "core/signals.h"
 #include "core/status.h"
-#include "core/thread.h"
 #include "kernel_paging/kernels.h"
+#include "pager/pager_gate.h"
 #include "publish/publisher.h"
-
-namespace vmem::pager {
-class Pager;
-}
 
 namespace vmem::api {
 
@@ -25,24 +22,7 @@ class Runtime {
   // gone.
   static Runtime& get();
 
-  // Keeps the pager alive for one call. Null if default-constructed, or if use() failed.
-  class Use {
-   public:
-    Use() = default;
-    ~Use() {
-      if (gate_ != nullptr) gate_->leave();
-    }
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-    pager::Pager* operator->() const { return pager_; }
-    explicit operator bool() const { return pager_ != nullptr; }
-
-   private:
-    friend class Runtime;
-    void take(Gate& entered, pager::Pager* pager);
-    Gate* gate_ = nullptr;
-    pager::Pager* pager_ = nullptr;
-  };
+  using Use = pager::PagerGate::Use;
 
   // Marks this thread as inside a call. A signal handler may call exit() in one. The thread may
   // then hold any of our locks, so exit() waits for none, and calls that destructors make on the
@@ -62,17 +42,12 @@ class Runtime {
   // Starts the pager if there is none. Returns -ECHILD in a child that cannot begin anew.
   core::Status use(Use* out);
   // The same without starting one: *out is null if there is none.
-  core::Status use_if_running(Use* out);
+  core::Status use_if_running(Use* out) { return gate_.use(out); }
   core::Status set(std::string_view name, std::string_view value);
   core::Status get(std::string_view name, std::string* value);
   core::Options& options() { return options_; }
   Leases& leases() { return leases_; }
   Kernels& kernels() { return kernels_; }
-  // Like set() and get(), for requests from outside, on the publisher's thread. Both return
-  // -ECANCELED once `stop` is set, since the thread that stops the publisher holds the lock that
-  // they need. Live settings only.
-  core::Status set_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string_view value);
-  core::Status get_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string* value);
   // For exit(), which may call it repeatedly: writes changed blocks of shared files, and hides this
   // process from vmemctl. The threads stay, and the program may go on accessing regions.
   void finish();
@@ -90,6 +65,11 @@ class Runtime {
   core::Status set_locked(std::string_view name, std::string_view value) VMEM_REQUIRES(setup_);
   core::Status get_locked(std::string_view name, std::string* value) VMEM_REQUIRES(setup_);
   void update_publication() VMEM_REQUIRES(setup_);
+  // Like set() and get(), for requests from outside, on the publisher's thread. Both return
+  // -ECANCELED once `stop` is set, since the thread that stops the publisher holds the lock that
+  // they need. Live settings only.
+  core::Status set_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string_view value);
+  core::Status get_from_outside(const std::atomic<bool>& stop, std::string_view name, std::string* value);
   bool lock_setup(const std::atomic<bool>& stop) VMEM_TRY_ACQUIRE(true, setup_);
   core::Status apply(core::Option option) VMEM_REQUIRES(setup_);
   core::Status stop_if_idle(const char* name) VMEM_REQUIRES(setup_);
@@ -98,11 +78,10 @@ class Runtime {
   void write_shared_files(Finishing* finishing);
 
   core::Options options_;
-  Leases leases_;
-  Kernels kernels_;
-  FairMutex setup_;  // one thread starts, stops or changes settings
-  Gate gate_;        // closed while pager_ changes; after setup_
-  std::unique_ptr<pager::Pager> pager_;
+  FairMutex setup_;        // one thread starts, stops or changes settings
+  pager::PagerGate gate_;  // closed while its pager changes; after setup_
+  Leases leases_{gate_};
+  Kernels kernels_{gate_};
   std::unique_ptr<publish::Publisher> publisher_ VMEM_GUARDED_BY(setup_);  // null: this process is not published
   bool environment_read_ VMEM_GUARDED_BY(setup_) = false;
   std::atomic<bool> nothing_to_write_{false};  // the pager ends

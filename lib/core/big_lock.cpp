@@ -8,8 +8,8 @@
 #include "core/fatal.h"
 #include "core/fault_server.h"
 #include "core/log.h"
+#include "core/signals.h"
 #include "core/step.h"
-#include "core/thread.h"
 
 namespace vmem::core {
 

@@ -1,7 +1,8 @@
 // The pager's lock. Every fault of the process may have to wait for it.
 //
 // - No device call, no log sink and no blocking call runs under it. A log line is only queued.
-// - Each thread counts the big locks it holds. must_be_outside() checks that count at each way out.
+// - Each thread counts the big locks it holds. must_be_outside() checks that count at each way out
+//   (core/outside_lock.h).
 // - Allowed under it are the trap's calls on one block that do not wait (wake, unprotect, fill_zero
 //   of a page, fail, unfail), and mapping and releasing frame memory.
 #pragma once
@@ -13,11 +14,9 @@
 #include <mutex>
 
 #include "core/mutex.h"
+#include "core/outside_lock.h"
 
 namespace vmem::core {
-
-// Big locks that this thread holds.
-inline constinit thread_local int big_locks_held = 0;
 
 // The capability "a big lock is held", for thread-safety analysis (core/mutex.h). All instances
 // share one name, since no thread uses two. Protected fields say VMEM_GUARDED_BY(core::big_lock).
@@ -105,15 +104,5 @@ class EventCount {
   std::condition_variable changed_;
   uint64_t count_ VMEM_GUARDED_BY(big_lock) = 0;
 };
-
-// Reports a call that must not happen under a big lock: aborts with a message (on), or logs it once
-// (off, as in production). Tests and simulated devices switch it on.
-void be_strict_about_big_locks(bool on);
-void called_under_big_lock(const char* call);
-
-inline void must_be_outside(const char* call) {
-  if (big_locks_held != 0) [[unlikely]]
-    called_under_big_lock(call);
-}
 
 }  // namespace vmem::core

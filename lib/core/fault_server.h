@@ -19,7 +19,7 @@ class ServesFaults {
   ServesFaults& operator=(const ServesFaults&) = delete;
 };
 
-// Reports such a read, as called_under_big_lock() does: aborts if strict (core/big_lock.h),
+// Reports such a read, as called_under_big_lock() does: aborts if strict (core/outside_lock.h),
 // otherwise logs it once.
 void would_wait_for_itself(const char* what);
 

@@ -16,8 +16,9 @@
 #include <new>
 #include <utility>
 
-#include "core/big_lock.h"
 #include "core/mutex.h"
+#include "core/outside_lock.h"
+#include "core/signals.h"
 #include "core/step.h"
 #include "core/text.h"
 #include "core/thread.h"

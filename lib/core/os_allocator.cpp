@@ -8,10 +8,10 @@
 #include <cstdlib>
 #include <optional>
 
-#include "core/big_lock.h"
 #include "core/break.h"
 #include "core/mutex.h"
-#include "core/thread.h"
+#include "core/outside_lock.h"
+#include "core/signals.h"
 #include "core/types.h"
 
 namespace vmem::core {

@@ -10,7 +10,7 @@
 #include <new>
 #include <typeinfo>
 
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 
 namespace vmem::core {
 

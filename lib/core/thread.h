@@ -13,51 +13,6 @@
 
 namespace vmem::core {
 
-// Blocks every signal on this thread during its scope. Threads started in that scope inherit the
-// mask: hold one around the first call into a library that starts threads.
-class SignalsBlocked {
- public:
-  SignalsBlocked();
-  ~SignalsBlocked();
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-// Defers signals during a call of the application, but not those that the thread's own instructions
-// cause. A handler that interrupted the call could access a block that is not present, and wait for
-// threads that need a lock which its own thread holds. The outermost object on a thread counts.
-// Where the thread waits for others, it lets signals in.
-class SignalsDeferred {
- public:
-  SignalsDeferred();
-  ~SignalsDeferred();
-  SignalsDeferred(const SignalsDeferred&) = delete;
-  SignalsDeferred& operator=(const SignalsDeferred&) = delete;
-};
-bool signals_deferred();
-// True if handlers of deferred signals are due.
-bool signals_have_come();
-// Runs them. The thread must hold nothing that others may need, and have begun nothing that only it
-// can end.
-void let_signals_in();
-
-// Lets deferred signals run their handlers during its scope, as they arrive. The thread must meet
-// the conditions of let_signals_in().
-class SignalsLetIn {
- public:
-  SignalsLetIn();
-  ~SignalsLetIn();
-  SignalsLetIn(const SignalsLetIn&) = delete;
-  SignalsLetIn& operator=(const SignalsLetIn&) = delete;
-
- private:
-  unsigned depth_;
-  sigset_t application_;
-};
-
 // name: at most 15 bytes. Returns 0, or -EAGAIN or -ENOMEM with a message; *out is untouched then.
 Status start_thread(const char* name, std::function<void()> body, std::thread* out);
 // Runs `what` on a library thread while this thread, in an application's call, lets signals in. For

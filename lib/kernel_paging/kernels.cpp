@@ -13,12 +13,12 @@
 #include <thread>
 #include <utility>
 
-#include "api/runtime.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/process/at_exit.h"
 #include "core/process/fork.h"
 #include "core/scope_guard.h"
+#include "core/signals.h"
 #include "core/step.h"
 #include "core/thread.h"
 #include "pager/block/stall_clock.h"
@@ -56,17 +56,15 @@ vmem_kernel_view view_of(const pager::KernelRange& open, const vmem_range& range
 
 }  // namespace
 
-Status Kernels::begin(Runtime& runtime, const vmem_range& range, int device, size_t budget, struct vmem_kernel** out,
+Status Kernels::begin(pager::Pager& pager, const vmem_range& range, int device, size_t budget, struct vmem_kernel** out,
                       vmem_kernel_view* view) {
   const auto kernel = std::make_shared<struct vmem_kernel>();
   std::map<struct vmem_kernel*, Handle> known{{kernel.get(), kernel}}, working = known;
-  Runtime::Use pager;
-  if (Status s = runtime.use(&pager); !s.ok()) return s;
   pager::KernelRange open;
-  if (Status s = pager->kernel_ranges().open(range, device, budget, &open); !s.ok()) return s;
+  if (Status s = pager.kernel_ranges().open(range, device, budget, &open); !s.ok()) return s;
   *view = view_of(open, range);
   core::ScopeGuard close(
-      [&] { pager->kernel_ranges().close(kernel->service != nullptr ? &kernel->service->range() : &open); });
+      [&] { pager.kernel_ranges().close(kernel->service != nullptr ? &kernel->service->range() : &open); });
   kernel->service = std::make_unique<PagingService>(std::move(open), range.access);
   core::step("kernels.opening");
   {
@@ -83,7 +81,7 @@ Status Kernels::begin(Runtime& runtime, const vmem_range& range, int device, siz
   });
   std::thread thread;
   Status s = core::start_thread(
-      "vmem-kernels", [this, &runtime, kernel] { work(runtime, kernel); }, &thread);
+      "vmem-kernels", [this, kernel] { work(kernel); }, &thread);
   if (!s.ok()) return s;
   thread.detach();
   forget.dismiss();
@@ -93,11 +91,11 @@ Status Kernels::begin(Runtime& runtime, const vmem_range& range, int device, siz
 }
 
 // Serves the requests once, inside the gate. Returns false if the thread must end.
-bool Kernels::serve(Runtime& runtime, const Handle& kernel, bool* done) {
-  Runtime::Use pager;
+bool Kernels::serve(const Handle& kernel, bool* done) {
+  pager::PagerGate::Use pager;
   bool idle = false, stopped = false;
   *done = false;
-  const Status entered = runtime.use_if_running(&pager);
+  const Status entered = gate_.use(&pager);
   {
     const core::MutexLock lock(mutex_);
     if (!entered.ok() || !pager || kernel->over) return false;
@@ -107,22 +105,22 @@ bool Kernels::serve(Runtime& runtime, const Handle& kernel, bool* done) {
   PagingService& service = *kernel->service;
   if (stopped || idle) service.end_asking();
   if (stopped) {
-    service.take_back(*pager.operator->());
+    service.take_back(*pager);
     return false;
   }
-  if (idle) return !service.give_leases_back(*pager.operator->());
+  if (idle) return !service.give_leases_back(*pager);
   try {
-    *done = service.round(*pager.operator->());
+    *done = service.round(*pager);
   } catch (const std::bad_alloc&) {  // the next round does the rest
     *done = false;
   }
   return true;
 }
 
-void Kernels::work(Runtime& runtime, const Handle& kernel) {
+void Kernels::work(const Handle& kernel) {
   prctl(PR_SET_TIMERSLACK, kTimerSlack);
   uint64_t last = pager::now_ns();
-  for (bool done = false; serve(runtime, kernel, &done);) {
+  for (bool done = false; serve(kernel, &done);) {
     const uint64_t now = pager::now_ns();
     if (done) last = now;
     if (now - last < kEager) {
@@ -140,12 +138,12 @@ void Kernels::work(Runtime& runtime, const Handle& kernel) {
 // Returns whether the kernels of the range have ended. Waits outside the gate and enters it only to
 // look, because a shutdown may come first. After stop(), gives up as soon as the whole wait has
 // taken kEndPatience: at exit, kernels may never end.
-bool Kernels::wait_until_idle(Runtime& runtime, vmem_kernel* kernel) {
+bool Kernels::wait_until_idle(vmem_kernel* kernel) {
   bool idle = false;
   for (const uint64_t begun = pager::now_ns(); !idle;) {
     {
-      Runtime::Use pager;
-      if (!runtime.use_if_running(&pager).ok() || kernel->service == nullptr) break;
+      pager::PagerGate::Use pager;
+      if (!gate_.use(&pager).ok() || kernel->service == nullptr) break;
       idle = kernel->service->range().words->idle();
     }
     const core::MutexLock lock(mutex_);
@@ -156,11 +154,11 @@ bool Kernels::wait_until_idle(Runtime& runtime, vmem_kernel* kernel) {
   return idle;
 }
 
-Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
+Status Kernels::end(struct vmem_kernel* which, void* stream) {
   Handle kernel;
   {
-    Runtime::Use pager;
-    if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
+    pager::PagerGate::Use pager;
+    if (Status s = gate_.use(&pager); !s.ok()) return s;
     {
       const core::MutexLock lock(mutex_);
       const auto it = live_.find(which);
@@ -184,12 +182,12 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     }
     stays.dismiss();
   }
-  const bool idle = wait_until_idle(runtime, kernel.get());
+  const bool idle = wait_until_idle(kernel.get());
   bool stopped = false;
   for (bool works = true; works;) {  // its lease, if any, is for hints: no kernel waits
     {
-      Runtime::Use pager;
-      if (runtime.use_if_running(&pager).ok() && pager && kernel->service != nullptr) {
+      pager::PagerGate::Use pager;
+      if (gate_.use(&pager).ok() && pager && kernel->service != nullptr) {
         kernel->service->cancel();
         pager->acquire_requests().wake();
       }
@@ -200,15 +198,15 @@ Status Kernels::end(Runtime& runtime, struct vmem_kernel* which, void* stream) {
     if (works && kernel->late) return error(ECANCELED, "exit() was called, and the range is not given back");
     if (works) wait();
   }
-  Runtime::Use pager;
-  if (Status s = runtime.use_if_running(&pager); !s.ok()) return s;
+  pager::PagerGate::Use pager;
+  if (Status s = gate_.use(&pager); !s.ok()) return s;
   if (kernel->service != nullptr) {
     // The range stays open, because kernels use its memory.
     if (!idle && core::exiting()) return error(ECANCELED, "exit() was called, and kernels are still running");
     if (!idle) kernel->service->range().words->abandon();  // stopped: kernels may still use them
     for (unsigned i = 0; pager && idle && stopped && i < kGiveBackTries; ++i) {
       // Kernels may have kept blocks when the thread stopped: end their leases here.
-      if (kernel->service->give_leases_back(*pager.operator->())) break;
+      if (kernel->service->give_leases_back(*pager)) break;
       usleep(1000);
     }
     pager->kernel_ranges().close(&kernel->service->range());

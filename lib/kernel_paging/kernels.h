@@ -25,6 +25,7 @@
 #include "core/mutex.h"
 #include "core/status.h"
 #include "kernel_paging/paging_service.h"
+#include "pager/pager_gate.h"
 #include "vmem/vmem.h"
 
 struct vmem_kernel {
@@ -40,13 +41,14 @@ struct vmem_kernel {
 
 namespace vmem::api {
 
-class Runtime;
-
 class Kernels {
  public:
-  core::Status begin(Runtime& runtime, const vmem_range& range, int device, size_t budget, struct vmem_kernel** out,
+  explicit Kernels(pager::PagerGate& gate) : gate_(gate) {}
+  // The caller is inside the gate.
+  core::Status begin(pager::Pager& pager, const vmem_range& range, int device, size_t budget, struct vmem_kernel** out,
                      vmem_kernel_view* view);
-  core::Status end(Runtime& runtime, struct vmem_kernel* which, void* stream);
+  // The caller is outside.
+  core::Status end(struct vmem_kernel* which, void* stream);
 
   // Shutdown calls stop() while calls may be inside the gate, over() when none is, and drain() with
   // no lock held. Exit calls only stop(), which gives up when no thread has ended for patience_ns.
@@ -56,11 +58,12 @@ class Kernels {
 
  private:
   using Handle = std::shared_ptr<struct vmem_kernel>;
-  void work(Runtime& runtime, const Handle& kernel);
-  bool serve(Runtime& runtime, const Handle& kernel, bool* done);
-  bool wait_until_idle(Runtime& runtime, struct vmem_kernel* kernel);
+  void work(const Handle& kernel);
+  bool serve(const Handle& kernel, bool* done);
+  bool wait_until_idle(struct vmem_kernel* kernel);
   void wait() VMEM_REQUIRES(mutex_);
 
+  pager::PagerGate& gate_;
   core::Mutex mutex_;
   std::condition_variable changed_;
   bool closed_ VMEM_GUARDED_BY(mutex_) = false;  // no range can be opened: from stop() to over()

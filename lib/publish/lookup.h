@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/status.h"
-#include "publish/place.h"
+#include "publish/fd.h"
 
 namespace vmem::publish {
 

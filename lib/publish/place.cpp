@@ -77,20 +77,6 @@ bool is_socket_of(int folder, const std::string& name, uid_t owner, bool old) {
 
 }  // namespace
 
-Fd& Fd::operator=(Fd&& other) noexcept {
-  reset();
-  fd_ = other.release();
-  return *this;
-}
-
-int Fd::release() {
-  return std::exchange(fd_, -1);
-}
-
-void Fd::reset() {
-  if (fd_ >= 0) close(std::exchange(fd_, -1));
-}
-
 std::vector<std::string> folders(uid_t user, const char* runtime_dir) {
   std::vector<std::string> out;
   if (runtime_dir != nullptr && runtime_dir[0] == '/' && owned_folder(runtime_dir, user))

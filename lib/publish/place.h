@@ -6,27 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "core/process/descriptor.h"
 #include "core/status.h"
+#include "publish/fd.h"
 
 namespace vmem::publish {
-
-// A descriptor that closes itself.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(core::above_standard(fd)) {}
-  Fd(Fd&& other) noexcept : fd_(other.release()) {}
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd() { reset(); }
-  int get() const { return fd_; }
-  explicit operator bool() const { return fd_ >= 0; }
-  int release();
-  void reset();
-
- private:
-  int fd_ = -1;
-};
 
 // Returns the folders in which a process of `user` may publish, best first: $XDG_RUNTIME_DIR/vmem
 // and /run/user/UID/vmem, if their parent is the user's, and /dev/shm/vmem-UID. In a user namespace

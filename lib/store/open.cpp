@@ -22,8 +22,8 @@
 #include "core/break.h"
 #include "core/log.h"
 #include "core/process/descriptor.h"
+#include "core/signals.h"
 #include "core/step.h"
-#include "core/thread.h"
 #include "core/types.h"
 
 namespace vmem::store {

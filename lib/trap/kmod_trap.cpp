@@ -12,9 +12,9 @@
 #include <iterator>
 #include <utility>
 
-#include "core/big_lock.h"
 #include "core/inplace_vector.h"
 #include "core/log.h"
+#include "core/outside_lock.h"
 #include "core/process/fork.h"
 #include "core/step.h"
 #include "trap/mapping.h"

@@ -31,8 +31,8 @@
 #include <array>
 #include <cstring>
 
-#include "core/big_lock.h"
 #include "core/log.h"
+#include "core/outside_lock.h"
 #include "core/process/fork.h"
 #include "core/process/guarded_read.h"
 #include "core/step.h"

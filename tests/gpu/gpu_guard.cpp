@@ -6,7 +6,7 @@
 
 #include <cstdio>
 
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "gpu_limits.h"
 
 namespace {

@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "common/patience.h"
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "core/step.h"
 #include "vmem/vmem.h"
 

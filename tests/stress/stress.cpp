@@ -21,7 +21,7 @@
 
 #include "api/runtime.h"
 #include "common.h"
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "core/step.h"
 #include "vmem/vmem.hpp"
 

@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "child.h"
+#include "core/thread.h"
 #include "faulty_disk.h"
 #include "sim_support.h"
 

@@ -166,7 +166,7 @@ class DeviceParts : protected WithDevices, public PagerParts {
     Region& r = region(count, Backing::anonymous, block_size);
     core::BigLock lock(map.mutex());
     r.gpu = true;
-    ++staging.of(r).regions;
+    ++staging.of(r.block_size).regions;
     return r;
   }
   // Puts an unpopulated block on a device in use, as after a promotion; remove() undoes that.

@@ -327,12 +327,12 @@ TEST_F(PagerDeviceReclaim, WhatIsToStayGoesWhereOthersTryToLeaveInVain) {
   map.follow_advice(r, 0);
   edit(r.table, 0).flags = core::kDigest;  // zeros: needs no frame
   std::vector<std::byte*> taken;
-  while (std::byte* const frame = staging.of(r).frames.get(0)) taken.push_back(frame);
+  while (std::byte* const frame = staging.of(r.block_size).frames.get(0)) taken.push_back(frame);
   gpus[0].budget.want(2 * kUnit);
   EXPECT_TRUE(make_beside_leases(r, lock));
   EXPECT_EQ(r.table[0].state, State::unpopulated);
   EXPECT_EQ(on(r, 0), 3u);
-  for (std::byte* const frame : taken) staging.of(r).frames.put(frame);
+  for (std::byte* const frame : taken) staging.of(r.block_size).frames.put(frame);
   gpus[0].budget.want(0);
   clear(r);
 }

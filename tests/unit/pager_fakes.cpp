@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "common/patience.h"
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "core/step.h"
 #include "pager_fakes_wait.h"
 

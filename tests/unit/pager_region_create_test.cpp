@@ -218,7 +218,7 @@ TEST_F(PagerRegionCreate, ARegionWithADeviceTierLiesWhereTheDevicesSayOrNowhere)
   const Region* const r = map.find(reinterpret_cast<uintptr_t>(at));
   ASSERT_NE(r, nullptr);
   EXPECT_TRUE(r->gpu);
-  EXPECT_EQ(staging.of(*r).regions, 1u);
+  EXPECT_EQ(staging.of(r->block_size).regions, 1u);
 }
 
 TEST_F(PagerRegionCreate, ARegionHasWhatItNeedsAndGivesItBack) {
@@ -286,12 +286,12 @@ TEST_F(PagerRegionCreate, TheLastRegionOfASizeLetsOthersHaveItsStagingFrames) {
   ASSERT_TRUE(charge(r).ok());
   {
     BigLock lock(map.mutex());
-    EXPECT_EQ(staging.of(r).regions, 1u);
+    EXPECT_EQ(staging.of(r.block_size).regions, 1u);
     told = gpus.work().count();
   }
   credit(r);
   BigLock lock(map.mutex());
-  EXPECT_EQ(staging.of(r).regions, 0u);
+  EXPECT_EQ(staging.of(r.block_size).regions, 0u);
   EXPECT_GT(gpus.work().count(), told) << "workers look for frames that nobody needs";
 }
 

@@ -27,12 +27,12 @@ TEST_F(PagerStagingAllocator, ARegionHasFramesOfItsSizeUntilItGoesAndOthersNeedT
   Region& r = device_region(1);
   supply_frames(r);
   BigLock lock(map.mutex());
-  const Staging& pool = staging.of(r).frames;
+  const Staging& pool = staging.of(r.block_size).frames;
   EXPECT_GE(pool.total(), Staging::kLeast);
   EXPECT_EQ(budget.charged(Use::staging), pool.total() * kUnit);
   EXPECT_EQ(devices.pinned, 1u);
   EXPECT_FALSE(staging_allocator.give_back(lock)) << "a region needs them";
-  --staging.of(r).regions;
+  --staging.of(r.block_size).regions;
   EXPECT_TRUE(staging_allocator.give_back(lock));
   EXPECT_EQ(budget.charged(Use::staging), 0u);
   EXPECT_EQ(devices.pinned, 0u);
@@ -58,7 +58,7 @@ TEST_F(PagerStagingAllocator, WhoFindsNoFrameHasSomeMade) {
   ASSERT_NE(frame, nullptr);
   EXPECT_FALSE(staging_allocator.grow(lock));
   EXPECT_EQ(staging_allocator.is_short(), std::nullopt) << "more can be made";
-  staging.of(r).frames.put(frame);
+  staging.of(r.block_size).frames.put(frame);
 }
 
 TEST_F(PagerStagingAllocator, AHostCopyKeepsItsFrameWhileTheLastAreMade) {
@@ -66,19 +66,19 @@ TEST_F(PagerStagingAllocator, AHostCopyKeepsItsFrameWhileTheLastAreMade) {
   supply_frames(r);
   ASSERT_TRUE(gpus.use(0).ok());
   BigLock lock(map.mutex());
-  Staging& pool = staging.of(r).frames;
+  Staging& pool = staging.of(r.block_size).frames;
   place(r, 0, 0);
   ASSERT_TRUE(staging_allocator.keep_copy(r, 0, staging_allocator.frame(r, 0)));
   std::vector<std::byte*> taken;
   while (std::byte* const frame = pool.get(0)) taken.push_back(frame);
-  const size_t last = staging.of(r).growth.take(SIZE_MAX);  // the rest of the share
+  const size_t last = staging.of(r.block_size).growth.take(SIZE_MAX);  // the rest of the share
   ASSERT_TRUE(pool.reserve(last, 0));
-  staging.of(r).growth.begin();
+  staging.of(r.block_size).growth.begin();
   EXPECT_EQ(staging_allocator.frame(r, 0), nullptr);
   EXPECT_EQ(staging_allocator.is_short(), std::nullopt) << "evictors take none, either";
   EXPECT_TRUE(map.copies().has(r.table[0].aux));
   pool.unreserve(last);
-  staging.of(r).growth.end(false, now_ns());
+  staging.of(r.block_size).growth.end(false, now_ns());
   std::byte* const frame = staging_allocator.frame(r, 0);
   EXPECT_NE(frame, nullptr) << "they could not be made";
   EXPECT_FALSE(map.copies().has(r.table[0].aux));
@@ -111,7 +111,7 @@ TEST_F(PagerStagingAllocator, AHostCopyGivesUpItsFrameUnlessItMayBeAllThereIs) {
   ASSERT_TRUE(choose());
   EXPECT_TRUE(staging_allocator.evict_copy(copy));
   EXPECT_FALSE(map.copies().has(r.table[0].aux));
-  EXPECT_EQ(staging.of(r).frames.free(), staging.of(r).frames.total());
+  EXPECT_EQ(staging.of(r.block_size).frames.free(), staging.of(r.block_size).frames.total());
   edit(r.table, 0).flags = 0;
   remove(r, 0);
 }
@@ -129,7 +129,7 @@ TEST_F(PagerStagingAllocator, WhatIsPinnedToItsDeviceOrChangesThereKeepsNoCopy) 
   r.advice.advised.push_back({1, 1, policy::Temperature::normal, true});
   place(r, 1, 0);
   EXPECT_FALSE(staging_allocator.keep_copy(r, 1, frame));
-  staging.of(r).frames.put(frame);
+  staging.of(r.block_size).frames.put(frame);
   remove(r, 0);
   remove(r, 1);
 }

@@ -87,7 +87,7 @@ TEST_F(PagerStagingLoans, WhatIsInStagingFramesIsLentAndNobodyHasItUntilTheEnd) 
   staging_loans.end(range, two);
   EXPECT_EQ(state(r, 2), State::staged);
   staging_loans.end(range, two);
-  EXPECT_EQ(staging.of(r).lent, 0u);
+  EXPECT_EQ(staging.of(r.block_size).lent, 0u);
   drop(r, 2);
 }
 
@@ -133,7 +133,7 @@ TEST_F(PagerStagingLoans, WhoWaitsForALoanIsSeen) {
   edit(r.table, 0).flags = 0;
   promotion_requests.pop_front();
   staging_loans.take_back(lock, r);
-  EXPECT_EQ(staging.of(r).lent, 0u);
+  EXPECT_EQ(staging.of(r.block_size).lent, 0u);
   lock.unlock();
   for (const BlockIndex b : {0, 1, 2}) drop(r, b);
 }
@@ -144,7 +144,7 @@ TEST_F(PagerStagingLoans, SomeFramesOfEachSizeAreLeftForMoves) {
   size_t frames_there = 0;
   {
     BigLock lock(map.mutex());
-    frames_there = staging.of(r).frames.total();
+    frames_there = staging.of(r.block_size).frames.total();
   }
   ASSERT_GE(r.blocks, frames_there);
   for (BlockIndex b = 0; b < frames_there; ++b) hold(r, b);

@@ -9,7 +9,7 @@
 
 #include "common/patience.h"
 #include "core/clock.h"
-#include "core/thread.h"
+#include "core/signals.h"
 #include "device/sim/sim_device.h"
 #include "pager_steps.h"
 

@@ -1,8 +1,8 @@
 // In this program a call to the outside under the pager's lock ends it. No thread delivers a test's
 // log lines: the test's end does.
 #include "common/children.h"
-#include "core/big_lock.h"
 #include "core/log.h"
+#include "core/outside_lock.h"
 
 namespace {
 class LogAtEnd : public ::testing::EmptyTestEventListener {

@@ -7,8 +7,8 @@
 #include <new>
 #include <utility>
 
-#include "core/big_lock.h"
 #include "core/log.h"
+#include "core/outside_lock.h"
 #include "core/process/at_exit.h"
 #include "device/backend.h"
 #include "device/cuda/cuda_devices.h"

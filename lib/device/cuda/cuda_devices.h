@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "device/cuda/cuda_api.h"
 #include "device/cuda/cuda_clear.h"
 #include "device/piece_pool.h"

@@ -16,9 +16,9 @@
 #include <thread>
 #include <utility>
 
-#include "core/big_lock.h"
 #include "core/inplace_vector.h"
 #include "core/log.h"
+#include "core/outside_lock.h"
 #include "core/process/map_over.h"
 #include "core/scope_guard.h"
 #include "device/cuda/cuda_devices.h"

@@ -9,8 +9,8 @@
 #include <thread>
 #include <utility>
 
-#include "core/big_lock.h"
 #include "core/inplace_vector.h"
+#include "core/outside_lock.h"
 #include "device/cuda/cuda_devices.h"
 
 namespace vmem::device {

@@ -9,8 +9,8 @@
 #include <cstdlib>
 #include <string_view>
 
-#include "core/big_lock.h"
 #include "core/log.h"
+#include "core/outside_lock.h"
 #include "core/step.h"
 #include "device/backend.h"
 #include "device/managed/fault_gate.h"

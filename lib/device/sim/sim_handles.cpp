@@ -9,7 +9,7 @@
 #include <cstring>
 #include <string>
 
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "core/process/map_over.h"
 #include "device/sim/sim_stream.h"
 

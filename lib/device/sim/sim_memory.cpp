@@ -9,7 +9,7 @@
 #include <new>
 #include <utility>
 
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "core/process/at_exit.h"
 #include "core/process/map_over.h"
 #include "core/step.h"

@@ -6,7 +6,7 @@
 #include <new>
 #include <utility>
 
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "core/thread.h"
 #include "device/sim/sim_device.h"
 

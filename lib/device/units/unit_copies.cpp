@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <mutex>
 
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "core/step.h"
 #include "device/units/units.h"
 

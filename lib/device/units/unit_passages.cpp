@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "core/step.h"
 #include "device/units/units.h"
 

@@ -5,7 +5,7 @@
 #include <mutex>
 #include <new>
 
-#include "core/big_lock.h"
+#include "core/outside_lock.h"
 #include "core/types.h"
 #include "device/units/units.h"
 

@@ -9,9 +9,9 @@
 #include <new>
 #include <utility>
 
-#include "core/big_lock.h"
 #include "core/fatal.h"
 #include "core/log.h"
+#include "core/outside_lock.h"
 #include "core/process/map_over.h"
 #include "core/step.h"
 

@@ -5,7 +5,7 @@
 
 #include "core/clock.h"
 #include "core/log.h"
-#include "core/thread.h"
+#include "core/signals.h"
 
 namespace vmem::pager {
 

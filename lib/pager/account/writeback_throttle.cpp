@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "pager/block/transition.h"
-
 namespace vmem::pager {
 
 void WritebackThrottle::count_leaving(PendingFree& move, uint64_t bytes, uint8_t pool) {

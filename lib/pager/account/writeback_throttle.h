@@ -16,22 +16,9 @@
 #include <string>
 
 #include "core/status.h"
-#include "pager/block/frame_table.h"
+#include "pager/block/transition.h"
 
 namespace vmem::pager {
-
-struct Transition;
-
-// A transition's part of the memory that will come free: 0 unless WritebackThrottle counts it.
-class PendingFree {
- public:
-  bool counted() const { return bytes_ != 0; }
-
- private:
-  friend class WritebackThrottle;
-  uint64_t bytes_ = 0;
-  uint8_t pool_ = kHostPool;
-};
 
 class WritebackThrottle {
  public:

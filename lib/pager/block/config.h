@@ -10,6 +10,7 @@
 #include "memory/frame_pool.h"
 #include "memory/host_budget.h"
 #include "memory/staging.h"
+#include "memory/staging_pool_set.h"
 #include "store/engine.h"
 #include "store/space.h"
 #include "trap/trap.h"
@@ -19,6 +20,9 @@ namespace vmem::pager {
 using memory::FramePool;
 using memory::HostBudget;
 using memory::Staging;
+using memory::StagingGrowth;
+using memory::StagingPool;
+using memory::StagingPoolSet;
 using memory::Use;
 
 struct Config {

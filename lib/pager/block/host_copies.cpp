@@ -32,7 +32,7 @@ void HostCopies::admit(FrameId id, bool refused) {
 
 void HostCopies::give(FrameId id) {
   if (frame_table_[id].admitted) policy(id).remove(id);
-  staging_.of(*frame_table_[id].region).frames.put(frame_table_[id].bytes);
+  staging_.of(frame_table_[id].region->block_size).frames.put(frame_table_[id].bytes);
   frame_table_.give(id);
   --count_;
 }
@@ -90,7 +90,7 @@ std::string HostCopies::check() const {
     const Frame& copy = frame_table_[frame.dev.copy];
     if (!copy.is_copy || copy.region != frame.region || copy.block != frame.block ||
         copy.pool != staging_pool(*copy.region) || !copy.admitted || (frame.dev.changed && !frame.dev.undecided) ||
-        !staging_.of(*copy.region).frames.owns(copy.bytes) ||
+        !staging_.of(copy.region->block_size).frames.owns(copy.bytes) ||
         !core::on_a_device(frame.region->table[frame.block].state)) {
       return core::strprintf("a host copy is not the block's: region %llu, block %llu",
                              static_cast<unsigned long long>(frame.region->id),

@@ -18,7 +18,7 @@
 #include <span>
 #include <string>
 
-#include "pager/account/staging_pool_set.h"
+#include "memory/staging_pool_set.h"
 #include "pager/block/frame_table.h"
 #include "pager/block/nonresident_age.h"
 #include "policy/eviction_policy.h"
@@ -28,7 +28,7 @@ namespace vmem::pager {
 class HostCopies {
  public:
   // policies: indexed by Frame::pool.
-  HostCopies(FrameTable& frame_table, StagingPoolSet& staging,
+  HostCopies(FrameTable& frame_table, memory::StagingPoolSet& staging,
              std::span<const std::unique_ptr<policy::EvictionPolicy>> policies, const NonresidentAge& age)
       : frame_table_(frame_table), staging_(staging), policies_(policies), nonresident_age_(age) {}
 
@@ -71,7 +71,7 @@ class HostCopies {
   policy::EvictionPolicy& policy(core::FrameId copy) { return *policies_[frame_table_[copy].pool]; }
 
   FrameTable& frame_table_;
-  StagingPoolSet& staging_;
+  memory::StagingPoolSet& staging_;
   const std::span<const std::unique_ptr<policy::EvictionPolicy>> policies_;
   const NonresidentAge& nonresident_age_;
   size_t count_ = 0;

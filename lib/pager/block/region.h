@@ -49,16 +49,16 @@ struct RegionSpec {
   store::Codec codec = store::Codec::raw;
   std::string path;  // files
   uint64_t offset = 0;
-  bool host_only = false;                          // no device tier, even if the process has one
-  bool fixed_block_size = false;                   // block_size was given for this region
-  policy::Access access = policy::Access::normal;  // advice given with it
-  size_t device_block = 0;  // block size on devices (RegionCreate::device_block()); 0: no device tier
-  bool adapts = false;      // small blocks; a fault reads as many together as their use suggests
-  int checksum = 0;         // 1, -1: verified or not; 0: as the setting says
-  int core_dump = 0;        // 1, -1: its host memory goes into core dumps, or not; 0: as the trap says
-  uintptr_t address = 0;    // wanted, if nothing is mapped there; 0: any
-  bool fixed = false;       // exactly at `address`, in place of a reservation of the caller
-  bool lock = true;         // file_shared: the file is locked
+  bool host_only = false;         // no device tier, even if the process has one
+  bool fixed_block_size = false;  // block_size was given for this region
+  int advice = 0;                 // one of enum vmem_advice, given with it; 0: none
+  size_t device_block = 0;        // block size on devices (RegionCreate::device_block()); 0: no device tier
+  bool adapts = false;            // small blocks; a fault reads as many together as their use suggests
+  int checksum = 0;               // 1, -1: verified or not; 0: as the setting says
+  int core_dump = 0;              // 1, -1: its host memory goes into core dumps, or not; 0: as the trap says
+  uintptr_t address = 0;          // wanted, if nothing is mapped there; 0: any
+  bool fixed = false;             // exactly at `address`, in place of a reservation of the caller
+  bool lock = true;               // file_shared: the file is locked
   bool says_size() const { return fixed_block_size && !adapts; }
 };
 

@@ -2,13 +2,10 @@
 // pager's lock; only its owner uses a Transition.
 #pragma once
 
-#include <pthread.h>
-
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <new>
-#include <vector>
+#include <span>
 
 #include "core/big_lock.h"
 #include "core/histogram.h"
@@ -19,7 +16,7 @@
 #include "core/types.h"
 #include "device/device.h"
 #include "memory/device_budget.h"
-#include "pager/account/writeback_throttle.h"
+#include "pager/block/frame_table.h"
 #include "pager/block/region.h"
 #include "pager/block/requests.h"
 #include "pager/block/stall_clock.h"
@@ -122,6 +119,16 @@ struct ReadOp {
   size_t accessed = SIZE_MAX;           // the byte of the block that a fault accesses, if known
   uint64_t started_ns = 0;              // when the fault came; 0: none waits
   ReadGroup* group = nullptr;           // it is put in place with these
+};
+// A transition's part of the memory that will come free: 0 unless WritebackThrottle counts it.
+class PendingFree {
+ public:
+  bool counted() const { return bytes_ != 0; }
+
+ private:
+  friend class WritebackThrottle;
+  uint64_t bytes_ = 0;
+  uint8_t pool_ = kHostPool;
 };
 // Fields of a transition that takes a block out of host memory, or writes it.
 struct WriteOp {
@@ -272,26 +279,6 @@ struct DeviceState {  // one device, from its first use on
   uint64_t failures = 0;                  // promotions that failed; `failure` is the last
   core::Status failure;
   uint64_t said_short_ns = 0;  // when the log last said that others have its memory
-};
-struct PendingRelease {  // a release that the stream has not reached
-  uint64_t id = 0;       // ascending
-  int device = -1;
-  void* stream = nullptr;  // whose leases
-  void* end = nullptr;     // the stream that has to reach it; as a rule the same
-  pthread_t thread = {};   // that released: a stream reaches one thread's releases in order
-  bool recorded = false;   // `ticket` is set; until then the releasing thread is in the driver
-  bool oldest = false;     // of its lane
-  uint64_t since_ns = 0;
-  device::Ticket ticket;  // empty: over
-  std::vector<BlockSpan> spans;
-  // Links in StreamReleaseQueue: the next of the lane. In the oldest of a lane: the last of the
-  // lane, and the oldest of the next lane.
-  PendingRelease* next_in_lane = nullptr;
-  PendingRelease *last_in_lane = nullptr, *next_oldest = nullptr;
-  std::list<PendingRelease>::iterator self;
-  bool same_lane(const PendingRelease& e) const {
-    return device == e.device && end == e.end && pthread_equal(thread, e.thread) != 0;
-  }
 };
 // no_room: on the device, or for bookkeeping. no_frame: all staging frames of its size are in use.
 enum class Start : uint8_t { done, wait, no_room, no_frame };

@@ -277,7 +277,8 @@ Status DeviceAcquire::cannot_come(const Region& r, int d) {
   return error(ENOMEM,
                "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms", d,
                core::human_bytes(g.budget.limit()).c_str(), core::human_bytes(g.budget.charged()).c_str(),
-               ctx_.staging.of(r).frames.free(), ctx_.staging.of(r).frames.total(), ctx_.config.fault_timeout_ms);
+               ctx_.staging.of(r.block_size).frames.free(), ctx_.staging.of(r.block_size).frames.total(),
+               ctx_.config.fault_timeout_ms);
 }
 
 struct DeviceAcquire::Coming {

@@ -171,7 +171,7 @@ bool Prefetch::serve_demotion(Lock& lock) {
     Batch batch;
     std::optional<BlockSpan> on;
     BlockIndex b = r.table.next_populated(it.next);
-    for (; b <= it.last && b < r.blocks && batch.size() < ctx_.staging.of(r).frames.batch();
+    for (; b <= it.last && b < r.blocks && batch.size() < ctx_.staging.of(r.block_size).frames.batch();
          b = r.table.next_populated(b + 1)) {
       if (comes_to_device(ctx_.map.frame_table(), r.table[b])) break;  // still on its way there
       if (r.table[b].state != State::on_device || leased(r, b)) continue;

@@ -9,6 +9,7 @@
 
 #include "core/clock.h"
 #include "core/process/at_exit.h"
+#include "core/signals.h"
 #include "core/thread.h"
 #include "pager/calls/calls.h"
 #include "pager/tier/retry.h"
@@ -277,7 +278,8 @@ Leave RangeFlush::goes_how(const Region& r, BlockIndex b, Leave how) {
 
 Status RangeFlush::demote(Lock& lock, Region& r, BlockIndex first, BlockIndex last, Leave how, RangeScan* scan) {
   Completion completion;
-  UnderWay under_way(*this, ctx_.device_set.own_page_tables() && how != Leave::sync, ctx_.staging.of(r).frames.batch());
+  UnderWay under_way(*this, ctx_.device_set.own_page_tables() && how != Leave::sync,
+                     ctx_.staging.of(r.block_size).frames.batch());
   if (how == Leave::sync) look_for_loss(lock);
   uint64_t mark = StallClock::kNone;
   BlockIndex waited = UINT64_MAX;  // its releases were waited for

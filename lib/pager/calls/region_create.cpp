@@ -25,11 +25,11 @@ constexpr size_t kAdaptingBlock = 64 << 10;
 constexpr uint32_t kAdaptingGroup = kHugePage / kAdaptingBlock;
 
 // Returns the largest block size that the library itself chooses.
-size_t largest_chosen(policy::Access advised) {
-  switch (advised) {
-    case policy::Access::random:
+size_t largest_chosen(int advice) {
+  switch (advice) {
+    case VMEM_ADVISE_RANDOM:
       return device::kUnit;
-    case policy::Access::sequential:
+    case VMEM_ADVISE_SEQUENTIAL:
       return size_t{32} << 20;
     default:
       return size_t{8} << 20;
@@ -112,7 +112,7 @@ Status RegionCreate::device_block(const RegionSpec& what, size_t* out) {
                               : ctx_.config.device_budget != 0 ? ctx_.config.device_budget
                                                                : ctx_.devices->info(d).total_bytes / 5 * 4);
   }
-  size_t block = std::min(largest_chosen(what.access), ctx_.devices->largest_unit());
+  size_t block = std::min(largest_chosen(what.advice), ctx_.devices->largest_unit());
   for (; block > device::kUnit; block /= 2) {
     const uint64_t rounding = core::round_up(what.size, block) - what.size;
     StagingPool& pool = ctx_.staging.of(block);
@@ -266,7 +266,7 @@ Status RegionCreate::charge(Lock& lock, Region& r, uint64_t mark) {
       return s;
     }
   }
-  if (r.gpu) ++ctx_.staging.of(r).regions;
+  if (r.gpu) ++ctx_.staging.of(r.block_size).regions;
   ctx_.metadata_charges.charge(r);
   ctx_.reserve.add_region(r.block_size);
   if (ctx_.reserve.fits(0)) return {};
@@ -284,7 +284,8 @@ Status RegionCreate::charge(Lock& lock, Region& r, uint64_t mark) {
 void RegionCreate::credit(Region& r) {
   ctx_.totals.reserved_blocks -= std::exchange(r.charge.reserved_blocks, 0);
   if (r.bounces) ctx_.frames.unwant_bounce(r.block_size);
-  if (r.gpu && --ctx_.staging.of(r).regions == 0) ctx_.device_set.work().notify_all();  // others may use its frames
+  if (r.gpu && --ctx_.staging.of(r.block_size).regions == 0)
+    ctx_.device_set.work().notify_all();  // others may use its frames
   ctx_.metadata_charges.credit(r);
   ctx_.reserve.remove_region(r.block_size);
 }

@@ -283,7 +283,8 @@ void RegionFree::give_memory_back(Region& r, BlockIndex b, OnDevices* on_devices
     return;
   }
   if (!core::in_memory(block.state)) return;
-  ctx_.staging.of(r).lent -= ctx_.map.frame_table()[block.aux].lent_to_kernels ? 1 : 0;  // the kernels have ended
+  ctx_.staging.of(r.block_size).lent -=
+      ctx_.map.frame_table()[block.aux].lent_to_kernels ? 1 : 0;  // the kernels have ended
   std::byte* bytes = ctx_.map.frame_table()[block.aux].bytes;
   if (bytes != nullptr) {
     host_.installer.give_frame(r, bytes);

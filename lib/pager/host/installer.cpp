@@ -50,8 +50,8 @@ bool Installer::try_install(Region& r, BlockIndex b, DeferredWork& after, const 
 }
 
 void Installer::give_frame(Region& r, std::byte* image) {
-  if (r.gpu && ctx_.staging.of(r).frames.owns(image)) {
-    ctx_.staging.of(r).frames.put(image);
+  if (r.gpu && ctx_.staging.of(r.block_size).frames.owns(image)) {
+    ctx_.staging.of(r.block_size).frames.put(image);
   } else if (r.transfer == Transfer::copy) {
     ctx_.frames.put_bounce(image, r.block_size);
     ctx_.budget.credit(r.block_size);
@@ -167,7 +167,7 @@ void Installer::settle_installed(Transition* m, const Status& s, DeferredWork& a
     ctx_.frames.put_slot(m->image, r.block_size);
     frame.bytes = nullptr;
   } else if (m->in_staging) {  // from now on a block like any other in host memory
-    ctx_.staging.of(r).frames.put(m->image);
+    ctx_.staging.of(r.block_size).frames.put(m->image);
     frame.bytes = nullptr;
     ctx_.map.withdraw(block.aux);
     frame.pool = kHostPool;
@@ -222,7 +222,7 @@ void Installer::lose_filled(Transition* m, const Status& why) {
   Region& r = *m->region;
   ctx_.map.free_entry(m->block, r);
   if (m->in_staging) {
-    ctx_.staging.of(r).frames.put(m->image);
+    ctx_.staging.of(r.block_size).frames.put(m->image);
     ctx_.budget.credit(r.block_size);
   } else {
     give_frame(r, m->image);

@@ -42,7 +42,7 @@ bool PageIn::start_staging(Region& r, BlockIndex b, Urgency urgency, DeferredWor
   const bool coded = block.extent && block.extent.codec() != 0;
   std::byte* const scratch = coded ? ctx_.frames.get_bounce(r.block_size) : nullptr;
   if (coded && scratch == nullptr) return false;
-  std::byte* const bytes = ctx_.upcalls.staging_frame(r, ctx_.staging.of(r).growth.reserve());
+  std::byte* const bytes = ctx_.upcalls.staging_frame(r, ctx_.staging.of(r.block_size).growth.reserve());
   if (bytes == nullptr) {
     if (scratch != nullptr) ctx_.frames.put_bounce(scratch, r.block_size);
     return false;

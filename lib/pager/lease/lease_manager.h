@@ -10,14 +10,42 @@
 // caller calls it afterwards; it drops the lock at times.
 #pragma once
 
+#include <pthread.h>
+
+#include <cstdint>
 #include <list>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "device/device.h"
 #include "pager/account/context.h"
 #include "pager/account/device_set.h"
+#include "pager/block/requests.h"
 
 namespace vmem::pager {
+
+// A release that the stream has not reached.
+struct PendingRelease {
+  uint64_t id = 0;  // ascending
+  int device = -1;
+  void* stream = nullptr;  // whose leases
+  void* end = nullptr;     // the stream that has to reach it; as a rule the same
+  pthread_t thread = {};   // that released: a stream reaches one thread's releases in order
+  bool recorded = false;   // `ticket` is set; until then the releasing thread is in the driver
+  bool oldest = false;     // of its lane
+  uint64_t since_ns = 0;
+  device::Ticket ticket;  // empty: over
+  std::vector<BlockSpan> spans;
+  // Links in StreamReleaseQueue: the next of the lane. In the oldest of a lane: the last of the
+  // lane, and the oldest of the next lane.
+  PendingRelease* next_in_lane = nullptr;
+  PendingRelease *last_in_lane = nullptr, *next_oldest = nullptr;
+  std::list<PendingRelease>::iterator self;
+  bool same_lane(const PendingRelease& e) const {
+    return device == e.device && end == e.end && pthread_equal(thread, e.thread) != 0;
+  }
+};
 
 class LeaseManager {
  public:

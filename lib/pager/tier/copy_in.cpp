@@ -150,7 +150,7 @@ void CopyIn::pulled(Transition* m, int d) {
     g.budget.credit(r.block_size);
     g.failure = m->status;
     ++g.failures;
-    ctx_.staging.of(r).frames.put(m->image);
+    ctx_.staging.of(r.block_size).frames.put(m->image);
     if (half_way(m->status)) return lose_taken(m);
     r.table.clear(m->block, core::kProtected | core::kDirty | core::kFaultPending | core::kStorePending);
     frame.promoted = false;
@@ -320,7 +320,7 @@ void CopyIn::arrived(Transition* m) {
   if (!ctx_.device_set.own_page_tables()) r.table.answer_faults(m->block);  // begin_in() woke them
   if (frame.dev.hinted) r.table.mark(m->block, core::kReadAhead | core::kPrefetched);
   if (m->image != nullptr && !tier_.staging_allocator.keep_copy(r, m->block, m->image))
-    ctx_.staging.of(r).frames.put(m->image);
+    ctx_.staging.of(r.block_size).frames.put(m->image);
   ctx_.map.admit(r, m->block, shadow);
   tier_.blocks.answer(r, m->block);
 }
@@ -343,7 +343,7 @@ void CopyIn::undo(Transition* m, const Status& why, bool trapped, DeferredWork& 
   frame.dev.ticket.reset();
   if (!trapped) r.lost = true;
   if (lent) {
-    if (m->image != nullptr) ctx_.staging.of(r).frames.put(m->image);
+    if (m->image != nullptr) ctx_.staging.of(r.block_size).frames.put(m->image);
     ctx_.map.free_entry(b, r);
     host_.failed.mark_lost(r, b, why);
     ctx_.map.free_transition(m);

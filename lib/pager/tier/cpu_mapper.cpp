@@ -115,7 +115,8 @@ void CpuMapper::show(Transition* m, uintptr_t load_at) {
   } else {
     // Keep the copy of a read-mostly block: later loads need no transfer.
     const bool stays = m->status.ok() && r.advice.places.at(b).read_mostly && !frame.dev.changed;
-    if (!stays || !tier_.staging_allocator.keep_copy(r, b, m->image)) ctx_.staging.of(r).frames.put(m->image);
+    if (!stays || !tier_.staging_allocator.keep_copy(r, b, m->image))
+      ctx_.staging.of(r.block_size).frames.put(m->image);
   }
   const bool shown = m->status.ok();
   if (shown) {

@@ -265,7 +265,7 @@ void Demoter::lose_left(Transition* m, const Status& why) {
   Region& r = *m->region;
   const BlockIndex b = m->block;
   ctx_.map.free_entry(b, r);
-  if (m->image != nullptr) ctx_.staging.of(r).frames.put(m->image);
+  if (m->image != nullptr) ctx_.staging.of(r.block_size).frames.put(m->image);
   VMEM_LOG_OFTEN(core::Level::error, "%.*s: the contents are lost, %s", static_cast<int>(why.text().size()),
                  why.text().data(), ctx_.map.describe_locked(r, b).c_str());
   host_.failed.mark_lost(r, b, why);
@@ -312,7 +312,7 @@ void Demoter::rest_in_host(Transition* m, bool copied) {
     ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
   } else {
     ctx_.map.free_entry(b, r);
-    if (m->image != nullptr) ctx_.staging.of(r).frames.put(m->image);
+    if (m->image != nullptr) ctx_.staging.of(r.block_size).frames.put(m->image);
     ++g.evictions;
     ++g.clean_drops;
     core::add(ctx_.counters.clean_drops);
@@ -372,7 +372,7 @@ void Demoter::give_back_frame(Transition* m) {
   if (m->move.kept) {
     ctx_.map.copies().unhold(r.table[m->block].aux);
   } else if (m->image != nullptr) {
-    ctx_.staging.of(r).frames.put(m->image);
+    ctx_.staging.of(r.block_size).frames.put(m->image);
   }
 }
 

@@ -180,7 +180,7 @@ bool Promoter::take_frames(const Region& r, BlockIndex b, std::byte** bytes, std
     *scratch = ctx_.frames.get_bounce(r.block_size);
     if (*scratch == nullptr) return false;
   }
-  *bytes = tier_.staging_allocator.frame(r, ctx_.staging.of(r).growth.reserve());
+  *bytes = tier_.staging_allocator.frame(r, ctx_.staging.of(r.block_size).growth.reserve());
   if (*bytes != nullptr) return true;
   if (*scratch != nullptr) ctx_.frames.put_bounce(*scratch, r.block_size);
   *scratch = nullptr;
@@ -306,7 +306,7 @@ void Promoter::read_over(Transition* m, DeferredWork& after) {
   }
   // Nothing was made on the device yet: the block is where it was.
   keep_failure(m);
-  ctx_.staging.of(r).frames.put(m->image);
+  ctx_.staging.of(r.block_size).frames.put(m->image);
   ctx_.device_set[static_cast<size_t>(m->device)].budget.credit(r.block_size);
   ctx_.map.free_entry(m->block, r);
   r.table.abandon_promote(m->block);

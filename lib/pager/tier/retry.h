@@ -10,8 +10,8 @@
 
 #include "core/break.h"
 #include "core/log.h"
+#include "core/signals.h"
 #include "core/status.h"
-#include "core/thread.h"
 #include "device/stream_ops.h"
 
 namespace vmem::pager {

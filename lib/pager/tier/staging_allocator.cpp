@@ -13,8 +13,8 @@ namespace vmem::pager {
 StagingAllocator::StagingAllocator(PagerContext& ctx, DeviceTier& tier) : ctx_(ctx), host_(tier.host) {}
 
 std::byte* StagingAllocator::frame(const Region& r, size_t keep) {
-  Staging& frames = ctx_.staging.of(r).frames;
-  StagingGrowth& growth = ctx_.staging.of(r).growth;
+  Staging& frames = ctx_.staging.of(r.block_size).frames;
+  StagingGrowth& growth = ctx_.staging.of(r.block_size).growth;
   if (std::byte* bytes = frames.get(keep)) return bytes;
   const bool grows = growth.grows();
   if (growth.may_try_again(now_ns())) {
@@ -89,7 +89,7 @@ void StagingAllocator::set_share(unsigned percent) {
 Status StagingAllocator::want(const Region& r, uint64_t mark) {
   constexpr size_t kLeast = Staging::kLeast;
   Lock lock(ctx_.map.mutex());
-  StagingPool& pool = ctx_.staging.of(r);
+  StagingPool& pool = ctx_.staging.of(r.block_size);
   for (;; lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(20))) {
     while (pool.growth.growing()) lock.sleep(ctx_.map.changed());
     if (pool.frames.total() != 0) break;

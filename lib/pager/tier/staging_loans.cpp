@@ -31,7 +31,7 @@ size_t StagingLoans::most(const StagingPool& pool, size_t asked) const {
 
 // Drops the lock while it works; the region is in flight.
 void StagingLoans::take_from_device(Lock& lock, Region& r, BlockIndex first, int d, std::span<const uint32_t> blocks) {
-  const StagingPool& pool = ctx_.staging.of(r);
+  const StagingPool& pool = ctx_.staging.of(r.block_size);
   Batch batch;
   for (size_t i = 0; i < blocks.size() && !batch.full() && batch.size() < most(pool, blocks.size()); ++i) {
     const BlockIndex b = first + blocks[i];
@@ -52,7 +52,7 @@ size_t StagingLoans::lend(const KernelRange& range, std::span<uint32_t> blocks, 
   Lock lock(ctx_.map.mutex());
   Region* const r = region_of(range);
   if (r == nullptr || r->dying) return 0;
-  StagingPool& pool = ctx_.staging.of(*r);
+  StagingPool& pool = ctx_.staging.of(r->block_size);
   if (tier_.staging_allocator.is_short()) return 0;
   const BlockIndex first = r->index(reinterpret_cast<const void*>(range.first));
   if (leave) {
@@ -88,7 +88,7 @@ void StagingLoans::end(Region& r, BlockIndex b, DeferredWork& after) {
       !ctx_.map.frame_table()[block.aux].lent_to_kernels)
     return;
   ctx_.map.frame_table()[block.aux].lent_to_kernels = false;
-  --ctx_.staging.of(r).lent;
+  --ctx_.staging.of(r.block_size).lent;
   if (block.state == State::writing_back) return;  // put_back() does the rest
   r.table.keep_staged(b);
   ctx_.map.admit(r, b, ctx_.map.nonresident_age().shadow());
@@ -98,7 +98,7 @@ void StagingLoans::end(Region& r, BlockIndex b, DeferredWork& after) {
 }
 
 void StagingLoans::take_back(Lock& lock, Region& r) {
-  if (!r.gpu || ctx_.staging.of(r).lent == 0) return;
+  if (!r.gpu || ctx_.staging.of(r.block_size).lent == 0) return;
   DeferredWork after;
   for (BlockIndex b = r.table.next_populated(0); b < r.blocks; b = r.table.next_populated(b + 1)) end(r, b, after);
   ctx_.map.notify();

@@ -17,10 +17,8 @@
 #include "device/device.h"
 #include "memory/host_budget.h"
 #include "memory/staging.h"
-#include "pager/block/frame_table.h"
-#include "pager/block/region.h"
 
-namespace vmem::pager {
+namespace vmem::memory {
 
 class StagingPoolSet;
 
@@ -34,7 +32,7 @@ class StagingGrowth {
  public:
   static constexpr uint64_t kAgain = 50000000, kLater = 100 * kAgain;  // ns
 
-  StagingGrowth(const memory::Staging& staging, const memory::HostBudget& budget, unsigned share,
+  StagingGrowth(const Staging& staging, const HostBudget& budget, unsigned share,
                 const StagingPoolSet* others = nullptr)
       : staging_(staging), budget_(budget), share_(share), others_(others) {}
   unsigned share() const { return share_; }  // percent of the budget, at most
@@ -78,8 +76,8 @@ class StagingGrowth {
  private:
   uint64_t held() const, kept() const;
 
-  const memory::Staging& staging_;
-  const memory::HostBudget& budget_;
+  const Staging& staging_;
+  const HostBudget& budget_;
   unsigned share_;
   const StagingPoolSet* others_;  // the frames of other sizes; null: there are none
   bool wanted_ = false, growing_ = false, refused_ = false;
@@ -87,9 +85,9 @@ class StagingGrowth {
 };
 
 struct StagingPool {
-  StagingPool(memory::HostBudget& budget, size_t frame, unsigned share, const StagingPoolSet* others)
+  StagingPool(HostBudget& budget, size_t frame, unsigned share, const StagingPoolSet* others)
       : frames(budget, frame), growth(frames, budget, share, others) {}
-  memory::Staging frames;
+  Staging frames;
   StagingGrowth growth;
   size_t regions = 0;  // with blocks of its size
   size_t lent = 0;     // frames that kernels load from
@@ -98,7 +96,7 @@ struct StagingPool {
 class StagingPoolSet {
  public:
   // largest: the largest blocks that a region may have.
-  StagingPoolSet(memory::HostBudget& budget, unsigned share, size_t largest = device::kLargestUnit)
+  StagingPoolSet(HostBudget& budget, unsigned share, size_t largest = device::kLargestUnit)
       : largest_(largest), pools_{StagingPool(budget, device::kUnit, share, this),
                                   StagingPool(budget, 2 * device::kUnit, share, this),
                                   StagingPool(budget, 4 * device::kUnit, share, this),
@@ -109,7 +107,6 @@ class StagingPoolSet {
   StagingPoolSet& operator=(const StagingPoolSet&) = delete;
   StagingPool& of(size_t block) { return pools_[device::unit_class(block)]; }
   const StagingPool& of(size_t block) const { return pools_[device::unit_class(block)]; }
-  StagingPool& of(const Region& r) { return of(r.block_size); }
   auto begin() { return pools_.begin(); }
   auto end() { return pools_.end(); }
   bool owns(const std::byte* at) const {
@@ -133,18 +130,18 @@ class StagingPoolSet {
     return p == end() ? nullptr : &*p;
   }
   // Bytes that the other pools give back when `by` needs them.
-  uint64_t unused(const memory::Staging& by) const {
+  uint64_t unused(const Staging& by) const {
     uint64_t bytes = 0;
     for (const StagingPool& p : pools_) bytes += &p.frames != &by && goes(p) ? p.frames.bytes() : 0;
     return bytes;
   }
   // Bytes of the share that `from` leaves to the others: for the first frames of the sizes that have
   // none, small sizes first, within an eighth of the share.
-  uint64_t kept(const memory::Staging& from) const {
+  uint64_t kept(const Staging& from) const {
     uint64_t bytes = 0;
     for (const StagingPool& p : pools_) {
       if (&p.frames == &from || p.frames.total() != 0 || p.frames.frame() > largest_) continue;
-      const uint64_t least = memory::Staging::kLeast * p.frames.frame();
+      const uint64_t least = Staging::kLeast * p.frames.frame();
       if (bytes + least > p.growth.most() / 8) break;
       bytes += least;
     }
@@ -162,4 +159,4 @@ class StagingPoolSet {
   std::array<StagingPool, device::kUnitSizes> pools_;
 };
 
-}  // namespace vmem::pager
+}  // namespace vmem::memory

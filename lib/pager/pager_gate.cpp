@@ -1,8 +1,12 @@
-#include "api/call_gate.h"
+#include "pager/pager_gate.h"
 
-#include "core/thread.h"
+#include <cerrno>
 
-namespace vmem::api {
+#include "core/process/fork.h"
+#include "core/signals.h"
+#include "pager/pager.h"
+
+namespace vmem::pager {
 
 void Gate::enter_unless(uint32_t barred) {
   uint32_t seen = state_.load(std::memory_order_relaxed);
@@ -49,24 +53,34 @@ void Gate::open() {
   state_.notify_all();
 }
 
-void FairMutex::lock() {
-  const uint32_t mine = next_.fetch_add(1, std::memory_order_relaxed);
-  for (;;) {
-    const uint32_t now = serving_.load(std::memory_order_acquire);
-    if (now == mine) return;
-    const core::SignalsLetIn in;
-    serving_.wait(now, std::memory_order_relaxed);
-  }
+PagerGate::PagerGate() = default;
+PagerGate::~PagerGate() = default;
+
+void PagerGate::Use::take(PagerGate& entered) {
+  if (entered.pager == nullptr) return entered.leave();
+  gate_ = &entered;
+  pager_ = entered.pager.get();
 }
 
-bool FairMutex::try_lock() {
-  uint32_t free = serving_.load(std::memory_order_acquire);
-  return next_.compare_exchange_strong(free, free + 1, std::memory_order_relaxed);
+Status PagerGate::use(Use* out) {
+  if (Status s = check_fork(); !s.ok()) return s;
+  enter();
+  out->take(*this);
+  return {};
 }
 
-void FairMutex::unlock() {
-  serving_.fetch_add(1, std::memory_order_release);
-  serving_.notify_all();
+void PagerGate::use_at_exit(Use* out) {
+  enter_at_exit();
+  out->take(*this);
 }
 
-}  // namespace vmem::api
+// Threads that the child does not have may hold locks, so nothing is touched there. A child of
+// fork() replaces its parent's runtime with one of its own, and then counts as a child no more.
+Status check_fork() {
+  if (!core::in_child()) return {};
+  return error(ECHILD,
+               "this process was forked by a raw system call, or inside a call of libvmem; use fork() outside calls, "
+               "or call exec first");
+}
+
+}  // namespace vmem::pager

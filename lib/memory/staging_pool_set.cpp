@@ -1,12 +1,8 @@
-#include "pager/account/staging_pool_set.h"
+#include "memory/staging_pool_set.h"
 
 #include <algorithm>
 
-#include "pager/block/transition.h"
-
-namespace vmem::pager {
-
-using memory::Staging;
+namespace vmem::memory {
 
 namespace {
 
@@ -22,7 +18,7 @@ uint64_t StagingGrowth::most() const {
 
 // Bytes of the frames of all sizes.
 uint64_t StagingGrowth::held() const {
-  return budget_.charged(memory::Use::staging);
+  return budget_.charged(Use::staging);
 }
 
 size_t StagingGrowth::reserve() const {
@@ -76,4 +72,4 @@ std::string StagingGrowth::check(uint64_t now_ns) const {
   return "";
 }
 
-}  // namespace vmem::pager
+}  // namespace vmem::memory

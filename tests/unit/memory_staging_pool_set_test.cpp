@@ -11,17 +11,17 @@
 #include "device/sim/sim_device.h"
 #include "memory/host_budget.h"
 #include "memory/staging.h"
-#include "pager/account/staging_pool_set.h"
+#include "memory/staging_pool_set.h"
 
 namespace {
 
 using vmem::core::Status;
 using vmem::memory::HostBudget;
 using vmem::memory::Staging;
+using vmem::memory::StagingGrowth;
+using vmem::memory::StagingPool;
+using vmem::memory::StagingPoolSet;
 using vmem::memory::Use;
-using vmem::pager::StagingGrowth;
-using vmem::pager::StagingPool;
-using vmem::pager::StagingPoolSet;
 
 constexpr uint64_t kMiB = 1 << 20, kNow = 1000000000;
 constexpr uint64_t kFrame = 2 * kMiB;
@@ -35,7 +35,7 @@ void add_to(vmem::device::SimDevices& devices, Staging& to, size_t frames) {
   to.add_slab(devices, {static_cast<std::byte*>(at), size, nullptr});
 }
 
-class PagerStagingPoolSet : public ::testing::Test {
+class MemoryStagingPoolSet : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok()); }
   void add(StagingPool& pool, size_t frames) { add_to(*devices, pool.frames, frames); }
@@ -47,7 +47,7 @@ class PagerStagingPoolSet : public ::testing::Test {
   StagingPool& large = pools.of(8 * kMiB);
 };
 
-TEST_F(PagerStagingPoolSet, TheyShareTheirPartOfTheBudget) {
+TEST_F(MemoryStagingPoolSet, TheyShareTheirPartOfTheBudget) {
   small.regions = large.regions = 1;
   EXPECT_EQ(large.growth.take(1000), large.frames.slab_frames());
   add(small, 48);
@@ -61,7 +61,7 @@ TEST_F(PagerStagingPoolSet, TheyShareTheirPartOfTheBudget) {
   EXPECT_EQ(small.growth.take(1000), 6u) << "16 of 28 MiB are for the first frames of 4 MiB";
 }
 
-TEST_F(PagerStagingPoolSet, FramesThatNoRegionNeedsGiveWay) {
+TEST_F(MemoryStagingPoolSet, FramesThatNoRegionNeedsGiveWay) {
   small.regions = large.regions = 1;
   add(small, 30);
   add(small, 30);
@@ -85,7 +85,7 @@ TEST_F(PagerStagingPoolSet, FramesThatNoRegionNeedsGiveWay) {
 }
 
 // The driver may still copy to those addresses, whatever is mapped there.
-TEST_F(PagerStagingPoolSet, AddressesThatCannotBeUnpinnedAreGivenToNobody) {
+TEST_F(MemoryStagingPoolSet, AddressesThatCannotBeUnpinnedAreGivenToNobody) {
   const size_t size = 2 * kMiB;
   for (const bool refused : {true, false}) {
     void* const at = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -103,7 +103,7 @@ TEST_F(PagerStagingPoolSet, AddressesThatCannotBeUnpinnedAreGivenToNobody) {
   }
 }
 
-TEST_F(PagerStagingPoolSet, SizesThatHaveNoneAreLeftRoomForTheFirst) {
+TEST_F(MemoryStagingPoolSet, SizesThatHaveNoneAreLeftRoomForTheFirst) {
   EXPECT_EQ(pools.kept(small.frames), 16 * kMiB) << "of 4 MiB; those of 8 would not fit in an eighth of 128";
   EXPECT_EQ(pools.kept(large.frames), 8 * kMiB) << "small ones first";
   add(large, 15);
@@ -115,7 +115,7 @@ TEST_F(PagerStagingPoolSet, SizesThatHaveNoneAreLeftRoomForTheFirst) {
   EXPECT_EQ(alone.kept(alone.of(2 * kMiB).frames), 0u) << "no region has other blocks";
 }
 
-TEST_F(PagerStagingPoolSet, TheLargestBlocksNeedFourFramesAsAllDo) {
+TEST_F(MemoryStagingPoolSet, TheLargestBlocksNeedFourFramesAsAllDo) {
   budget.set(512 * kMiB);
   StagingPool& largest = pools.of(64 * kMiB);
   EXPECT_EQ(largest.frames.slab_frames(), 4u);
@@ -131,7 +131,7 @@ TEST_F(PagerStagingPoolSet, TheLargestBlocksNeedFourFramesAsAllDo) {
   EXPECT_EQ(pools.kept(small.frames), (16 + 32 + 64 + 128) * kMiB) << "of 256 MiB";
 }
 
-TEST_F(PagerStagingPoolSet, FramesThatNobodyUsesCountAsRoomUntilKernelsAsk) {
+TEST_F(MemoryStagingPoolSet, FramesThatNobodyUsesCountAsRoomUntilKernelsAsk) {
   small.regions = large.regions = 1;
   add(large, 4);
   add(small, 44);
@@ -150,7 +150,7 @@ TEST_F(PagerStagingPoolSet, FramesThatNobodyUsesCountAsRoomUntilKernelsAsk) {
   EXPECT_EQ(pools.unused(), &small);
 }
 
-TEST_F(PagerStagingPoolSet, TheLargestBlockIsThatOfARegion) {
+TEST_F(MemoryStagingPoolSet, TheLargestBlockIsThatOfARegion) {
   EXPECT_EQ(pools.largest_block(), 0u);
   small.regions = 1;
   EXPECT_EQ(pools.largest_block(), 2 * kMiB);
@@ -160,7 +160,7 @@ TEST_F(PagerStagingPoolSet, TheLargestBlockIsThatOfARegion) {
   EXPECT_EQ(pools.largest_block(), 2 * kMiB);
 }
 
-TEST_F(PagerStagingPoolSet, EverySizeHasAPoolThatIsThere) {
+TEST_F(MemoryStagingPoolSet, EverySizeHasAPoolThatIsThere) {
   for (const size_t block : {size_t{0}, size_t{4096}, size_t{kMiB}}) EXPECT_EQ(&pools.of(block), &small) << block;
   EXPECT_EQ(&pools.of(8 * kMiB), &large);
   EXPECT_EQ(&pools.of(64 * kMiB), &*(pools.end() - 1));
@@ -168,7 +168,7 @@ TEST_F(PagerStagingPoolSet, EverySizeHasAPoolThatIsThere) {
     EXPECT_EQ(pools.of(block).frames.frame(), block);
 }
 
-class PagerStagingGrowth : public ::testing::Test {
+class MemoryStagingGrowth : public ::testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(vmem::device::make_sim_devices({}, &devices).ok());
@@ -193,7 +193,7 @@ class PagerStagingGrowth : public ::testing::Test {
   std::vector<std::byte*> taken;
 };
 
-TEST_F(PagerStagingGrowth, TheShareOfTheBudgetIsTheMost) {
+TEST_F(MemoryStagingGrowth, TheShareOfTheBudgetIsTheMost) {
   EXPECT_EQ(growth->take(1000), staging->slab_frames()) << "so many at once";
   EXPECT_EQ(growth->take(3), 3u);
   add(50);
@@ -209,7 +209,7 @@ TEST_F(PagerStagingGrowth, TheShareOfTheBudgetIsTheMost) {
   EXPECT_FALSE(growth->has_room());
 }
 
-TEST_F(PagerStagingGrowth, ALoweredBudgetLeavesTheCpuItsPart) {
+TEST_F(MemoryStagingGrowth, ALoweredBudgetLeavesTheCpuItsPart) {
   growth->set_share(90);
   budget.set(40 * kMiB);
   EXPECT_EQ(growth->take(1000), 12u) << "16 MiB are for the CPU, whatever the share";
@@ -217,7 +217,7 @@ TEST_F(PagerStagingGrowth, ALoweredBudgetLeavesTheCpuItsPart) {
   EXPECT_EQ(growth->take(1000), 5u) << ".. or half of what there is";
 }
 
-TEST_F(PagerStagingGrowth, FramesAreMadeWhenSomebodyFoundNone) {
+TEST_F(MemoryStagingGrowth, FramesAreMadeWhenSomebodyFoundNone) {
   EXPECT_FALSE(growth->due(kNow));
   growth->want();
   EXPECT_TRUE(growth->due(kNow));
@@ -234,7 +234,7 @@ TEST_F(PagerStagingGrowth, FramesAreMadeWhenSomebodyFoundNone) {
 }
 
 // The last frames of the share are charged before they exist.
-TEST_F(PagerStagingGrowth, NobodyGivesUpAFrameWhileMoreAreMade) {
+TEST_F(MemoryStagingGrowth, NobodyGivesUpAFrameWhileMoreAreMade) {
   add(32);
   leave(0);
   growth->want();
@@ -252,7 +252,7 @@ TEST_F(PagerStagingGrowth, NobodyGivesUpAFrameWhileMoreAreMade) {
   EXPECT_TRUE(growth->blocks_must_leave(0));
 }
 
-TEST_F(PagerStagingGrowth, WhatTheBudgetRefusedIsTriedAgainSoon) {
+TEST_F(MemoryStagingGrowth, WhatTheBudgetRefusedIsTriedAgainSoon) {
   growth->want();
   ASSERT_NE(growth->take(4), 0u);
   growth->no_room(kNow);
@@ -264,7 +264,7 @@ TEST_F(PagerStagingGrowth, WhatTheBudgetRefusedIsTriedAgainSoon) {
   EXPECT_TRUE(growth->may_try_again(kNow + StagingGrowth::kAgain));
 }
 
-TEST_F(PagerStagingGrowth, WhatTheMachineRefusedIsTriedAgainLater) {
+TEST_F(MemoryStagingGrowth, WhatTheMachineRefusedIsTriedAgainLater) {
   growth->want();
   ASSERT_NE(growth->take(4), 0u);
   growth->begin();
@@ -280,7 +280,7 @@ TEST_F(PagerStagingGrowth, WhatTheMachineRefusedIsTriedAgainLater) {
   EXPECT_EQ(growth->check(kNow - 1), "staging frames are made later than they may be");
 }
 
-TEST_F(PagerStagingGrowth, SomeAreKeptForTheWayOut) {
+TEST_F(MemoryStagingGrowth, SomeAreKeptForTheWayOut) {
   EXPECT_EQ(growth->reserve(), 2u) << "also before there are any";
   add(20);
   EXPECT_EQ(growth->reserve(), 5u);
@@ -289,7 +289,7 @@ TEST_F(PagerStagingGrowth, SomeAreKeptForTheWayOut) {
   EXPECT_EQ(growth->reserve(), 16u) << "a batch";
 }
 
-TEST_F(PagerStagingGrowth, BlocksLeaveStagingFramesWhenFewAreFreeAndNoMoreCome) {
+TEST_F(MemoryStagingGrowth, BlocksLeaveStagingFramesWhenFewAreFreeAndNoMoreCome) {
   EXPECT_FALSE(growth->blocks_must_leave(0)) << "there are none that anybody could leave";
   add(60);
   leave(0);

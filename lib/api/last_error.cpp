@@ -1,4 +1,4 @@
-#include "api/boundary.h"
+#include "api/last_error.h"
 
 #include <algorithm>
 #include <cstring>
