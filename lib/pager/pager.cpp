@@ -24,6 +24,7 @@ Pager::Pager(Parts parts, Config config)
       leases_(ctx_, host_),
       tier_(ctx_, host_, leases_),
       calls_(ctx_, host_, leases_, tier_),
+      reclaim_threads_(ctx_, host_),
       workers_(ctx_, calls_) {}
 
 Status Pager::start() {
@@ -37,20 +38,20 @@ Status Pager::start() {
   }
   calls_.tunables.follow_module();
   if (Status s = host_.faults.start(); !s.ok()) return s;
-  if (Status s = host_.reclaim.start(ctx_.config.evict_threads); !s.ok()) return s;
+  if (Status s = reclaim_threads_.start(ctx_.config.evict_threads); !s.ok()) return s;
   return workers_.start();
 }
 
 Pager::~Pager() {
   {
     Lock lock(ctx_.map.mutex());
-    host_.reclaim.stop();
+    reclaim_threads_.stop();
     ctx_.device_set.work().notify_all();
     host_.faults.stop_renewing();
   }
   workers_.stop();
   host_.faults.stop();
-  host_.reclaim.join();
+  reclaim_threads_.join();
   space_.reset();   // before the engine, which knows its files
   engine_.reset();  // waits for its threads; nothing is in flight
   if (drains != 0) static_cast<void>(devices_.release());

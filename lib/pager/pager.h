@@ -18,6 +18,7 @@
 #include "pager/host/host_tier.h"
 #include "pager/lease/lease_room.h"
 #include "pager/threads/device_workers.h"
+#include "pager/threads/reclaim_threads.h"
 #include "pager/tier/device_tier.h"
 #include "vmem/vmem.h"
 
@@ -107,6 +108,7 @@ class Pager final : private Upcalls {
   LeaseRoom leases_;
   DeviceTier tier_;
   Calls calls_;
+  ReclaimThreads reclaim_threads_;
   DeviceWorkers workers_;
 };
 

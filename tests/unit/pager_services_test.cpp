@@ -9,7 +9,7 @@
 #include "edit_block.h"
 #include "pager/host/fault_handler.h"
 #include "pager/host/readahead.h"
-#include "pager/host/reclaim.h"
+#include "pager/threads/reclaim_threads.h"
 #include "pager_parts.h"
 #include "store/digest.h"
 
@@ -299,10 +299,11 @@ class PagerReclaim : public Services {
   void stop() {
     {
       BigLock lock(map.mutex());
-      reclaim.stop();
+      reclaimers.stop();
     }
-    reclaim.join();
+    reclaimers.join();
   }
+  ReclaimThreads reclaimers{ctx, host};
 };
 
 TEST_F(PagerReclaim, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
@@ -316,7 +317,7 @@ TEST_F(PagerReclaim, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
     map.match_hold(r, 1);
     ASSERT_TRUE(requests.add({&r, 0, 3}, false));
   }
-  ASSERT_TRUE(reclaim.start(1).ok());
+  ASSERT_TRUE(reclaimers.start(1).ok());
   EXPECT_TRUE(eventually([&] { return state(r, 0) == State::stored && state(r, 2) == State::unpopulated; }));
   stop();
   EXPECT_EQ(state(r, 1), State::resident);
@@ -341,7 +342,7 @@ TEST_F(PagerReclaim, WhoWaitsForMemoryGetsWhatOthersCanDoWithout) {
     ASSERT_TRUE(waits.starve_fault(r, last));
     pressure.wake_all_reclaim();
   }
-  ASSERT_TRUE(reclaim.start(1).ok());
+  ASSERT_TRUE(reclaimers.start(1).ok());
   EXPECT_TRUE(eventually([&] {
     BigLock lock(map.mutex());
     return budget.available() >= kBlock;
