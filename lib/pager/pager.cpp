@@ -24,6 +24,7 @@ Pager::Pager(Parts parts, Config config)
       leases_(ctx_, host_),
       tier_(ctx_, host_, leases_),
       calls_(ctx_, host_, leases_, tier_),
+      fault_threads_(ctx_, host_.faults),
       reclaim_threads_(ctx_, host_),
       workers_(ctx_, calls_) {}
 
@@ -37,7 +38,7 @@ Status Pager::start() {
     }
   }
   calls_.tunables.follow_module();
-  if (Status s = host_.faults.start(); !s.ok()) return s;
+  if (Status s = fault_threads_.start(); !s.ok()) return s;
   if (Status s = reclaim_threads_.start(ctx_.config.evict_threads); !s.ok()) return s;
   return workers_.start();
 }
@@ -47,10 +48,10 @@ Pager::~Pager() {
     Lock lock(ctx_.map.mutex());
     reclaim_threads_.stop();
     ctx_.device_set.work().notify_all();
-    host_.faults.stop_renewing();
+    fault_threads_.stop_renewing();
   }
   workers_.stop();
-  host_.faults.stop();
+  fault_threads_.stop();
   reclaim_threads_.join();
   space_.reset();   // before the engine, which knows its files
   engine_.reset();  // waits for its threads; nothing is in flight

@@ -18,6 +18,7 @@
 #include "pager/host/host_tier.h"
 #include "pager/lease/lease_room.h"
 #include "pager/threads/device_workers.h"
+#include "pager/threads/fault_threads.h"
 #include "pager/threads/reclaim_threads.h"
 #include "pager/tier/device_tier.h"
 #include "vmem/vmem.h"
@@ -108,6 +109,7 @@ class Pager final : private Upcalls {
   LeaseRoom leases_;
   DeviceTier tier_;
   Calls calls_;
+  FaultThreads fault_threads_;
   ReclaimThreads reclaim_threads_;
   DeviceWorkers workers_;
 };

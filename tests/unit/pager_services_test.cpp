@@ -7,8 +7,8 @@
 
 #include "common/patience.h"
 #include "edit_block.h"
-#include "pager/host/fault_handler.h"
 #include "pager/host/readahead.h"
+#include "pager/threads/fault_threads.h"
 #include "pager/threads/reclaim_threads.h"
 #include "pager_parts.h"
 #include "store/digest.h"
@@ -371,16 +371,16 @@ TEST_F(PagerReclaim, WhatIsAskedAgainIsAskedOnceForABlockAtRestAndNotForOneThatM
 
 class PagerFaultHandler : public Services {
  protected:
-  void SetUp() override { ASSERT_TRUE(faults.start().ok()); }
+  void SetUp() override { ASSERT_TRUE(threads.start().ok()); }
   void TearDown() override {
     {
       BigLock lock(map.mutex());
-      faults.stop_renewing();
+      threads.stop_renewing();
     }
-    faults.stop();
+    threads.stop();
     Services::TearDown();
   }
-  FaultHandler& faults = host.faults;
+  FaultThreads threads{ctx, host.faults};
 };
 
 TEST_F(PagerFaultHandler, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStays) {
