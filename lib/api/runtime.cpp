@@ -517,35 +517,35 @@ Status Runtime::apply(Option option) {
       pager->queries().stats(&stats);
       const std::string line = warn_of_budget(options_.number(option), stats.host_bytes, "");
       if (!line.empty()) core::log(core::Level::warning, "%s", line.c_str());
-      return pager->tunables().set_host_budget(options_.number(option));
+      return pager->tunables_update().set_host_budget(options_.number(option));
     }
     case Option::device_budget:
-      return pager->tunables().set_device_budget(options_.number(option));
+      return pager->tunables_update().set_device_budget(options_.number(option));
     case Option::device_reserve:
-      pager->tunables().set_device_reserve(options_.number(option));
+      pager->tunables_update().set_device_reserve(options_.number(option));
       break;
     case Option::staging_share:
-      pager->tunables().set_staging_share(static_cast<unsigned>(options_.number(option)));
+      pager->tunables_update().set_staging_share(static_cast<unsigned>(options_.number(option)));
       break;
     case Option::peer_spill_percent:
-      pager->tunables().set_peer_spill(static_cast<unsigned>(options_.number(option)));
+      pager->tunables_update().set_peer_spill(static_cast<unsigned>(options_.number(option)));
       break;
     case Option::ssd_budget:
-      pager->tunables().set_space_budget(options_.number(option));
+      pager->tunables_update().set_space_budget(options_.number(option));
       break;
     case Option::readahead:
-      pager->tunables().set_readahead(options_.number(option));
+      pager->tunables_update().set_readahead(options_.number(option));
       break;
     case Option::checksum:
-      pager->tunables().set_checksum(options_.number(option) != 0);
+      pager->tunables_update().set_checksum(options_.number(option) != 0);
       break;
     case Option::writeback_interval:
     case Option::dirty_limit:
-      pager->tunables().set_writeback(options_.number(Option::writeback_interval) * uint64_t{1000000000},
-                                      options_.number(Option::dirty_limit));
+      pager->tunables_update().set_writeback(options_.number(Option::writeback_interval) * uint64_t{1000000000},
+                                             options_.number(Option::dirty_limit));
       break;
     case Option::fault_timeout_ms:
-      pager->tunables().set_fault_timeout(static_cast<unsigned>(options_.number(option)));
+      pager->tunables_update().set_fault_timeout(static_cast<unsigned>(options_.number(option)));
       break;
     default:
       break;  // takes effect for the next region

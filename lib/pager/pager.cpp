@@ -37,7 +37,7 @@ Status Pager::start() {
                    core::human_bytes(ctx_.config.io_buffer_bytes).c_str());
     }
   }
-  calls_.tunables.follow_module();
+  calls_.tunables_update.follow_module();
   if (Status s = fault_threads_.start(); !s.ok()) return s;
   if (Status s = reclaim_threads_.start(ctx_.config.evict_threads); !s.ok()) return s;
   return workers_.start();

@@ -60,7 +60,7 @@ class Pager final : private Upcalls {
   KernelRanges& kernel_ranges() { return tier_.kernel_ranges; }
   StagingLoans& staging_loans() { return tier_.staging_loans; }  // staging frames lent to kernels of open ranges
   Query& queries() { return calls_.query; }
-  Tunables& tunables() { return calls_.tunables; }
+  TunablesUpdate& tunables_update() { return calls_.tunables_update; }
   // For setting debug, at exit: asks each device in use whether it is lost, and logs those that
   // are.
   void look_for_loss() { ctx_.device_set.look_for_loss(); }
@@ -98,7 +98,7 @@ class Pager final : private Upcalls {
 
   void memory_freed(DeferredWork& after) VMEM_LOCKED override;
   void write_overdue(const void* ptr, size_t size) VMEM_UNLOCKED;
-  void tunables_changed() VMEM_UNLOCKED override { calls_.tunables.follow_module(); }
+  void tunables_changed() VMEM_UNLOCKED override { calls_.tunables_update.follow_module(); }
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;

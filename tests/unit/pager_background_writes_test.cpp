@@ -534,11 +534,11 @@ TEST_F(PagerBackgroundWrites, SettingsMayChangeMeanwhile) {
   auto waits = putting(r + 2 * kSmall, 3);
   trap->until_quiet();
   EXPECT_NE(waits.wait_for(std::chrono::milliseconds(20)), std::future_status::ready);
-  pager->tunables().set_writeback(kHour, uint64_t{1} << 40);
+  pager->tunables_update().set_writeback(kHour, uint64_t{1} << 40);
   waits.get();
   engine->hold(Io::Op::write, false);
   engine->let_go();
-  pager->tunables().set_writeback(1000000, uint64_t{1} << 40);
+  pager->tunables_update().set_writeback(1000000, uint64_t{1} << 40);
   EXPECT_TRUE(eventually([&] { return in_file(2 * kSmall) == 3; }));
 }
 

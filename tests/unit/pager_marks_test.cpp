@@ -446,7 +446,7 @@ TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackWhenThereIsMemoryIsTakenBackL
   ASSERT_LT(n, 16u);
   EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
   trap->refuse_unfail(1);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   trap->until_called("unfail refused", 1);
   EXPECT_TRUE(pager->evict(r, n * kHugePage, VMEM_SSD).ok());
   trap->until_called("unfail", 1);
@@ -461,7 +461,7 @@ TEST_F(PagerMarks, OneBlockThatTheTrapDoesNotTakeBackKeepsNoOtherFromBeingTakenB
   EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
   EXPECT_TRUE(bus(r + (n + 1) * kHugePage)) << "nor for this";
   trap->refuse_unfail(1);  // the first of them
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   trap->until_called("unfail refused", 1);
   trap->until_called("unfail", 1);
   put(r + (n + 1) * kHugePage, n + 2);
@@ -474,7 +474,7 @@ TEST_F(PagerMarks, ATouchThatWaitsForMemoryIsAnsweredThoughTheTrapRefusedAtFirst
   ASSERT_LT(n, 16u);
   EXPECT_EQ(trap->calls("fail refused"), 3u);
   EXPECT_EQ(pager->counters().lost_blocks, 0u);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   trap->until_called("unfail", 1);
   for (size_t i = 0; i < n; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 1);
 }

@@ -71,7 +71,7 @@ TEST_F(PagerPressure, ARefusedFrameMakesRoomAmongThoseThereAre) {
 TEST_F(PagerPressure, ATouchDoesNotWaitForEverWhereFramesAreRefusedForEver) {
   std::byte* r = region(8);
   // Longer than the pause between two tries, so that the tries are one wait.
-  pager->tunables().set_fault_timeout(2500);
+  pager->tunables_update().set_fault_timeout(2500);
   trap->limit_frames(0);
   const size_t tries = trap->calls("populate");
   uint64_t value = 0;

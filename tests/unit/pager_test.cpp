@@ -233,7 +233,7 @@ TEST_F(PagerSteps, NoRoomInTheStoreIsReportedAndMendsWhenThereIs) {
   EXPECT_EQ(pager->evict(r, 4 * kSmall, VMEM_SSD).code(), -ENOSPC);
   EXPECT_EQ(ssd(r, 4 * kSmall), 2 * kSmall) << "what fits leaves";
   for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   EXPECT_TRUE(pager->sync(r, 4 * kSmall).ok());
 }
 
@@ -274,7 +274,7 @@ TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsF
   EXPECT_EQ(pager->evict(at, kBlock, VMEM_SSD).code(), -ENOSPC);
   EXPECT_EQ(space->used(), used) << "the old copy stays until there is a new one";
   EXPECT_EQ(get(at), 8u);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   evict(at, kBlock);
   EXPECT_EQ(get(at), 8u);
 }
@@ -306,7 +306,7 @@ TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
     put(r + i * kSmall, i + 1);
     space->set_budget(i * kSmall);
     EXPECT_EQ(pager->sync(r + i * kSmall, kSmall).code(), -ENOSPC);
-    pager->tunables().set_space_budget(UINT64_MAX);
+    pager->tunables_update().set_space_budget(UINT64_MAX);
     EXPECT_TRUE(pager->sync(r + i * kSmall, kSmall).ok());
   }
   core::set_log_sink(nullptr, nullptr);
@@ -326,7 +326,7 @@ TEST_F(PagerSteps, AFaultThatFindsNoMemoryFailsInTheEndAndRevivesWithTheStore) {
   ASSERT_GT(written, 4u) << "the budget holds some";
   ASSERT_LT(written, 16u) << "the store is full: some touch got SIGBUS";
   for (size_t i = 0; i < written; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100) << "what is in memory is untouched";
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   trap->until_called("unfail", 1);
   put(r + written * kHugePage, 1);
   for (size_t i = 0; i < written; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
@@ -395,7 +395,7 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
   }
   EXPECT_EQ(trap->calls("fail"), 0u);
   EXPECT_NE(acquiring.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   EXPECT_TRUE(toucher.get());
   const Status leased = acquiring.get();
   EXPECT_TRUE(leased.ok()) << leased.text();
@@ -431,7 +431,7 @@ TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
     pager->sync(small, kSmall).ignore();  // may report a failed write of another block
   }
   EXPECT_EQ(trap->calls("fail"), 0u);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   EXPECT_TRUE(toucher.get());
   EXPECT_TRUE(pager->release({&stays, 1}, nullptr).ok());
   for (uint64_t i = 0; i <= n; ++i) EXPECT_EQ(get(large + i * kHugePage), 101 + i);
@@ -663,7 +663,7 @@ TEST_F(PagerSteps, ContentsDroppedWhileAFaultWaitsForMemoryAreGone) {
   const Status s = pager->advise(r, kHugePage, VMEM_ADVISE_DONT_NEED, VMEM_HOST);
   EXPECT_TRUE(s.ok()) << s.text();
   const uint64_t reads = engine->count(Io::Op::read);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   for (auto& w : writers) w.get();
   reader.get();  // before or after the drop: either value
   EXPECT_EQ(get(r), 0u) << "the drop was acknowledged";

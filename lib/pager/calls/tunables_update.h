@@ -17,9 +17,9 @@ struct DeviceTier;
 struct HostTier;
 struct LeaseRoom;
 
-class Tunables {
+class TunablesUpdate {
  public:
-  Tunables(PagerContext& ctx, Calls& calls);
+  TunablesUpdate(PagerContext& ctx, Calls& calls);
 
   Status set_host_budget(uint64_t bytes) VMEM_UNLOCKED;    // -EBUSY: leases or regions need more
   Status set_device_budget(uint64_t bytes) VMEM_UNLOCKED;  // -EBUSY: leases hold more; -ENOMEM: a device has less
