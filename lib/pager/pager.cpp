@@ -14,12 +14,12 @@
 
 namespace vmem::pager {
 
-Pager::Pager(Parts parts, Config config)
+Pager::Pager(Parts parts, Config config, const Tunables& tunables)
     : trap_(std::move(parts.trap)),
       engine_(std::move(parts.engine)),
       space_(std::move(parts.space)),
       devices_(std::move(parts.devices)),
-      ctx_({*trap_, *engine_, *space_, devices_.get()}, std::move(config), *this),
+      ctx_({*trap_, *engine_, *space_, devices_.get()}, std::move(config), tunables, *this),
       host_(ctx_),
       leases_(ctx_, host_),
       tier_(ctx_, host_, leases_),
@@ -33,7 +33,7 @@ Status Pager::start() {
     Lock lock(ctx_.map.mutex());
     if (ctx_.config.io_buffer_bytes != 0 && !ctx_.budget.charge(ctx_.config.io_buffer_bytes, 0, Use::fixed)) {
       return error(EINVAL, "host_budget %s has no room for %s of buffers for encrypted I/O",
-                   core::human_bytes(ctx_.config.host_budget).c_str(),
+                   core::human_bytes(ctx_.tunables.host_budget).c_str(),
                    core::human_bytes(ctx_.config.io_buffer_bytes).c_str());
     }
   }

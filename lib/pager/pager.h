@@ -27,7 +27,7 @@ namespace vmem::pager {
 
 class Pager final : private Upcalls {
  public:
-  Pager(Parts parts, Config config);
+  Pager(Parts parts, Config config, const Tunables& tunables);
   ~Pager();  // stops the threads; all regions must be freed (shutdown())
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;

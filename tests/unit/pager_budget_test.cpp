@@ -85,7 +85,7 @@ TEST_F(PagerBudget, ARegionThatIsGrantedIsServedAndOneThatCannotBeIsRefusedWithT
 }
 
 TEST_F(PagerBudget, LeasesLeaveRoomForTheFirstTouchOfEachRegion) {
-  Config c = config(16 * kMiB);
+  Settings c = config(16 * kMiB);
   c.fault_timeout_ms = 200;
   start(c);
   constexpr size_t kBlock = 4 * kMiB;
@@ -138,7 +138,7 @@ TEST_F(PagerBudget, ABudgetBelowWhatIsNeededIsRefusedWithTheNumbersAndTheOldOneS
 
 // The reserve is a fraction of the memory for blocks, not of a budget that other uses mostly take.
 TEST_F(PagerBudget, BlocksStayInWhatFixedMemoryLeavesThem) {
-  Config c = config(64 * kMiB);
+  Settings c = config(64 * kMiB);
   c.io_buffer_bytes = 57 * kMiB;  // plus 2 MiB of buffers
   start(std::move(c));
   std::byte* const r = region(8, kMiB);

@@ -17,7 +17,6 @@ using vmem::core::kHugePage;
 using vmem::core::kPage;
 using vmem::core::Status;
 using vmem::pager::Backing;
-using vmem::pager::Config;
 using vmem::pager::test::Gate;
 using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
@@ -52,7 +51,7 @@ class PagerMarks : public PagerSteps {
   // Stores to a region of 16 blocks until there is no memory: *n blocks hold n + 1, and the next store
   // was refused. The trap refuses the first `refused` calls of fail().
   std::byte* store_without_room(unsigned refused, size_t* n) {
-    Config c = config();
+    Settings c = config();
     c.fault_timeout_ms = 30;
     start(c);
     std::byte* r = region(16, kHugePage);
@@ -368,7 +367,7 @@ TEST_F(PagerMarks, TouchesOfABlockThatTheTrapTookBackByHalfAreAnswered) {
 }
 
 TEST_F(PagerMarks, AnAcquireOfABlockThatTheTrapNeverTakesEnds) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 30;
   start(c);
   std::byte* r = region(2);
@@ -388,7 +387,7 @@ TEST_F(PagerMarks, AnAcquireOfABlockThatTheTrapNeverTakesEnds) {
 
 // Its threads repeat the access after growing pauses, and get SIGBUS in the end. The bytes stay.
 TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapNeverTakesEndsAndIsNotTriedAllTheTime) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 30;
   start(c);
   std::byte* r = region(2);

@@ -26,7 +26,7 @@ class PagerPressure : public PagerSteps {
     knobs.readahead_bytes = uint64_t{1} << 30;
     knobs.fault_timeout_ms = 60000;
     made->set_knobs(knobs);
-    Config c = config(kBudget);
+    Settings c = config(kBudget);
     c.readahead_bytes = 16 * kBlock;
     start(std::move(c), std::move(made));
   }
@@ -103,10 +103,10 @@ TEST(PagerPressureStaging, ARefusedPlaceIsTriedAgainLaterWithoutWakingTheToucher
   options.memory_bytes = 32 << 20;
   ASSERT_TRUE(device::make_sim_devices(options, &sim).ok());
   parts.devices = std::move(sim);
-  Config config;
-  config.host_budget = 96 << 20;
-  config.fault_timeout_ms = 60000;
-  Pager pager(std::move(parts), std::move(config));
+  Tunables tunables;
+  tunables.host_budget = 96 << 20;
+  tunables.fault_timeout_ms = 60000;
+  Pager pager(std::move(parts), {}, tunables);
   ASSERT_TRUE(pager.start().ok());
   void* at = nullptr;
   RegionSpec what;

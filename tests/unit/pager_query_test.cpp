@@ -115,12 +115,12 @@ TEST_F(PagerTunablesUpdate, TheLeastThatWasSetOrSaidIsInForce) {
   module.set_knobs({.readahead_bytes = 1 << 20, .fault_timeout_ms = 50});
   update.set_readahead(8 << 20);
   update.set_fault_timeout(20);
-  EXPECT_EQ(config.readahead_bytes, 1u << 20);
-  EXPECT_EQ(config.fault_timeout_ms, 20u);
+  EXPECT_EQ(tunables.readahead_bytes, 1u << 20);
+  EXPECT_EQ(tunables.fault_timeout_ms, 20u);
   module.set_knobs({.readahead_bytes = 64 << 20, .fault_timeout_ms = 10});
   update.follow_module();
-  EXPECT_EQ(config.readahead_bytes, 8u << 20) << "as it was set";
-  EXPECT_EQ(config.fault_timeout_ms, 10u);
+  EXPECT_EQ(tunables.readahead_bytes, 8u << 20) << "as it was set";
+  EXPECT_EQ(tunables.fault_timeout_ms, 10u);
 }
 
 TEST_F(PagerTunablesUpdate, HostMemoryThatLiveLeasesHoldStays) {
@@ -152,7 +152,7 @@ TEST_F(PagerTunablesUpdate, ADevicesBudgetHoldsItsLeasesAndIsNoMoreThanItHas) {
   EXPECT_EQ(device_budget(), 4 * kUnit);
   ASSERT_TRUE(update.set_device_budget(2 * kUnit).ok());
   EXPECT_EQ(device_budget(), 2 * kUnit);
-  EXPECT_EQ(config.device_budget, 2 * kUnit) << "of those that are used later, too";
+  EXPECT_EQ(tunables.device_budget, 2 * kUnit) << "of those that are used later, too";
   BigLock lock(map.mutex());
   lease_manager.take_back({&r, 0, 1}, VMEM_READ, 0, this);
   map.match_holds(lock, {&r, 0, 1});

@@ -20,7 +20,7 @@ using vmem::test::eventually;
 
 class Services : public PagerParts {
  protected:
-  void tunables_changed() override { ++tunables; }
+  void tunables_changed() override { ++told_of_tunables; }
   void TearDown() override {
     {
       BigLock lock(map.mutex());
@@ -29,7 +29,7 @@ class Services : public PagerParts {
     }
     PagerParts::TearDown();
   }
-  std::atomic<size_t> tunables = 0;
+  std::atomic<size_t> told_of_tunables = 0;
 };
 
 // ---- reads, and whether the bytes are those that were written
@@ -428,7 +428,7 @@ TEST_F(PagerFaultHandler, AReportOfAnAccessThatNobodyMakesAnyMoreChangesNothing)
 
 TEST_F(PagerFaultHandler, WhatAnAdministratorChangedIsToldToThoseAbove) {
   trap.tell_tunables();
-  EXPECT_EQ(tunables, 1u);
+  EXPECT_EQ(told_of_tunables, 1u);
 }
 
 }  // namespace

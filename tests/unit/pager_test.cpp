@@ -280,7 +280,7 @@ TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsF
 }
 
 TEST_F(PagerSteps, WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom) {
-  Config c = config();  // 4,096 blocks, less the memory of buffers
+  Settings c = config();  // 4,096 blocks, less the memory of buffers
   c.fault_timeout_ms = 3000 * vmem::test::patience();
   start(c);
   constexpr size_t kStored = 2000, kAll = 4400, kBlock = core::kPage;
@@ -314,7 +314,7 @@ TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
 }
 
 TEST_F(PagerSteps, AFaultThatFindsNoMemoryFailsInTheEndAndRevivesWithTheStore) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 30;
   start(c);
   std::byte* r = region(16, kHugePage);
@@ -334,7 +334,7 @@ TEST_F(PagerSteps, AFaultThatFindsNoMemoryFailsInTheEndAndRevivesWithTheStore) {
 }
 
 TEST_F(PagerSteps, AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 30;
   start(c);
   std::byte* full = region(16, kHugePage);
@@ -353,7 +353,7 @@ TEST_F(PagerSteps, AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed) {
 }
 
 TEST_F(PagerSteps, AFaultIsNotFailedWhileWritesAreMerelySlow) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 1000;
   start(c);
   std::byte* r = region(16, kHugePage);
@@ -370,7 +370,7 @@ TEST_F(PagerSteps, AFaultIsNotFailedWhileWritesAreMerelySlow) {
 }
 
 TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
-  const Config c = config();  // has a time-out of a minute
+  const Settings c = config();  // has a time-out of a minute
   start(c);
   std::byte* r = region(16, kHugePage);
   space->set_budget(0);  // before the first store: no block leaves while the budget fills
@@ -404,7 +404,7 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
 }
 
 TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
-  Config c = config();
+  Settings c = config();
   // The time-out must exceed the time between two syncs of this thread, on a slow machine, too.
   const unsigned timeout_ms = 1000 * std::min(vmem::test::patience(), 5u);
   c.fault_timeout_ms = timeout_ms;
@@ -509,7 +509,7 @@ TEST_F(PagerSteps, WrongBytesFromTheStoreAreNeverShown) {
 }
 
 TEST_F(PagerSteps, ACompressedBlockThatIsCopiedHasBothItsBuffersHoweverSmallTheBudget) {
-  Config c = config(16 << 20);  // an eighth of it is one buffer
+  Settings c = config(16 << 20);  // an eighth of it is one buffer
   c.allow_move = false;
   start(c);
   void* at = nullptr;
@@ -578,7 +578,7 @@ TEST_F(PagerSteps, APinnedBlockStaysAndTheProcessGoesOn) {
 }
 
 TEST_F(PagerSteps, AStreamPassesAMarkerAndFindsTheNextWindowRead) {
-  Config c = config(64 << 20);
+  Settings c = config(64 << 20);
   c.readahead_bytes = 8 * kSmall;
   start(c);
   constexpr size_t kBlocks = 64;
@@ -597,7 +597,7 @@ TEST_F(PagerSteps, AStreamPassesAMarkerAndFindsTheNextWindowRead) {
 }
 
 TEST_F(PagerSteps, AMarkerIsHeldOutOfSightUntilItIsTouched) {
-  Config c = config(64 << 20);
+  Settings c = config(64 << 20);
   c.readahead_bytes = 8 * kHugePage;
   start(c);
   constexpr size_t kBlocks = 16;

@@ -28,7 +28,7 @@ class PagerWaits : public PagerSteps {
     options.memory_bytes = 2 * kOnDevice * kHugePage;
     options.handles = handles;
     ASSERT_TRUE(device::make_sim_devices(options, &made).ok());
-    Config c = config(64 << 20);  // half of it for staging frames
+    Settings c = config(64 << 20);  // half of it for staging frames
     c.fault_timeout_ms = timeout_ms;
     c.device_budget = kOnDevice * kHugePage;
     start(std::move(c), std::make_unique<FakeTrap>(false, true, false), std::move(made));
@@ -337,7 +337,7 @@ TEST_F(PagerFreesDevices, AStoreToACopyThatIsShownGoesOn) {
 // read-ahead.
 TEST_F(PagerFrees, AnAccessOfARegionThatIsTakenApartBeginsNothing) {
   constexpr size_t kBlocks = 64;
-  Config c = config();
+  Settings c = config();
   c.readahead_bytes = 16 * kSmall;
   start(std::move(c));
   r = region(kBlocks);

@@ -1,7 +1,7 @@
 // Settings that may change while the pager runs, by a call or by an administrator of the module.
 //
-// - Config has the values in force. For read-ahead and the time-out, that is the smaller of the
-//   setting and the module's limit.
+// - PagerContext::tunables has the values in force. For read-ahead and the time-out, that is the
+//   smaller of the setting and the module's limit.
 // - A budget is not set below what live leases hold, nor host_budget below what the present regions
 //   need.
 #pragma once
