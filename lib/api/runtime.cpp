@@ -185,20 +185,21 @@ Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* ou
 
 Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   pager::Config config;
-  config.host_budget =
+  pager::Tunables tunables;
+  tunables.host_budget =
       options.is_set(Option::host_budget) ? options.number(Option::host_budget) : usable_memory("") / 2;
-  if (const std::string line = warn_of_budget(config.host_budget, 0, ""); !line.empty()) {
+  if (const std::string line = warn_of_budget(tunables.host_budget, 0, ""); !line.empty()) {
     core::log(core::Level::warning, "%s", line.c_str());
   }
   config.staging_share = static_cast<unsigned>(options.number(Option::staging_share));
   config.peer_spill_percent = static_cast<unsigned>(options.number(Option::peer_spill_percent));
   config.io_depth = static_cast<unsigned>(options.number(Option::io_depth));
   config.evict_threads = threads_or(options, Option::evict_threads);
-  config.readahead_bytes = options.number(Option::readahead);
+  tunables.readahead_bytes = options.number(Option::readahead);
   config.checksum = options.number(Option::checksum) != 0;
-  config.fault_timeout_ms = static_cast<unsigned>(options.number(Option::fault_timeout_ms));
-  config.writeback_interval_ns = options.number(Option::writeback_interval) * uint64_t{1000000000};
-  config.dirty_limit = options.number(Option::dirty_limit);
+  tunables.fault_timeout_ms = static_cast<unsigned>(options.number(Option::fault_timeout_ms));
+  tunables.writeback_interval_ns = options.number(Option::writeback_interval) * uint64_t{1000000000};
+  tunables.dirty_limit = options.number(Option::dirty_limit);
   config.allow_move = options.text(Option::transfer) != "copy";
   config.direct_io = options.number(Option::direct_io) != 0;
   if (Status s = parse_nodes(options.text(Option::numa_nodes), &config.numa_nodes); !s.ok()) return s;
@@ -222,10 +223,10 @@ Status build_pager(core::Options& options, std::unique_ptr<pager::Pager>* out) {
   space.direct = config.direct_io;
   if (Status s = store::make_space(space, *parts.engine, &parts.space); !s.ok()) return s;
   if (Status s = make_devices(options, &parts.devices); !s.ok()) return s;
-  config.device_budget = options.is_set(Option::device_budget) ? options.number(Option::device_budget) : 0;
-  if (options.is_set(Option::device_reserve)) config.device_reserve = options.number(Option::device_reserve);
+  tunables.device_budget = options.is_set(Option::device_budget) ? options.number(Option::device_budget) : 0;
+  if (options.is_set(Option::device_reserve)) tunables.device_reserve = options.number(Option::device_reserve);
   config.auto_device_blocks = options.number(Option::device_block_size) == core::kAuto;
-  auto pager = std::make_unique<pager::Pager>(std::move(parts), std::move(config));
+  auto pager = std::make_unique<pager::Pager>(std::move(parts), std::move(config), tunables);
   if (Status s = pager->start(); !s.ok()) return s;
   *out = std::move(pager);
   return {};
@@ -504,35 +505,35 @@ Status Runtime::apply(Option option) {
       pager->queries().stats(&stats);
       const std::string line = warn_of_budget(options_.number(option), stats.host_bytes, "");
       if (!line.empty()) core::log(core::Level::warning, "%s", line.c_str());
-      return pager->tunables().set_host_budget(options_.number(option));
+      return pager->tunables_update().set_host_budget(options_.number(option));
     }
     case Option::device_budget:
-      return pager->tunables().set_device_budget(options_.number(option));
+      return pager->tunables_update().set_device_budget(options_.number(option));
     case Option::device_reserve:
-      pager->tunables().set_device_reserve(options_.number(option));
+      pager->tunables_update().set_device_reserve(options_.number(option));
       break;
     case Option::staging_share:
-      pager->tunables().set_staging_share(static_cast<unsigned>(options_.number(option)));
+      pager->tunables_update().set_staging_share(static_cast<unsigned>(options_.number(option)));
       break;
     case Option::peer_spill_percent:
-      pager->tunables().set_peer_spill(static_cast<unsigned>(options_.number(option)));
+      pager->tunables_update().set_peer_spill(static_cast<unsigned>(options_.number(option)));
       break;
     case Option::ssd_budget:
-      pager->tunables().set_space_budget(options_.number(option));
+      pager->tunables_update().set_space_budget(options_.number(option));
       break;
     case Option::readahead:
-      pager->tunables().set_readahead(options_.number(option));
+      pager->tunables_update().set_readahead(options_.number(option));
       break;
     case Option::checksum:
-      pager->tunables().set_checksum(options_.number(option) != 0);
+      pager->tunables_update().set_checksum(options_.number(option) != 0);
       break;
     case Option::writeback_interval:
     case Option::dirty_limit:
-      pager->tunables().set_writeback(options_.number(Option::writeback_interval) * uint64_t{1000000000},
-                                      options_.number(Option::dirty_limit));
+      pager->tunables_update().set_writeback(options_.number(Option::writeback_interval) * uint64_t{1000000000},
+                                             options_.number(Option::dirty_limit));
       break;
     case Option::fault_timeout_ms:
-      pager->tunables().set_fault_timeout(static_cast<unsigned>(options_.number(option)));
+      pager->tunables_update().set_fault_timeout(static_cast<unsigned>(options_.number(option)));
       break;
     default:
       break;  // takes effect for the next region

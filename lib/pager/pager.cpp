@@ -14,16 +14,18 @@
 
 namespace vmem::pager {
 
-Pager::Pager(Parts parts, Config config)
+Pager::Pager(Parts parts, Config config, const Tunables& tunables)
     : trap_(std::move(parts.trap)),
       engine_(std::move(parts.engine)),
       space_(std::move(parts.space)),
       devices_(std::move(parts.devices)),
-      ctx_({*trap_, *engine_, *space_, devices_.get()}, std::move(config), *this),
+      ctx_({*trap_, *engine_, *space_, devices_.get()}, std::move(config), tunables, *this),
       host_(ctx_),
       leases_(ctx_, host_),
       tier_(ctx_, host_, leases_),
       calls_(ctx_, host_, leases_, tier_),
+      fault_threads_(ctx_, host_.faults),
+      reclaim_threads_(ctx_, host_),
       workers_(ctx_, calls_) {}
 
 Status Pager::start() {
@@ -31,26 +33,26 @@ Status Pager::start() {
     Lock lock(ctx_.map.mutex());
     if (ctx_.config.io_buffer_bytes != 0 && !ctx_.budget.charge(ctx_.config.io_buffer_bytes, 0, Use::fixed)) {
       return error(EINVAL, "host_budget %s has no room for %s of buffers for encrypted I/O",
-                   core::human_bytes(ctx_.config.host_budget).c_str(),
+                   core::human_bytes(ctx_.tunables.host_budget).c_str(),
                    core::human_bytes(ctx_.config.io_buffer_bytes).c_str());
     }
   }
-  calls_.tunables.follow_module();
-  if (Status s = host_.faults.start(); !s.ok()) return s;
-  if (Status s = host_.reclaim.start(ctx_.config.evict_threads); !s.ok()) return s;
+  calls_.tunables_update.follow_module();
+  if (Status s = fault_threads_.start(); !s.ok()) return s;
+  if (Status s = reclaim_threads_.start(ctx_.config.evict_threads); !s.ok()) return s;
   return workers_.start();
 }
 
 Pager::~Pager() {
   {
     Lock lock(ctx_.map.mutex());
-    host_.reclaim.stop();
+    reclaim_threads_.stop();
     ctx_.device_set.work().notify_all();
-    host_.faults.stop_renewing();
+    fault_threads_.stop_renewing();
   }
   workers_.stop();
-  host_.faults.stop();
-  host_.reclaim.join();
+  fault_threads_.stop();
+  reclaim_threads_.join();
   space_.reset();   // before the engine, which knows its files
   engine_.reset();  // waits for its threads; nothing is in flight
   if (drains != 0) static_cast<void>(devices_.release());

@@ -18,6 +18,8 @@
 #include "pager/host/host_tier.h"
 #include "pager/lease/lease_room.h"
 #include "pager/threads/device_workers.h"
+#include "pager/threads/fault_threads.h"
+#include "pager/threads/reclaim_threads.h"
 #include "pager/tier/device_tier.h"
 #include "vmem/vmem.h"
 
@@ -25,7 +27,7 @@ namespace vmem::pager {
 
 class Pager final : private Upcalls {
  public:
-  Pager(Parts parts, Config config);
+  Pager(Parts parts, Config config, const Tunables& tunables);
   ~Pager();  // stops the threads; all regions must be freed (shutdown())
   Pager(const Pager&) = delete;
   Pager& operator=(const Pager&) = delete;
@@ -58,7 +60,7 @@ class Pager final : private Upcalls {
   KernelRanges& kernel_ranges() { return tier_.kernel_ranges; }
   StagingLoans& staging_loans() { return tier_.staging_loans; }  // staging frames lent to kernels of open ranges
   Query& queries() { return calls_.query; }
-  Tunables& tunables() { return calls_.tunables; }
+  TunablesUpdate& tunables_update() { return calls_.tunables_update; }
   // For setting debug, at exit: asks each device in use whether it is lost, and logs those that
   // are.
   void look_for_loss() { ctx_.device_set.look_for_loss(); }
@@ -96,7 +98,7 @@ class Pager final : private Upcalls {
 
   void memory_freed(DeferredWork& after) VMEM_LOCKED override;
   void write_overdue(const void* ptr, size_t size) VMEM_UNLOCKED;
-  void tunables_changed() VMEM_UNLOCKED override { calls_.tunables.follow_module(); }
+  void tunables_changed() VMEM_UNLOCKED override { calls_.tunables_update.follow_module(); }
 
   std::unique_ptr<trap::Trap> trap_;
   std::unique_ptr<store::Engine> engine_;
@@ -107,6 +109,8 @@ class Pager final : private Upcalls {
   LeaseRoom leases_;
   DeviceTier tier_;
   Calls calls_;
+  FaultThreads fault_threads_;
+  ReclaimThreads reclaim_threads_;
   DeviceWorkers workers_;
 };
 

@@ -1,8 +1,9 @@
-// The table of blocks: exactly the legal transitions, and counts that always agree with the entries.
+// The table of blocks: its named changes, and counts that always agree with the entries.
 #include <gtest/gtest.h>
 
 #include <map>
 #include <set>
+#include <string>
 #include <vector>
 
 #include "edit_block.h"
@@ -17,108 +18,17 @@ State state(size_t i) {
   return static_cast<State>(i);
 }
 
-// Written a second time, independently of the library's table, so that a slip there shows.
-const std::map<State, std::set<State>>& expected() {
+// The named changes but begin_promote and forget_contents, the states that each starts from, and the
+// state that it leads to.
+struct Named {
+  void (BlockTable::*change)(BlockIndex);
+  std::set<State> from;
+  State to;  // unpopulated: stored, if the block has an extent
+};
+const std::vector<Named>& named_changes() {
   using enum State;
-  static const std::map<State, std::set<State>> kAll = {
-      // a fault or acquire reads it, a device takes it, or the wait for memory ended
-      {unpopulated, {reading, promoting, poisoned}},
-      // the same, or the program drops its contents
-      {stored, {reading, promoting, poisoned, unpopulated}},
-      // read: demanded, not demanded yet, unreadable; cancelled
-      {reading, {mapping, staged, poisoned, stored, unpopulated}},
-      {staged, {mapping, isolating, promoting}},
-      // in place; refused and staged; refused half way, so lost
-      {mapping, {resident, staged, poisoned}},
-      {resident, {isolating}},
-      // a probe, demanded again, could not be taken, dirty, clean, clean zeros, to a device; torn,
-      // so lost
-      {isolating, {staged, mapping, resident, writing_back, stored, unpopulated, promoting, poisoned}},
-      {writing_back, {staged, mapping, resident, stored, unpopulated}},
-      {poisoned, {unpopulated, stored, reading}},
-      {promoting, {on_device, stored, unpopulated, staged, poisoned}},
-      {on_device, {demoting}},
-      // turns back; to host memory; evicted, clean or zeros; the CPU keeps its copy; lost
-      {demoting, {on_device, staged, stored, unpopulated, resident, poisoned}},
-  };
-  return kAll;
-}
-
-// Returns a sequence of legal steps from unpopulated to each state.
-std::vector<State> way_to(State target) {
-  std::map<State, std::vector<State>> ways{{State::unpopulated, {}}};
-  for (size_t round = 0; round < kStates; ++round) {
-    const auto known = ways;
-    for (const auto& [from, way] : known) {
-      for (size_t to = 0; to < kStates; ++to) {
-        if (!legal(from, state(to)) || ways.count(state(to)) != 0) continue;
-        ways[state(to)] = way;
-        ways[state(to)].push_back(state(to));
-      }
-    }
-  }
-  return ways.at(target);
-}
-
-TEST(Extent, KeepsEachOfItsPartsAtItsLargest) {
-  constexpr uint64_t kLast = (Extent::kMostOffsetPages - 1) * kPage;
-  static_assert(kLast >= (uint64_t{1} << 50) - kPage, "1 PiB, the largest ssd_budget");
-  for (const uint64_t offset : {uint64_t{0}, kPage, kLast}) {
-    for (const size_t length : {kPage, kMaxBlock, kMaxBlock + kPage}) {
-      for (const unsigned path : {0u, kMaxStorePaths - 1}) {
-        for (unsigned codec = 0; codec < 4; ++codec) {
-          const Extent e = Extent::make(path, offset, length, codec);
-          ASSERT_TRUE(e);
-          ASSERT_EQ(e.offset(), offset);
-          ASSERT_EQ(e.length(), length);
-          ASSERT_EQ(e.path(), path);
-          ASSERT_EQ(e.codec(), codec);
-        }
-      }
-    }
-  }
-}
-
-TEST(CoreBlockTable, ExactlyTheseTransitionsAreLegal) {
-  for (size_t from = 0; from < kStates; ++from) {
-    for (size_t to = 0; to < kStates; ++to) {
-      EXPECT_EQ(legal(state(from), state(to)), expected().at(state(from)).count(state(to)) != 0)
-          << state_name(state(from)) << " -> " << state_name(state(to));
-    }
-  }
-}
-
-TEST(CoreBlockTable, EveryLegalTransitionIsTakenAndCounted) {
-  BlockTable table;
-  ASSERT_TRUE(table.create(kStates * kStates).ok());
-  size_t block = 0;
-  std::map<State, uint64_t> counts;
-  for (size_t from = 0; from < kStates; ++from) {
-    for (size_t to = 0; to < kStates; ++to) {
-      if (!legal(state(from), state(to))) continue;
-      State now = State::unpopulated;
-      for (State next : way_to(state(from))) change(table, block, now, next), now = next;
-      change(table, block, state(from), state(to));
-      EXPECT_EQ(table[block].state, state(to));
-      ++counts[state(to)];
-      ++block;
-    }
-  }
-  for (size_t s = 1; s < kStates; ++s) EXPECT_EQ(table.count(state(s)), counts[state(s)]) << state_name(state(s));
-  EXPECT_EQ(table.check(), "");
-}
-
-// Each named change, the states that it starts from, and the state that it leads to.
-TEST(CoreBlockTable, NamedChangesLeadWhereTheirNamesSay) {
-  using enum State;
-  using Change = void (BlockTable::*)(BlockIndex);
-  struct Named {
-    Change change;
-    std::set<State> from;
-    State to;  // unpopulated: stored, if the block has an extent
-  };
-  const std::set<State> absent = {unpopulated, stored}, taken = {isolating, writing_back};
-  const std::vector<Named> all = {
+  const std::set<State> taken = {isolating, writing_back};
+  static const std::vector<Named> all = {
       {&BlockTable::begin_read, {unpopulated, stored, poisoned}, reading},
       {&BlockTable::end_read, {reading}, staged},
       {&BlockTable::abandon_read, {reading}, unpopulated},
@@ -141,21 +51,47 @@ TEST(CoreBlockTable, NamedChangesLeadWhereTheirNamesSay) {
       {&BlockTable::poison, {unpopulated, stored, reading, mapping, isolating, promoting, demoting}, poisoned},
       {&BlockTable::revive, {poisoned}, unpopulated},
   };
+  return all;
+}
+
+TEST(Extent, KeepsEachOfItsPartsAtItsLargest) {
+  constexpr uint64_t kLast = (Extent::kMostOffsetPages - 1) * kPage;
+  static_assert(kLast >= (uint64_t{1} << 50) - kPage, "1 PiB, the largest ssd_budget");
+  for (const uint64_t offset : {uint64_t{0}, kPage, kLast}) {
+    for (const size_t length : {kPage, kMaxBlock, kMaxBlock + kPage}) {
+      for (const unsigned path : {0u, kMaxStorePaths - 1}) {
+        for (unsigned codec = 0; codec < 4; ++codec) {
+          const Extent e = Extent::make(path, offset, length, codec);
+          ASSERT_TRUE(e);
+          ASSERT_EQ(e.offset(), offset);
+          ASSERT_EQ(e.length(), length);
+          ASSERT_EQ(e.path(), path);
+          ASSERT_EQ(e.codec(), codec);
+        }
+      }
+    }
+  }
+}
+
+TEST(CoreBlockTable, NamedChangesLeadWhereTheirNamesSay) {
   BlockTable table;
   ASSERT_TRUE(table.create(1000).ok());
   BlockIndex block = 0;
-  for (const Named& named : all) {
+  std::map<State, uint64_t> counts;
+  for (const Named& named : named_changes()) {
     for (const State from : named.from) {
       for (const bool has_extent : {false, true}) {
-        State now = unpopulated;
-        for (State next : way_to(from)) change(table, block, now, next), now = next;
+        if (from != State::unpopulated) change(table, block, State::unpopulated, from);
         if (has_extent) table.set_extent(block, Extent::make(0, 0, kPage, 0));
         (table.*named.change)(block);
-        EXPECT_EQ(table[block].state, named.to == unpopulated && has_extent ? stored : named.to) << state_name(from);
+        EXPECT_EQ(table[block].state, named.to == State::unpopulated && has_extent ? State::stored : named.to)
+            << state_name(from);
+        ++counts[table[block].state];
         ++block;
       }
     }
   }
+  for (size_t s = 1; s < kStates; ++s) EXPECT_EQ(table.count(state(s)), counts[state(s)]) << state_name(state(s));
   EXPECT_EQ(table.check(), "");
 }
 
@@ -168,20 +104,41 @@ TEST(CoreBlockTable, CheckNoticesAStateThatWasWrittenBesideChange) {
   EXPECT_NE(table.check(), "");
 }
 
-TEST(CoreBlockTableDeathTest, AnIllegalTransitionEndsTheProcessWithWords) {
+TEST(CoreBlockTableDeathTest, ANamedChangeFromAnotherStateEndsTheProcessWithWords) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
-  BlockTable table;
-  ASSERT_TRUE(table.create(8).ok());
-  EXPECT_DEATH(change(table, 5, State::unpopulated, State::resident),
-               "block 5: it is unpopulated, and cannot become resident");
+  for (const Named& named : named_changes()) {
+    size_t other = 1;
+    while (named.from.count(state(other)) != 0) ++other;
+    BlockTable table;
+    ASSERT_TRUE(table.create(8).ok());
+    change(table, 5, State::unpopulated, state(other));
+    EXPECT_DEATH((table.*named.change)(5), std::string("block 5: it is ") + state_name(state(other)) +
+                                               ", and cannot become " + state_name(named.to) + " here");
+  }
 }
 
-TEST(CoreBlockTableDeathTest, ALegalTransitionFromTheWrongStateEndsTheProcess) {
+TEST(CoreBlockTableDeathTest, OnlyWhatIsStoredForgetsItsContents) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   BlockTable table;
   ASSERT_TRUE(table.create(8).ok());
-  EXPECT_DEATH(change(table, 2, State::stored, State::reading),
-               "block 2: it is unpopulated, and cannot become reading here");
+  change(table, 2, State::unpopulated, State::stored);
+  table.forget_contents(2);
+  EXPECT_EQ(table[2].state, State::unpopulated);
+  EXPECT_DEATH(table.forget_contents(2), "block 2: it is unpopulated, and cannot become unpopulated here");
+}
+
+TEST(CoreBlockTableDeathTest, APromotionBeginsWhereNoOtherThreadOwnsTheBlock) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  BlockTable table;
+  ASSERT_TRUE(table.create(8).ok());
+  for (const State from : {State::unpopulated, State::stored, State::staged, State::isolating}) {
+    const BlockIndex b = static_cast<BlockIndex>(from);
+    if (from != State::unpopulated) change(table, b, State::unpopulated, from);
+    table.begin_promote(b, 1);
+    EXPECT_EQ(table[b].state, State::promoting) << state_name(from);
+    EXPECT_EQ(table[b].device, 1);
+  }
+  EXPECT_DEATH(table.begin_promote(0, 1), "block 0: it is promoting, and cannot become promoting here");
 }
 
 TEST(CoreBlockTable, NextTouchedSkipsChunksAndMissesNothing) {

@@ -17,7 +17,7 @@ constexpr size_t kHuge = core::kHugePage, kGroup = kHuge / kSmall;
 class PagerAdapts : public PagerSteps {
  protected:
   // Returns groups whose blocks are in the store, each with its number.
-  std::byte* stored(Config c = config(), size_t groups = 2) {
+  std::byte* stored(Settings c = config(), size_t groups = 2) {
     start(std::move(c));
     std::byte* const r = adapting(groups * kHuge);
     for (size_t i = 0; i < groups * kGroup; ++i) put(r + i * kSmall, i + 1);

@@ -25,7 +25,7 @@ constexpr uint64_t kHour = uint64_t{3600} * 1000000000;
 // No reclaim thread runs; the test sets the time.
 class BackgroundWritesByHand : public PagerParts {
  protected:
-  BackgroundWritesByHand() { config.writeback_interval_ns = kHour; }
+  BackgroundWritesByHand() { tunables.writeback_interval_ns = kHour; }
 
   Region& file(BlockIndex blocks) {
     Region& r = region(blocks, Backing::file_shared);
@@ -131,7 +131,7 @@ TEST_F(BackgroundWritesByHand, NeighboursGoWithItUnlessTheyAreYoung) {
 }
 
 TEST_F(BackgroundWritesByHand, FromHalfOfTheLimitOnAgeDoesNotMatter) {
-  config.dirty_limit = 4 * kBlock;
+  tunables.dirty_limit = 4 * kBlock;
   Region& r = file(8);
   change(r, 0, start);
   EXPECT_FALSE(write_at(start));
@@ -141,8 +141,8 @@ TEST_F(BackgroundWritesByHand, FromHalfOfTheLimitOnAgeDoesNotMatter) {
 }
 
 TEST_F(BackgroundWritesByHand, ZeroSecondsWriteNothing) {
-  config.writeback_interval_ns = 0;
-  config.dirty_limit = kBlock;
+  tunables.writeback_interval_ns = 0;
+  tunables.dirty_limit = kBlock;
   Region& r = file(4);
   for (BlockIndex b = 0; b < 4; ++b) change(r, b, start);
   EXPECT_EQ(next(start + 100 * kHour), UINT64_MAX);
@@ -258,8 +258,8 @@ class PagerBackgroundWrites : public PagerSteps {
     put(r + kSmall, 2);
     ASSERT_TRUE(eventually([&] { return stats().dirty_bytes == 2 * kSmall; }));
   }
-  static Config soon() {
-    Config c = config();
+  static Settings soon() {
+    Settings c = config();
     c.writeback_interval_ns = 1000000;
     return c;
   }
@@ -352,7 +352,7 @@ TEST_F(PagerBackgroundWrites, LeasesOneAfterTheOtherDoNotKeepABlockFromItsFile) 
 
 TEST_F(PagerBackgroundWrites, ALargeLeaseThatIsTakenAgainAtOnceKeepsNoBlockFromItsFile) {
   constexpr uint64_t kBlocks = 100;  // more than are written at once
-  Config c = soon();
+  Settings c = soon();
   c.host_budget = 4 * kBlocks * kSmall;
   start(c);
   std::byte* r = shared(kBlocks * kSmall);
@@ -415,7 +415,7 @@ TEST_F(PagerBackgroundWrites, WhatAPinnedPageGetsAfterTheWriteIsNotLost) {
 }
 
 TEST_F(PagerBackgroundWrites, AtTheLimitStoresWaitForWrites) {
-  Config c = soon();
+  Settings c = soon();
   c.writeback_interval_ns = kHour;
   c.dirty_limit = 2 * kSmall;
   start(c);
@@ -440,7 +440,7 @@ TEST_F(PagerBackgroundWrites, AtTheLimitStoresWaitForWrites) {
 }
 
 TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereTheFileTakesNoWrite) {
-  Config c = soon();
+  Settings c = soon();
   c.dirty_limit = 2 * kSmall;
   start(c);
   std::byte* r = shared(8 * kSmall);
@@ -453,7 +453,7 @@ TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereTheFileTakesNoWrite) {
 }
 
 TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereAllOfItIsLeased) {
-  Config c = soon();
+  Settings c = soon();
   c.dirty_limit = 2 * kSmall;
   start(c);
   std::byte* r = shared(8 * kSmall);
@@ -465,7 +465,7 @@ TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereAllOfItIsLeased) {
 }
 
 TEST_F(PagerBackgroundWrites, BesideALeaseOfMoreThanTheLimitOtherStoresWaitForWrites) {
-  Config c = soon();
+  Settings c = soon();
   c.dirty_limit = 2 * kSmall;
   start(c);
   std::byte* r = shared(8 * kSmall);
@@ -490,7 +490,7 @@ TEST_F(PagerBackgroundWrites, BesideALeaseOfMoreThanTheLimitOtherStoresWaitForWr
 
 // If the disk never answers, stores continue after the time-out of a fault.
 TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereTheDiskHangs) {
-  Config c = soon();
+  Settings c = soon();
   c.dirty_limit = 2 * kSmall;
   c.fault_timeout_ms = 50;
   start(c);
@@ -505,7 +505,7 @@ TEST_F(PagerBackgroundWrites, AtTheLimitStoresGoOnWhereTheDiskHangs) {
 }
 
 TEST_F(PagerBackgroundWrites, ARegionIsFreedWhileItsStoresWait) {
-  Config c = soon();
+  Settings c = soon();
   c.dirty_limit = 2 * kSmall;
   start(c);
   std::byte* r = shared(8 * kSmall);
@@ -524,7 +524,7 @@ TEST_F(PagerBackgroundWrites, ARegionIsFreedWhileItsStoresWait) {
 }
 
 TEST_F(PagerBackgroundWrites, SettingsMayChangeMeanwhile) {
-  Config c = soon();
+  Settings c = soon();
   c.writeback_interval_ns = kHour;
   c.dirty_limit = 2 * kSmall;
   start(c);
@@ -534,11 +534,11 @@ TEST_F(PagerBackgroundWrites, SettingsMayChangeMeanwhile) {
   auto waits = putting(r + 2 * kSmall, 3);
   trap->until_quiet();
   EXPECT_NE(waits.wait_for(std::chrono::milliseconds(20)), std::future_status::ready);
-  pager->tunables().set_writeback(kHour, uint64_t{1} << 40);
+  pager->tunables_update().set_writeback(kHour, uint64_t{1} << 40);
   waits.get();
   engine->hold(Io::Op::write, false);
   engine->let_go();
-  pager->tunables().set_writeback(1000000, uint64_t{1} << 40);
+  pager->tunables_update().set_writeback(1000000, uint64_t{1} << 40);
   EXPECT_TRUE(eventually([&] { return in_file(2 * kSmall) == 3; }));
 }
 

@@ -70,7 +70,7 @@ TEST_F(PagerBatches, APrefetchAsksForManyBlocksAtATime) {
 }
 
 TEST_F(PagerBatches, BlocksThatAreStoredToInTurnTrapOnceOrNotAtAll) {
-  Config c = config(64 << 20);
+  Settings c = config(64 << 20);
   c.readahead_bytes = 16 * kSmall;
   start(c);
   constexpr size_t kBlocks = 128;
@@ -89,7 +89,7 @@ TEST_F(PagerBatches, BlocksThatAreStoredToInTurnTrapOnceOrNotAtAll) {
 }
 
 TEST_F(PagerBatches, BlocksThatAreLoadedInTurnStayProtected) {
-  Config c = config(64 << 20);
+  Settings c = config(64 << 20);
   c.readahead_bytes = 16 * kSmall;
   start(c);
   constexpr size_t kBlocks = 64;
@@ -107,7 +107,7 @@ TEST_F(PagerBatches, BlocksThatAreLoadedInTurnStayProtected) {
 }
 
 TEST_F(PagerBatches, FramesOfAFreedRegionServeTheNextOne) {
-  Config c = config(64 << 20);
+  Settings c = config(64 << 20);
   c.keep_ms = 1u << 30;
   start(c);
   constexpr size_t kBlocks = 8;
@@ -124,7 +124,7 @@ TEST_F(PagerBatches, FramesOfAFreedRegionServeTheNextOne) {
 }
 
 TEST_F(PagerBatches, KeptFramesThatNobodyAsksForGoBack) {
-  Config c = config(64 << 20);
+  Settings c = config(64 << 20);
   c.keep_ms = 1;
   start(c);
   std::byte* r = region(8, kHugePage);
@@ -136,7 +136,7 @@ TEST_F(PagerBatches, KeptFramesThatNobodyAsksForGoBack) {
 }
 
 TEST_F(PagerBatches, AFrameThatIsPinnedWhenItsRegionGoesIsNotKept) {
-  Config c = config(64 << 20);
+  Settings c = config(64 << 20);
   c.keep_ms = 1u << 30;
   start(c);
   std::byte* r = region(4, kHugePage);

@@ -85,7 +85,7 @@ TEST_F(PagerBudget, ARegionThatIsGrantedIsServedAndOneThatCannotBeIsRefusedWithT
 }
 
 TEST_F(PagerBudget, LeasesLeaveRoomForTheFirstTouchOfEachRegion) {
-  Config c = config(16 * kMiB);
+  Settings c = config(16 * kMiB);
   c.fault_timeout_ms = 200;
   start(c);
   constexpr size_t kBlock = 4 * kMiB;
@@ -110,9 +110,9 @@ TEST_F(PagerBudget, TheReserveShrinksWithTheRegionThatNeededIt) {
   start(config(1024 * kMiB));
   std::byte* large = region(4, 32 * kMiB);
   std::byte* small = region(4);
-  expect_numbers(pager->tunables().set_host_budget(64 * kMiB), -EBUSY, {"64 MiB", "128 MiB", "32 MiB"});
+  expect_numbers(pager->tunables_update().set_host_budget(64 * kMiB), -EBUSY, {"64 MiB", "128 MiB", "32 MiB"});
   EXPECT_TRUE(pager->destroy(large, false).ok());
-  const Status s = pager->tunables().set_host_budget(64 * kMiB);
+  const Status s = pager->tunables_update().set_host_budget(64 * kMiB);
   EXPECT_TRUE(s.ok()) << s.text();
   const vmem_range one = range(small, 1);
   EXPECT_TRUE(pager->acquire({&one, 1}, VMEM_HOST, nullptr).ok());
@@ -123,13 +123,13 @@ TEST_F(PagerBudget, ABudgetBelowWhatIsNeededIsRefusedWithTheNumbersAndTheOldOneS
   start(config(64 * kMiB));
   std::byte* r = region(32, kMiB);
   std::byte* small = region(4);
-  expect_numbers(pager->tunables().set_host_budget(7 * kMiB), -EBUSY, {"7 MiB", "8 MiB", "4 MiB", "1 MiB"});
+  expect_numbers(pager->tunables_update().set_host_budget(7 * kMiB), -EBUSY, {"7 MiB", "8 MiB", "4 MiB", "1 MiB"});
   const vmem_range some = range(r, 10 * kMiB);
   ASSERT_TRUE(pager->acquire({&some, 1}, VMEM_HOST, nullptr).ok());
-  expect_numbers(pager->tunables().set_host_budget(12 * kMiB), -EBUSY, {"12 MiB", "10 MiB"});
+  expect_numbers(pager->tunables_update().set_host_budget(12 * kMiB), -EBUSY, {"12 MiB", "10 MiB"});
   for (size_t i = 0; i < 32; ++i) put(r + i * kMiB, i);
   EXPECT_TRUE(pager->release({&some, 1}, nullptr).ok());
-  const Status s = pager->tunables().set_host_budget(8 * kMiB);
+  const Status s = pager->tunables_update().set_host_budget(8 * kMiB);
   ASSERT_TRUE(s.ok()) << s.text();
   for (size_t i = 0; i < 32; ++i) EXPECT_EQ(get(r + i * kMiB), i);
   put(small, 3);
@@ -138,7 +138,7 @@ TEST_F(PagerBudget, ABudgetBelowWhatIsNeededIsRefusedWithTheNumbersAndTheOldOneS
 
 // The reserve is a fraction of the memory for blocks, not of a budget that other uses mostly take.
 TEST_F(PagerBudget, BlocksStayInWhatFixedMemoryLeavesThem) {
-  Config c = config(64 * kMiB);
+  Settings c = config(64 * kMiB);
   c.io_buffer_bytes = 57 * kMiB;  // plus 2 MiB of buffers
   start(std::move(c));
   std::byte* const r = region(8, kMiB);
@@ -199,7 +199,7 @@ TEST_F(PagerBudget, TablesOfSparseDataEndAtTheBudgetAndHarmNobodyElse) {
   EXPECT_EQ(get(sparse + n * kStride), 0u);
   put(sparse + (kPages - 1) * kStride, 9);
   while (trap->store(sparse + n * kStride, n + 1)) ++n;
-  EXPECT_TRUE(pager->tunables().set_host_budget(12 * kMiB).ok());
+  EXPECT_TRUE(pager->tunables_update().set_host_budget(12 * kMiB).ok());
   put(sparse + n * kStride, n + 1);
   EXPECT_EQ(get(sparse + n * kStride), n + 1);
   EXPECT_EQ(get(sparse + (kPages - 1) * kStride), 9u);
@@ -215,7 +215,7 @@ TEST_F(PagerBudget, EveryRefusedAccessIsAskedAgainWhenThereIsRoom) {
   while (n < kPages && trap->store(sparse + n * kStride, n + 1)) ++n;
   ASSERT_LT(n + 600, kPages);
   for (size_t i = n; i < n + 600; ++i) ASSERT_TRUE(bus(sparse + i * kStride)) << i;
-  EXPECT_TRUE(pager->tunables().set_host_budget(16 * kMiB).ok());
+  EXPECT_TRUE(pager->tunables_update().set_host_budget(16 * kMiB).ok());
   for (size_t i = n; i < n + 600; ++i) ASSERT_EQ(get(sparse + i * kStride), 0u) << i;
 }
 
@@ -232,7 +232,7 @@ TEST_F(PagerBudget, ARefusedAccessThatTheTrapDoesNotTakeBackIsNotForgotten) {
     ASSERT_TRUE(bus(sparse + i * kStride)) << i;
   }
   ASSERT_EQ(trap->calls("unfail refused"), 20u);
-  EXPECT_TRUE(pager->tunables().set_host_budget(16 * kMiB).ok());
+  EXPECT_TRUE(pager->tunables_update().set_host_budget(16 * kMiB).ok());
   for (size_t i = n; i < n + 300; ++i) ASSERT_EQ(get(sparse + i * kStride), 0u) << i;
 }
 

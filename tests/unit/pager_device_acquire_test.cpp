@@ -141,7 +141,7 @@ TEST_F(PagerDeviceAcquire, WhatMayNotBeLeasedIsRefusedBeforeAnythingIsAskedFor) 
 }
 
 TEST_F(PagerDeviceAcquire, OneWhoseDeviceCannotMakeTheBlocksFailsAndNothingIsLeased) {
-  config.fault_timeout_ms = 30;
+  tunables.fault_timeout_ms = 30;
   Region& r = device_region(1);
   devices.prepare_error = EIO;
   EXPECT_EQ(acquire(r, 0, 0, VMEM_READ).code(), -EIO);
@@ -172,7 +172,7 @@ TEST_F(PagerDeviceAcquire, OneWhoseBlocksTheKernelHasNoMemoryToReadWaits) {
 }
 
 TEST_F(PagerDeviceAcquire, OneWhoseBlocksTheKernelHasNoMemoryToReadEndsWhenNothingGoesOn) {
-  config.fault_timeout_ms = 200 * vmem::test::patience();  // the block is read twice in that time
+  tunables.fault_timeout_ms = 200 * vmem::test::patience();  // the block is read twice in that time
   Region& r = supplied(1);
   put_away(r, 0, 7);
   engine.fail(store::Io::Op::read, ENOMEM);

@@ -159,8 +159,8 @@ class DeviceParts : protected WithDevices, public PagerParts {
   static constexpr size_t kUnit = device::kUnit;
 
   explicit DeviceParts(std::unique_ptr<FakeDevices> its_devices = std::make_unique<FakeDevices>(),
-                       std::unique_ptr<FakeTrap> its_trap = std::make_unique<FakeTrap>())
-      : WithDevices(std::move(its_devices)), PagerParts(std::move(its_trap), devices_.get()) {}
+                       std::unique_ptr<FakeTrap> its_trap = std::make_unique<FakeTrap>(), Config config = {})
+      : WithDevices(std::move(its_devices)), PagerParts(std::move(its_trap), devices_.get(), std::move(config)) {}
   // A region with blocks of 2 MiB, which may be on devices.
   Region& device_region(size_t count, size_t block_size = kUnit) {
     Region& r = region(count, Backing::anonymous, block_size);
@@ -248,7 +248,7 @@ class PromotionParts : public DeviceParts {
  protected:
   using DeviceParts::DeviceParts;
   void SetUp() override {
-    config.device_budget = 4 * kUnit;
+    tunables.device_budget = 4 * kUnit;
     devices.transitions = true;
     ASSERT_TRUE(gpus.use(0).ok());
     ASSERT_TRUE(gpus.use(1).ok());

@@ -18,7 +18,7 @@ namespace {
 class OnTwoDevices : public DeviceParts {
  protected:
   void SetUp() override {
-    config.device_budget = 4 * kUnit;
+    tunables.device_budget = 4 * kUnit;
     devices.transitions = devices.streams = true;
     ASSERT_TRUE(gpus.use(0).ok());
     ASSERT_TRUE(gpus.use(1).ok());

@@ -25,7 +25,7 @@ TEST_F(PagerDeviceSet, TheFirstUseSettlesABudgetAndTheNextAsksNobody) {
 }
 
 TEST_F(PagerDeviceSet, ABudgetThatTheDeviceHasNotIsRefusedAndMayBeAskedForAgain) {
-  config.device_budget = 90 * kMiB;
+  tunables.device_budget = 90 * kMiB;
   devices.free = 64 * kMiB;
   EXPECT_EQ(gpus.use(0).code(), -ENOMEM);
   {

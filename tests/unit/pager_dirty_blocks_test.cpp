@@ -12,8 +12,8 @@ constexpr uint64_t kBlock = 64 << 10;
 class PagerDirtyBlocks : public ::testing::Test {
  protected:
   void SetUp() override {
-    config.writeback_interval_ns = 1000;
-    config.dirty_limit = 2 * kBlock;
+    tunables.writeback_interval_ns = 1000;
+    tunables.dirty_limit = 2 * kBlock;
     region.block_size = kBlock;
     region.blocks = 8;
     region.backing = Backing::file_shared;
@@ -28,10 +28,10 @@ class PagerDirtyBlocks : public ::testing::Test {
     change(region.table, b, State::reading, State::staged);
     return id;
   }
-  Config config;
+  Tunables tunables;
   Region region{8, 4};
   FrameTable frame_table;
-  DirtyBlocks dirty{frame_table, config};
+  DirtyBlocks dirty{frame_table, tunables};
 };
 
 TEST_F(PagerDirtyBlocks, TheFirstStoreIsItsAgeAndTheOldestIsFirst) {
@@ -123,16 +123,16 @@ TEST_F(PagerDirtyBlocks, ARegionThatGoesIsForgottenAndWithoutAnIntervalNobodyWai
   dirty.forget(region);
   EXPECT_FALSE(dirty.any_slowed());
   EXPECT_TRUE(dirty.slow(region, 4, 20));
-  config.writeback_interval_ns = 0;
+  tunables.writeback_interval_ns = 0;
   EXPECT_FALSE(dirty.slows(20));
   EXPECT_EQ(dirty.wake_one(20, 0).first, 4u);
 }
 
 TEST_F(PagerDirtyBlocks, WithoutALimitOfItsOwnItIsAPartOfTheBudget) {
-  config.dirty_limit = 0;
-  config.host_budget = uint64_t{8} << 30;
+  tunables.dirty_limit = 0;
+  tunables.host_budget = uint64_t{8} << 30;
   EXPECT_EQ(dirty.limit(), uint64_t{2} << 30);
-  config.host_budget = uint64_t{16} << 20;
+  tunables.host_budget = uint64_t{16} << 20;
   EXPECT_EQ(dirty.limit(), DirtyBlocks::kLeastLimit);
 }
 

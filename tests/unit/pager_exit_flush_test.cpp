@@ -108,7 +108,7 @@ TEST_F(PagerExitFlush, AFailureIsTheAnswerAndTheOthersAreWritten) {
 }
 
 TEST_F(PagerExitFlush, ABlockThatDoesNotComeToRestIsGivenUpAfterTheTimeOut) {
-  config.fault_timeout_ms = 30;
+  tunables.fault_timeout_ms = 30;
   Region& other = changed(Backing::file_shared);
   Region& r = region(1, Backing::file_shared);
   engine.hold(Io::Op::read, true);
@@ -140,7 +140,7 @@ TEST_F(PagerExitFlush, WhatADeviceStoresUnderALeaseIsWaitedForAndWritten) {
 }
 
 TEST_F(PagerExitFlush, ADeviceThatNeverEndsIsWaitedForOnce) {
-  config.fault_timeout_ms = 30;
+  tunables.fault_timeout_ms = 30;
   Region& r = leased();
   working.be_busy(true);
   const Status s = exit_writes.flush_shared();

@@ -142,7 +142,7 @@ TEST_F(PagerHostAcquire, ABlockOnADeviceComesBack) {
 }
 
 TEST_F(PagerHostAcquire, WithoutMemoryForTheTimeOutItIsGivenUpAndWaitsForNoneAnyMore) {
-  config.fault_timeout_ms = 30;
+  tunables.fault_timeout_ms = 30;
   Region& r = region(2);
   {
     BigLock lock(map.mutex());

@@ -17,7 +17,6 @@ using vmem::core::kHugePage;
 using vmem::core::kPage;
 using vmem::core::Status;
 using vmem::pager::Backing;
-using vmem::pager::Config;
 using vmem::pager::test::Gate;
 using vmem::pager::test::kSmall;
 using vmem::pager::test::PagerSteps;
@@ -52,7 +51,7 @@ class PagerMarks : public PagerSteps {
   // Stores to a region of 16 blocks until there is no memory: *n blocks hold n + 1, and the next store
   // was refused. The trap refuses the first `refused` calls of fail().
   std::byte* store_without_room(unsigned refused, size_t* n) {
-    Config c = config();
+    Settings c = config();
     c.fault_timeout_ms = 30;
     start(c);
     std::byte* r = region(16, kHugePage);
@@ -368,7 +367,7 @@ TEST_F(PagerMarks, TouchesOfABlockThatTheTrapTookBackByHalfAreAnswered) {
 }
 
 TEST_F(PagerMarks, AnAcquireOfABlockThatTheTrapNeverTakesEnds) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 30;
   start(c);
   std::byte* r = region(2);
@@ -388,7 +387,7 @@ TEST_F(PagerMarks, AnAcquireOfABlockThatTheTrapNeverTakesEnds) {
 
 // Its threads repeat the access after growing pauses, and get SIGBUS in the end. The bytes stay.
 TEST_F(PagerMarks, AnAccessOfABlockThatTheTrapNeverTakesEndsAndIsNotTriedAllTheTime) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 30;
   start(c);
   std::byte* r = region(2);
@@ -446,7 +445,7 @@ TEST_F(PagerMarks, ABlockThatTheTrapDoesNotTakeBackWhenThereIsMemoryIsTakenBackL
   ASSERT_LT(n, 16u);
   EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
   trap->refuse_unfail(1);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   trap->until_called("unfail refused", 1);
   EXPECT_TRUE(pager->evict(r, n * kHugePage, VMEM_SSD).ok());
   trap->until_called("unfail", 1);
@@ -461,7 +460,7 @@ TEST_F(PagerMarks, OneBlockThatTheTrapDoesNotTakeBackKeepsNoOtherFromBeingTakenB
   EXPECT_TRUE(bus(r + n * kHugePage)) << "there is no memory for it";
   EXPECT_TRUE(bus(r + (n + 1) * kHugePage)) << "nor for this";
   trap->refuse_unfail(1);  // the first of them
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   trap->until_called("unfail refused", 1);
   trap->until_called("unfail", 1);
   put(r + (n + 1) * kHugePage, n + 2);
@@ -474,7 +473,7 @@ TEST_F(PagerMarks, ATouchThatWaitsForMemoryIsAnsweredThoughTheTrapRefusedAtFirst
   ASSERT_LT(n, 16u);
   EXPECT_EQ(trap->calls("fail refused"), 3u);
   EXPECT_EQ(pager->counters().lost_blocks, 0u);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   trap->until_called("unfail", 1);
   for (size_t i = 0; i < n; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 1);
 }

@@ -26,8 +26,8 @@ class PagerParts : public ::testing::Test, protected Upcalls {
   static constexpr uint64_t kBudget = uint64_t{8} << 20;
 
   explicit PagerParts(std::unique_ptr<FakeTrap> its_trap = std::make_unique<FakeTrap>(),
-                      device::Devices* its_devices = nullptr)
-      : trap_(std::move(its_trap)), ctx({*trap_, engine, space, its_devices}, settings(), *this) {}
+                      device::Devices* its_devices = nullptr, Config config = {})
+      : trap_(std::move(its_trap)), ctx({*trap_, engine, space, its_devices}, std::move(config), settings(), *this) {}
 
   // Blocks that are copied.
   Region& region(size_t blocks, Backing backing = Backing::anonymous, size_t size = kBlock) {
@@ -128,11 +128,11 @@ class PagerParts : public ::testing::Test, protected Upcalls {
   size_t queued = 0, asked_to_leave = 0, freed = 0;
   uint64_t ids = 0;
 
-  static Config settings() {
-    Config c;
-    c.host_budget = kBudget;
-    c.fault_timeout_ms = 60000;
-    return c;
+  static Tunables settings() {
+    Tunables first;
+    first.host_budget = kBudget;
+    first.fault_timeout_ms = 60000;
+    return first;
   }
 
  private:
@@ -149,7 +149,7 @@ class PagerParts : public ::testing::Test, protected Upcalls {
   Calls calls{ctx, host, leases_, tier};
 
   // Short names of what tests use most.
-  Config& config = ctx.config;
+  Tunables& tunables = ctx.tunables;
   core::Counters& counters = ctx.counters;
   HostBudget& budget = ctx.budget;
   FramePool& frames = ctx.frames;

@@ -34,12 +34,13 @@ TEST_F(PagerBlockMap, GuestsHaveTheShareOfADeviceThatTheConfigurationSays) {
   DeviceBudget budget_of_one;
   budget_of_one.begin(8 * core::kHugePage, core::kHugePage);
   for (const unsigned percent : {0u, 25u, 50u}) {
+    Config config;
     config.peer_spill_percent = percent;
-    BlockMap its{trap, space, staging, counters, config, 2, *this};
-    BigLock lock(its.mutex());
+    PagerContext its({trap, engine, space, nullptr}, config, settings(), *this);
+    BigLock lock(its.map.mutex());
     const uint64_t share = 8 * core::kHugePage * percent / 100;
-    EXPECT_TRUE(its.spilled().fits(1, budget_of_one, share, 1)) << percent;
-    EXPECT_FALSE(its.spilled().fits(1, budget_of_one, share + core::kHugePage, 1)) << percent;
+    EXPECT_TRUE(its.map.spilled().fits(1, budget_of_one, share, 1)) << percent;
+    EXPECT_FALSE(its.map.spilled().fits(1, budget_of_one, share + core::kHugePage, 1)) << percent;
   }
 }
 
@@ -183,7 +184,7 @@ TEST_F(PagerFailedBlocks, AccessesThatTheTrapRefusedAreMadeAgainAfterAPause) {
 class PagerMemoryWaits : public PagerParts {};
 
 TEST_F(PagerMemoryWaits, AFaultThatNothingCanEndGetsSigbusAndNoneWhileAMoveIsUnderWay) {
-  config.fault_timeout_ms = 200;
+  tunables.fault_timeout_ms = 200;
   Region& r = region(2);
   {
     BigLock lock(map.mutex());

@@ -9,7 +9,7 @@
 #include "common/patience.h"
 #include "core/clock.h"
 #include "edit_block.h"
-#include "pager/host/reclaim.h"
+#include "pager/threads/reclaim_threads.h"
 #include "pager_parts.h"
 
 namespace vmem::pager::test {
@@ -23,9 +23,9 @@ class PagerPausedWrites : public PagerParts {
     {
       BigLock lock(map.mutex());
       writeback_throttle.has_room();
-      if (evicts) reclaim.stop();
+      if (evicts) reclaimers.stop();
     }
-    if (evicts) reclaim.join();
+    if (evicts) reclaimers.join();
     PagerParts::TearDown();
   }
   // Pauses writes as after a failed write, but for longer than any test runs.
@@ -59,9 +59,9 @@ class PagerPausedWrites : public PagerParts {
     {
       BigLock lock(map.mutex());
       waits.queue().forget(r);
-      reclaim.stop();
+      reclaimers.stop();
     }
-    reclaim.join();
+    reclaimers.join();
     evicts = false;
     engine.until_idle();
     for (BlockIndex b = 0; b < blocks; ++b) {
@@ -84,6 +84,7 @@ class PagerPausedWrites : public PagerParts {
     }
   }
 
+  ReclaimThreads reclaimers{ctx, host};
   bool evicts = true;
 };
 
@@ -96,7 +97,7 @@ TEST_F(PagerPausedWrites, WhatNeedNotBeWrittenLeavesWhileNothingCanBe) {
   changed -= kClean;
   for (BlockIndex b = 0; b < changed; ++b) put(r, b, 1000 + b);
   put_writes_off();
-  ASSERT_TRUE(reclaim.start(2).ok());
+  ASSERT_TRUE(reclaimers.start(2).ok());
   for (BlockIndex b = changed + kClean; b < changed + kMore; ++b)
     ASSERT_TRUE(vmem::test::eventually([&] { return try_to_bring(r, b); })) << b;
   EXPECT_GE(counters.clean_drops, kMore - 2 * kClean);
@@ -112,7 +113,7 @@ TEST_F(PagerPausedWrites, NobodyLooksForEverWhereNothingIsClean) {
   while (try_to_bring(r, changed)) ++changed;
   for (BlockIndex b = 0; b < changed; ++b) put(r, b, 1000 + b);
   put_writes_off();
-  ASSERT_TRUE(reclaim.start(1).ok());
+  ASSERT_TRUE(reclaimers.start(1).ok());
   const auto looked_at = [&] {
     BigLock lock(map.mutex());
     size_t found = 0;
@@ -148,7 +149,7 @@ TEST_F(PagerPausedWrites, APinIsNoReasonToEvictInAnotherOrder) {
     BigLock lock(map.mutex());
     writeback_throttle.pinned(now_ns() + kHour);
   }
-  ASSERT_TRUE(reclaim.start(1).ok());
+  ASSERT_TRUE(reclaimers.start(1).ok());
   for (int i = 0; i < 50; ++i, usleep(1000)) ASSERT_FALSE(try_to_bring(r, blocks)) << "something left";
   engine.hold(Io::Op::write, true);
   write_again();

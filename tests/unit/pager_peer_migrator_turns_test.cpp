@@ -14,7 +14,7 @@ class PagerPeerMigratorTurns : public DeviceParts {
   static constexpr size_t kLarge = size_t{64} << 20;
 
   void SetUp() override {
-    config.device_budget = size_t{2} << 30;
+    tunables.device_budget = size_t{2} << 30;
     devices.free = devices.total = uint64_t{4} << 30;
     devices.transitions = true;
     for (const int d : {0, 1}) ASSERT_TRUE(gpus.use(d).ok());

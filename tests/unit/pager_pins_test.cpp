@@ -23,7 +23,7 @@ class PagerPins : public PagerSteps {
     options.memory_bytes = 64 << 20;
     options.handles = true;
     ASSERT_TRUE(device::make_sim_devices(options, &made).ok());
-    Config c = config(64 << 20);
+    Settings c = config(64 << 20);
     c.fault_timeout_ms = 3000;
     start(std::move(c), std::make_unique<FakeTrap>(false, true, false), std::move(made));
     r = region(4, block);
@@ -138,7 +138,7 @@ TEST_F(PagerPins, WhatIsToLeaveFirstAndCannotKeepsNoOtherInMemory) {
     int error;
   };
   for (const Way& way : {Way{kHugePage, EBUSY}, Way{kHugePage, EFAULT}, Way{kSmall, EBUSY}}) {
-    Config c = config(kBudget);
+    Settings c = config(kBudget);
     c.fault_timeout_ms = 1000;
     start(std::move(c));
     const size_t count = kBlocks * kHugePage / way.block;

@@ -26,7 +26,7 @@ class PagerPressure : public PagerSteps {
     knobs.readahead_bytes = uint64_t{1} << 30;
     knobs.fault_timeout_ms = 60000;
     made->set_knobs(knobs);
-    Config c = config(kBudget);
+    Settings c = config(kBudget);
     c.readahead_bytes = 16 * kBlock;
     start(std::move(c), std::move(made));
   }
@@ -71,7 +71,7 @@ TEST_F(PagerPressure, ARefusedFrameMakesRoomAmongThoseThereAre) {
 TEST_F(PagerPressure, ATouchDoesNotWaitForEverWhereFramesAreRefusedForEver) {
   std::byte* r = region(8);
   // Longer than the pause between two tries, so that the tries are one wait.
-  pager->tunables().set_fault_timeout(2500);
+  pager->tunables_update().set_fault_timeout(2500);
   trap->limit_frames(0);
   const size_t tries = trap->calls("populate");
   uint64_t value = 0;
@@ -103,10 +103,10 @@ TEST(PagerPressureStaging, ARefusedPlaceIsTriedAgainLaterWithoutWakingTheToucher
   options.memory_bytes = 32 << 20;
   ASSERT_TRUE(device::make_sim_devices(options, &sim).ok());
   parts.devices = std::move(sim);
-  Config config;
-  config.host_budget = 96 << 20;
-  config.fault_timeout_ms = 60000;
-  Pager pager(std::move(parts), std::move(config));
+  Tunables tunables;
+  tunables.host_budget = 96 << 20;
+  tunables.fault_timeout_ms = 60000;
+  Pager pager(std::move(parts), {}, tunables);
   ASSERT_TRUE(pager.start().ok());
   void* at = nullptr;
   RegionSpec what;

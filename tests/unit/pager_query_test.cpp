@@ -4,7 +4,7 @@
 #include <cerrno>
 
 #include "pager/calls/query.h"
-#include "pager/calls/tunables.h"
+#include "pager/calls/tunables_update.h"
 #include "pager/host/fault_handler.h"
 #include "pager_device_parts.h"
 
@@ -95,9 +95,10 @@ TEST_F(PagerQuery, ADeviceTellsOfItselfAndOfWhatItsDriverHasOfTheHost) {
   remove(r, 2);
 }
 
-class PagerTunables : public PromotionParts {
+class PagerTunablesUpdate : public PromotionParts {
  protected:
-  PagerTunables() : PromotionParts(std::make_unique<FakeDevices>(), std::make_unique<FakeTrap>(true, true, true)) {}
+  PagerTunablesUpdate()
+      : PromotionParts(std::make_unique<FakeDevices>(), std::make_unique<FakeTrap>(true, true, true)) {}
   uint64_t host_budget() {
     BigLock lock(map.mutex());
     return budget.limit();
@@ -107,37 +108,37 @@ class PagerTunables : public PromotionParts {
     return gpus[0].budget.limit();
   }
   FakeTrap& module = trap;  // like the module's: it has something to report
-  Tunables& tunables = calls.tunables;
+  TunablesUpdate& update = calls.tunables_update;
 };
 
-TEST_F(PagerTunables, TheLeastThatWasSetOrSaidIsInForce) {
+TEST_F(PagerTunablesUpdate, TheLeastThatWasSetOrSaidIsInForce) {
   module.set_knobs({.readahead_bytes = 1 << 20, .fault_timeout_ms = 50});
-  tunables.set_readahead(8 << 20);
-  tunables.set_fault_timeout(20);
-  EXPECT_EQ(config.readahead_bytes, 1u << 20);
-  EXPECT_EQ(config.fault_timeout_ms, 20u);
+  update.set_readahead(8 << 20);
+  update.set_fault_timeout(20);
+  EXPECT_EQ(tunables.readahead_bytes, 1u << 20);
+  EXPECT_EQ(tunables.fault_timeout_ms, 20u);
   module.set_knobs({.readahead_bytes = 64 << 20, .fault_timeout_ms = 10});
-  tunables.follow_module();
-  EXPECT_EQ(config.readahead_bytes, 8u << 20) << "as it was set";
-  EXPECT_EQ(config.fault_timeout_ms, 10u);
+  update.follow_module();
+  EXPECT_EQ(tunables.readahead_bytes, 8u << 20) << "as it was set";
+  EXPECT_EQ(tunables.fault_timeout_ms, 10u);
 }
 
-TEST_F(PagerTunables, HostMemoryThatLiveLeasesHoldStays) {
+TEST_F(PagerTunablesUpdate, HostMemoryThatLiveLeasesHoldStays) {
   Region& r = region(64);
   for (BlockIndex b = 0; b < 48; ++b) {
     bring(r, b);
     lease(r, b, VMEM_READ);
   }
   const uint64_t before = host_budget();
-  EXPECT_EQ(tunables.set_host_budget(32 * kBlock).code(), -EBUSY);
+  EXPECT_EQ(update.set_host_budget(32 * kBlock).code(), -EBUSY);
   EXPECT_EQ(host_budget(), before);
-  EXPECT_TRUE(tunables.set_host_budget(2 * before).ok());
+  EXPECT_TRUE(update.set_host_budget(2 * before).ok());
   EXPECT_EQ(host_budget(), 2 * before);
   EXPECT_NE(freed, 0u) << "whoever waits for memory is served";
   for (BlockIndex b = 0; b < 48; ++b) end_lease(r, b, VMEM_READ);
 }
 
-TEST_F(PagerTunables, ADevicesBudgetHoldsItsLeasesAndIsNoMoreThanItHas) {
+TEST_F(PagerTunablesUpdate, ADevicesBudgetHoldsItsLeasesAndIsNoMoreThanItHas) {
   Region& r = device_region(2);
   {
     BigLock lock(map.mutex());
@@ -145,13 +146,13 @@ TEST_F(PagerTunables, ADevicesBudgetHoldsItsLeasesAndIsNoMoreThanItHas) {
     place(r, 1, 0);
     ASSERT_TRUE(lease_manager.grant({&r, 0, 1}, VMEM_READ, 0, this).ok());
   }
-  EXPECT_EQ(tunables.set_device_budget(kUnit).code(), -EBUSY);
-  EXPECT_EQ(tunables.set_device_budget(uint64_t{1} << 40).code(), -ENOMEM);
-  EXPECT_EQ(tunables.set_device_budget(kUnit / 2).code(), -EINVAL) << "it holds no block";
+  EXPECT_EQ(update.set_device_budget(kUnit).code(), -EBUSY);
+  EXPECT_EQ(update.set_device_budget(uint64_t{1} << 40).code(), -ENOMEM);
+  EXPECT_EQ(update.set_device_budget(kUnit / 2).code(), -EINVAL) << "it holds no block";
   EXPECT_EQ(device_budget(), 4 * kUnit);
-  ASSERT_TRUE(tunables.set_device_budget(2 * kUnit).ok());
+  ASSERT_TRUE(update.set_device_budget(2 * kUnit).ok());
   EXPECT_EQ(device_budget(), 2 * kUnit);
-  EXPECT_EQ(config.device_budget, 2 * kUnit) << "of those that are used later, too";
+  EXPECT_EQ(tunables.device_budget, 2 * kUnit) << "of those that are used later, too";
   BigLock lock(map.mutex());
   lease_manager.take_back({&r, 0, 1}, VMEM_READ, 0, this);
   map.match_holds(lock, {&r, 0, 1});

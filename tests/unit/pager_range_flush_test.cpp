@@ -166,7 +166,7 @@ TEST_F(PagerRangeFlush, WhoDoesNotWaitLeavesWhatIsUnderWayAndWritesTheRest) {
 
 // A kernel's thread may release it after the call has waited for the region's releases.
 TEST_F(PagerRangeFlush, ABlockWhoseReleaseIsPendingIsWaitedForAndWritten) {
-  config.fault_timeout_ms = 50;
+  tunables.fault_timeout_ms = 50;
   Region& r = device_region(1);
   supply_frames(r);
   devices.transitions = devices.streams = true;
@@ -273,7 +273,7 @@ TEST_F(PagerRangeFlush, ARangeLeavesButItsLeasedBlocksStayAndAreSaid) {
 TEST_F(PagerRangeFlush, ARangeThatFindsNoFrameForTheTimeOutIsGivenUpAndStays) {
   devices.transitions = true;
   ASSERT_TRUE(gpus.use(0).ok());
-  config.fault_timeout_ms = 30;
+  tunables.fault_timeout_ms = 30;
   Region& r = device_region(1);
   BigLock lock(map.mutex());
   place(r, 0, 0);

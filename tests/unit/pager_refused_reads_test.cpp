@@ -15,15 +15,15 @@ using store::Io;
 class PagerRefusedReads : public PagerSteps {
  protected:
   // Returns blocks of values 7, 8, .. that only the SSD has.
-  std::byte* on_ssd(const Config& c, size_t blocks = 2) {
+  std::byte* on_ssd(const Settings& c, size_t blocks = 2) {
     start(c);
     std::byte* r = region(blocks);
     for (size_t i = 0; i < blocks; ++i) put(r + i * kSmall, 7 + i);
     evict(r, blocks * kSmall);
     return r;
   }
-  static Config impatient() {
-    Config c = config();
+  static Settings impatient() {
+    Settings c = config();
     c.fault_timeout_ms = 30;
     return c;
   }

@@ -49,7 +49,8 @@ class Places : public FakeDevices {
 
 class PagerRegionCreate : public vmem::pager::test::DeviceParts {
  protected:
-  PagerRegionCreate() : DeviceParts(std::make_unique<Places>()) {}
+  explicit PagerRegionCreate(vmem::pager::Config config = {})
+      : DeviceParts(std::make_unique<Places>(), std::make_unique<vmem::pager::test::FakeTrap>(), std::move(config)) {}
   static RegionSpec host(size_t size, size_t block_size = kBlock) {
     RegionSpec what;
     what.size = size;
@@ -137,7 +138,20 @@ TEST_F(PagerRegionCreate, HowBlocksComeToTheirPlaceFollowsFromTheTrapAndTheirSiz
   EXPECT_EQ(large->transfer, Transfer::move);
   EXPECT_TRUE(large->probes);
   EXPECT_FALSE(large->bounces);
-  config.allow_move = false;
+}
+
+class PagerRegionCreateByCopies : public PagerRegionCreate {
+ protected:
+  static vmem::pager::Config copies() {
+    vmem::pager::Config config;
+    config.allow_move = false;
+    return config;
+  }
+  PagerRegionCreateByCopies() : PagerRegionCreate(copies()) {}
+};
+
+TEST_F(PagerRegionCreateByCopies, LargeBlocksAreCopiedWhereNoneMayBeMoved) {
+  have_memory();
   EXPECT_EQ(made(host(4 << 20, core::kHugePage))->transfer, Transfer::copy);
 }
 

@@ -7,9 +7,9 @@
 
 #include "common/patience.h"
 #include "edit_block.h"
-#include "pager/host/fault_handler.h"
 #include "pager/host/readahead.h"
-#include "pager/host/reclaim.h"
+#include "pager/threads/fault_threads.h"
+#include "pager/threads/reclaim_threads.h"
 #include "pager_parts.h"
 #include "store/digest.h"
 
@@ -20,7 +20,7 @@ using vmem::test::eventually;
 
 class Services : public PagerParts {
  protected:
-  void tunables_changed() override { ++tunables; }
+  void tunables_changed() override { ++told_of_tunables; }
   void TearDown() override {
     {
       BigLock lock(map.mutex());
@@ -29,7 +29,7 @@ class Services : public PagerParts {
     }
     PagerParts::TearDown();
   }
-  std::atomic<size_t> tunables = 0;
+  std::atomic<size_t> told_of_tunables = 0;
 };
 
 // ---- reads, and whether the bytes are those that were written
@@ -299,10 +299,11 @@ class PagerReclaim : public Services {
   void stop() {
     {
       BigLock lock(map.mutex());
-      reclaim.stop();
+      reclaimers.stop();
     }
-    reclaim.join();
+    reclaimers.join();
   }
+  ReclaimThreads reclaimers{ctx, host};
 };
 
 TEST_F(PagerReclaim, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
@@ -316,7 +317,7 @@ TEST_F(PagerReclaim, BlocksThatAreAskedToTheSsdLeaveButLeasedOnesStay) {
     map.match_hold(r, 1);
     ASSERT_TRUE(requests.add({&r, 0, 3}, false));
   }
-  ASSERT_TRUE(reclaim.start(1).ok());
+  ASSERT_TRUE(reclaimers.start(1).ok());
   EXPECT_TRUE(eventually([&] { return state(r, 0) == State::stored && state(r, 2) == State::unpopulated; }));
   stop();
   EXPECT_EQ(state(r, 1), State::resident);
@@ -341,7 +342,7 @@ TEST_F(PagerReclaim, WhoWaitsForMemoryGetsWhatOthersCanDoWithout) {
     ASSERT_TRUE(waits.starve_fault(r, last));
     pressure.wake_all_reclaim();
   }
-  ASSERT_TRUE(reclaim.start(1).ok());
+  ASSERT_TRUE(reclaimers.start(1).ok());
   EXPECT_TRUE(eventually([&] {
     BigLock lock(map.mutex());
     return budget.available() >= kBlock;
@@ -370,16 +371,16 @@ TEST_F(PagerReclaim, WhatIsAskedAgainIsAskedOnceForABlockAtRestAndNotForOneThatM
 
 class PagerFaultHandler : public Services {
  protected:
-  void SetUp() override { ASSERT_TRUE(faults.start().ok()); }
+  void SetUp() override { ASSERT_TRUE(threads.start().ok()); }
   void TearDown() override {
     {
       BigLock lock(map.mutex());
-      faults.stop_renewing();
+      threads.stop_renewing();
     }
-    faults.stop();
+    threads.stop();
     Services::TearDown();
   }
-  FaultHandler& faults = host.faults;
+  FaultThreads threads{ctx, host.faults};
 };
 
 TEST_F(PagerFaultHandler, ALoadOfABlockThatIsNotPresentSeesItsBytesAndAStoreStays) {
@@ -427,7 +428,7 @@ TEST_F(PagerFaultHandler, AReportOfAnAccessThatNobodyMakesAnyMoreChangesNothing)
 
 TEST_F(PagerFaultHandler, WhatAnAdministratorChangedIsToldToThoseAbove) {
   trap.tell_tunables();
-  EXPECT_EQ(tunables, 1u);
+  EXPECT_EQ(told_of_tunables, 1u);
 }
 
 }  // namespace

@@ -24,7 +24,9 @@ inline constexpr size_t kSmall = 64 << 10;
 // Copy mode, unless a test uses blocks of 2 MiB, which are moved.
 class PagerSteps : public ::testing::Test {
  protected:
-  void start(Config config, std::unique_ptr<FakeTrap> with = std::make_unique<FakeTrap>(),
+  struct Settings : Config, Tunables {};
+
+  void start(const Settings& settings, std::unique_ptr<FakeTrap> with = std::make_unique<FakeTrap>(),
              std::unique_ptr<device::Devices> devices = nullptr) {
     Parts parts;
     parts.trap = std::move(with);
@@ -34,11 +36,11 @@ class PagerSteps : public ::testing::Test {
     trap = static_cast<FakeTrap*>(parts.trap.get());
     engine = static_cast<FakeEngine*>(parts.engine.get());
     space = static_cast<FakeSpace*>(parts.space.get());
-    pager = std::make_unique<Pager>(std::move(parts), std::move(config));
+    pager = std::make_unique<Pager>(std::move(parts), settings, settings);
     ASSERT_TRUE(pager->start().ok());
   }
-  static Config config(uint64_t budget = 16 << 20) {
-    Config c;
+  static Settings config(uint64_t budget = 16 << 20) {
+    Settings c;
     c.host_budget = budget;
     c.readahead_bytes = 0;
     c.fault_timeout_ms = 60000;

@@ -28,7 +28,7 @@ using vmem::pager::StreamReleaseQueue;
 class PagerStreamReleases : public vmem::pager::test::DeviceParts {
  protected:
   void SetUp() override {
-    config.device_budget = 4 * kUnit;
+    tunables.device_budget = 4 * kUnit;
     devices.streams = true;
     ASSERT_TRUE(gpus.use(0).ok());
     ASSERT_TRUE(gpus.use(1).ok());

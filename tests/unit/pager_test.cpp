@@ -233,7 +233,7 @@ TEST_F(PagerSteps, NoRoomInTheStoreIsReportedAndMendsWhenThereIs) {
   EXPECT_EQ(pager->evict(r, 4 * kSmall, VMEM_SSD).code(), -ENOSPC);
   EXPECT_EQ(ssd(r, 4 * kSmall), 2 * kSmall) << "what fits leaves";
   for (uint64_t i = 0; i < 4; ++i) EXPECT_EQ(get(r + i * kSmall), i + 1);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   EXPECT_TRUE(pager->sync(r, 4 * kSmall).ok());
 }
 
@@ -274,13 +274,13 @@ TEST_F(PagerSteps, ACompressedBlockStaysInMemoryBesideItsOldCopyWhereTheStoreIsF
   EXPECT_EQ(pager->evict(at, kBlock, VMEM_SSD).code(), -ENOSPC);
   EXPECT_EQ(space->used(), used) << "the old copy stays until there is a new one";
   EXPECT_EQ(get(at), 8u);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   evict(at, kBlock);
   EXPECT_EQ(get(at), 8u);
 }
 
 TEST_F(PagerSteps, WhatCanBeWrittenOverItsOldCopyDoesNotWaitForWhatFindsNoRoom) {
-  Config c = config();  // 4,096 blocks, less the memory of buffers
+  Settings c = config();  // 4,096 blocks, less the memory of buffers
   c.fault_timeout_ms = 3000 * vmem::test::patience();
   start(c);
   constexpr size_t kStored = 2000, kAll = 4400, kBlock = core::kPage;
@@ -306,7 +306,7 @@ TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
     put(r + i * kSmall, i + 1);
     space->set_budget(i * kSmall);
     EXPECT_EQ(pager->sync(r + i * kSmall, kSmall).code(), -ENOSPC);
-    pager->tunables().set_space_budget(UINT64_MAX);
+    pager->tunables_update().set_space_budget(UINT64_MAX);
     EXPECT_TRUE(pager->sync(r + i * kSmall, kSmall).ok());
   }
   core::set_log_sink(nullptr, nullptr);
@@ -314,7 +314,7 @@ TEST_F(PagerSteps, AFullStoreIsSaidOnceThoughOtherWritesSucceed) {
 }
 
 TEST_F(PagerSteps, AFaultThatFindsNoMemoryFailsInTheEndAndRevivesWithTheStore) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 30;
   start(c);
   std::byte* r = region(16, kHugePage);
@@ -326,7 +326,7 @@ TEST_F(PagerSteps, AFaultThatFindsNoMemoryFailsInTheEndAndRevivesWithTheStore) {
   ASSERT_GT(written, 4u) << "the budget holds some";
   ASSERT_LT(written, 16u) << "the store is full: some touch got SIGBUS";
   for (size_t i = 0; i < written; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100) << "what is in memory is untouched";
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   trap->until_called("unfail", 1);
   put(r + written * kHugePage, 1);
   for (size_t i = 0; i < written; ++i) EXPECT_EQ(get(r + i * kHugePage), i + 100);
@@ -334,7 +334,7 @@ TEST_F(PagerSteps, AFaultThatFindsNoMemoryFailsInTheEndAndRevivesWithTheStore) {
 }
 
 TEST_F(PagerSteps, AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 30;
   start(c);
   std::byte* full = region(16, kHugePage);
@@ -353,7 +353,7 @@ TEST_F(PagerSteps, AFaultThatFailedForWantOfMemoryRevivesWhenMemoryIsFreed) {
 }
 
 TEST_F(PagerSteps, AFaultIsNotFailedWhileWritesAreMerelySlow) {
-  Config c = config();
+  Settings c = config();
   c.fault_timeout_ms = 1000;
   start(c);
   std::byte* r = region(16, kHugePage);
@@ -370,7 +370,7 @@ TEST_F(PagerSteps, AFaultIsNotFailedWhileWritesAreMerelySlow) {
 }
 
 TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
-  const Config c = config();  // has a time-out of a minute
+  const Settings c = config();  // has a time-out of a minute
   start(c);
   std::byte* r = region(16, kHugePage);
   space->set_budget(0);  // before the first store: no block leaves while the budget fills
@@ -395,7 +395,7 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
   }
   EXPECT_EQ(trap->calls("fail"), 0u);
   EXPECT_NE(acquiring.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   EXPECT_TRUE(toucher.get());
   const Status leased = acquiring.get();
   EXPECT_TRUE(leased.ok()) << leased.text();
@@ -404,7 +404,7 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
 }
 
 TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
-  Config c = config();
+  Settings c = config();
   // The time-out must exceed the time between two syncs of this thread, on a slow machine, too.
   const unsigned timeout_ms = 1000 * std::min(vmem::test::patience(), 5u);
   c.fault_timeout_ms = timeout_ms;
@@ -431,7 +431,7 @@ TEST_F(PagerSteps, AFaultIsNotGivenUpWhileOthersAreServed) {
     pager->sync(small, kSmall).ignore();  // may report a failed write of another block
   }
   EXPECT_EQ(trap->calls("fail"), 0u);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   EXPECT_TRUE(toucher.get());
   EXPECT_TRUE(pager->release({&stays, 1}, nullptr).ok());
   for (uint64_t i = 0; i <= n; ++i) EXPECT_EQ(get(large + i * kHugePage), 101 + i);
@@ -509,7 +509,7 @@ TEST_F(PagerSteps, WrongBytesFromTheStoreAreNeverShown) {
 }
 
 TEST_F(PagerSteps, ACompressedBlockThatIsCopiedHasBothItsBuffersHoweverSmallTheBudget) {
-  Config c = config(16 << 20);  // an eighth of it is one buffer
+  Settings c = config(16 << 20);  // an eighth of it is one buffer
   c.allow_move = false;
   start(c);
   void* at = nullptr;
@@ -578,7 +578,7 @@ TEST_F(PagerSteps, APinnedBlockStaysAndTheProcessGoesOn) {
 }
 
 TEST_F(PagerSteps, AStreamPassesAMarkerAndFindsTheNextWindowRead) {
-  Config c = config(64 << 20);
+  Settings c = config(64 << 20);
   c.readahead_bytes = 8 * kSmall;
   start(c);
   constexpr size_t kBlocks = 64;
@@ -597,7 +597,7 @@ TEST_F(PagerSteps, AStreamPassesAMarkerAndFindsTheNextWindowRead) {
 }
 
 TEST_F(PagerSteps, AMarkerIsHeldOutOfSightUntilItIsTouched) {
-  Config c = config(64 << 20);
+  Settings c = config(64 << 20);
   c.readahead_bytes = 8 * kHugePage;
   start(c);
   constexpr size_t kBlocks = 16;
@@ -663,7 +663,7 @@ TEST_F(PagerSteps, ContentsDroppedWhileAFaultWaitsForMemoryAreGone) {
   const Status s = pager->advise(r, kHugePage, VMEM_ADVISE_DONT_NEED, VMEM_HOST);
   EXPECT_TRUE(s.ok()) << s.text();
   const uint64_t reads = engine->count(Io::Op::read);
-  pager->tunables().set_space_budget(UINT64_MAX);
+  pager->tunables_update().set_space_budget(UINT64_MAX);
   for (auto& w : writers) w.get();
   reader.get();  // before or after the drop: either value
   EXPECT_EQ(get(r), 0u) << "the drop was acknowledged";

@@ -28,7 +28,7 @@ class PagerWaits : public PagerSteps {
     options.memory_bytes = 2 * kOnDevice * kHugePage;
     options.handles = handles;
     ASSERT_TRUE(device::make_sim_devices(options, &made).ok());
-    Config c = config(64 << 20);  // half of it for staging frames
+    Settings c = config(64 << 20);  // half of it for staging frames
     c.fault_timeout_ms = timeout_ms;
     c.device_budget = kOnDevice * kHugePage;
     start(std::move(c), std::make_unique<FakeTrap>(false, true, false), std::move(made));
@@ -76,7 +76,7 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForTheDeviceTier) {
   vmem::test::eventually([&] { return on_device() <= kOnDevice - kStaging; });
   ASSERT_EQ(on_device(), kOnDevice - kStaging) << "all staging frames are taken";
   engine->until_held(1);
-  ASSERT_TRUE(pager->tunables().set_device_budget((kOnDevice - kStaging) * kHugePage).ok());
+  ASSERT_TRUE(pager->tunables_update().set_device_budget((kOnDevice - kStaging) * kHugePage).ok());
   auto acquiring = calling([&] { return acquire(2 * kOnDevice, 1, 0); });
   auto on_host = calling([&] { return acquire(kOnDevice - 1, 1, VMEM_HOST); });
   usleep(100000);
@@ -108,7 +108,7 @@ TEST_F(PagerWaits, WhoWaitsForTheDeviceTierIsToldWhenNothingGoesOn) {
     return on_device() == kOnDevice - kStaging;
   })) << "all staging frames are taken";
   EXPECT_FALSE(acquire(kOnDevice - 1, 1, VMEM_HOST).ok());
-  ASSERT_TRUE(pager->tunables().set_device_budget((kOnDevice - kStaging) * kHugePage).ok());
+  ASSERT_TRUE(pager->tunables_update().set_device_budget((kOnDevice - kStaging) * kHugePage).ok());
   EXPECT_FALSE(acquire(2 * kOnDevice, 1, 0).ok());
   engine->fail(Io::Op::write, 0);
   // The first call may still report an earlier failed write.
@@ -176,7 +176,7 @@ TEST_F(PagerWaits, AStoreUnderAReadLeaseHasRoomBesideStagingFrames) {
   engine->hold(Io::Op::write, false);
   engine->let_go();
   ASSERT_TRUE(leaving.get().ok());
-  ASSERT_TRUE(pager->tunables().set_host_budget(uint64_t{43} << 20).ok());
+  ASSERT_TRUE(pager->tunables_update().set_host_budget(uint64_t{43} << 20).ok());
   ASSERT_TRUE(acquire(0, 1, 0).ok());
   put(r, 5);
   release(0, 1);
@@ -197,13 +197,13 @@ TEST_F(PagerWaits, ALoweredBudgetCountsStagingFramesOnce) {
   EXPECT_TRUE(s.ok()) << s.text();
   EXPECT_GE(stats().host_bytes, kStaging * kHugePage);
   for (const uint64_t budget : {64, 43}) {
-    s = pager->tunables().set_host_budget(budget * kMiB);
+    s = pager->tunables_update().set_host_budget(budget * kMiB);
     EXPECT_TRUE(s.ok()) << s.text();
     for (size_t b = 0; b < 2 * kOnDevice; ++b) put(r + b * kHugePage + 8, budget + b);
     for (size_t b = 0; b < 2 * kOnDevice; ++b) EXPECT_EQ(get(r + b * kHugePage + 8), budget + b);
     EXPECT_TRUE(vmem::test::eventually([&] { return stats().host_bytes <= budget * kMiB; })) << stats().host_bytes;
   }
-  s = pager->tunables().set_host_budget(41 * kMiB);  // 32, buffers, and four blocks
+  s = pager->tunables_update().set_host_budget(41 * kMiB);  // 32, buffers, and four blocks
   EXPECT_EQ(s.code(), -EBUSY);
   for (const char* n : {"41 MiB", "42 MiB", "34 MiB"}) EXPECT_NE(s.text().find(n), std::string_view::npos) << s.text();
   EXPECT_EQ(stats().host_budget, 43 * kMiB) << "the old one stays";
@@ -337,7 +337,7 @@ TEST_F(PagerFreesDevices, AStoreToACopyThatIsShownGoesOn) {
 // read-ahead.
 TEST_F(PagerFrees, AnAccessOfARegionThatIsTakenApartBeginsNothing) {
   constexpr size_t kBlocks = 64;
-  Config c = config();
+  Settings c = config();
   c.readahead_bytes = 16 * kSmall;
   start(std::move(c));
   r = region(kBlocks);

@@ -35,7 +35,7 @@ struct RegionTotals {
 };
 
 struct PagerContext {
-  PagerContext(const Backends& backends, Config settings, Upcalls& pager);
+  PagerContext(const Backends& backends, Config fixed, const Tunables& changing, Upcalls& pager);
   PagerContext(const PagerContext&) = delete;
   PagerContext& operator=(const PagerContext&) = delete;
 
@@ -44,7 +44,8 @@ struct PagerContext {
   store::Space& space;
   device::Devices* const devices;  // null: no device tier
   Upcalls& upcalls;
-  Config config;
+  const Config config;
+  Tunables tunables;
   core::Counters counters;
   HostBudget budget VMEM_GUARDED_BY(core::big_lock);
   FramePool frames;  // under the lock, but for populate()

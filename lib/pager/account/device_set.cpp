@@ -109,7 +109,7 @@ Status DeviceSet::use(int d) {
   Lock lock(map_.mutex());
   DeviceBudget& budget = gpus_[static_cast<size_t>(d)].budget;
   if (budget.begun()) return {};
-  const uint64_t wanted = config_.device_budget != 0 ? config_.device_budget : memory.free / 5 * 4;
+  const uint64_t wanted = tunables_.device_budget != 0 ? tunables_.device_budget : memory.free / 5 * 4;
   if (Status s = holds_a_block(wanted, devices_->unit()); !s.ok()) return s;
   if (wanted > memory.free) {
     return error(ENOMEM, "device_budget %s is above what device %d has free, %s of %s; lower it",

@@ -29,10 +29,10 @@ inline constexpr size_t kDriverPass = 8192;  // blocks passed over under one hol
 class DeviceSet {
  public:
   // devices: null: there is no device tier.
-  DeviceSet(device::Devices* devices, BlockMap& map, const Config& config)
+  DeviceSet(device::Devices* devices, BlockMap& map, const Tunables& tunables)
       : devices_(devices),
         map_(map),
-        config_(config),
+        tunables_(tunables),
         gpus_(devices != nullptr ? static_cast<size_t>(devices->count()) : 0) {}
   DeviceSet(const DeviceSet&) = delete;
   DeviceSet& operator=(const DeviceSet&) = delete;
@@ -76,7 +76,7 @@ class DeviceSet {
  private:
   device::Devices* const devices_;
   BlockMap& map_;
-  const Config& config_;
+  const Tunables& tunables_;
   std::vector<DeviceState> gpus_ VMEM_GUARDED_BY(core::big_lock);
   core::EventCount work_;
 };

@@ -17,8 +17,8 @@ namespace vmem::pager {
 
 class FaultDeadline final : public WaitClock {
  public:
-  FaultDeadline(BlockMap& map, const WritebackThrottle& writes, const Config& config)
-      : map_(map), writes_(writes), config_(config) {}
+  FaultDeadline(BlockMap& map, const WritebackThrottle& writes, const Tunables& tunables)
+      : map_(map), writes_(writes), tunables_(tunables) {}
 
   uint64_t look(uint64_t now_ns) VMEM_LOCKED override {
     return map_.progress().look(now_ns, map_.transitions().in_flight());
@@ -33,12 +33,12 @@ class FaultDeadline final : public WaitClock {
                                           : limit_ns());
   }
   // A wait is given up when nothing has gone on for so long.
-  uint64_t limit_ns() const { return config_.fault_timeout_ms * uint64_t{1000000}; }
+  uint64_t limit_ns() const { return tunables_.fault_timeout_ms * uint64_t{1000000}; }
 
  private:
   BlockMap& map_;
   const WritebackThrottle& writes_;
-  const Config& config_;
+  const Tunables& tunables_;
 };
 
 }  // namespace vmem::pager

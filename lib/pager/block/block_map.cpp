@@ -23,18 +23,16 @@ std::vector<std::unique_ptr<policy::EvictionPolicy>> make_policies(size_t device
 }  // namespace
 
 BlockMap::BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& staging, core::Counters& counters,
-                   const Config& config, size_t devices, Upcalls& upcalls)
+                   const Tunables& tunables, size_t devices, Upcalls& upcalls)
     : trap_(trap),
       space_(space),
       counters_(counters),
-      config_(config),
+      tunables_(tunables),
       upcalls_(upcalls),
       policies_(make_policies(devices)),
       copies_(frame_table_, staging, policies_, nonresident_age_),
       spilled_(frame_table_),
-      dirty_(frame_table_, config) {
-  spilled_.set_share(config.peer_spill_percent);
-}
+      dirty_(frame_table_, tunables) {}
 
 Region* BlockMap::find(uintptr_t address) {
   auto it = regions_.upper_bound(address);
@@ -280,7 +278,7 @@ bool BlockMap::wait_on(Lock& lock, RangeScan* scan, std::condition_variable& wha
     return true;
   }
   scan->progress.look(now_ns(), false);
-  const uint64_t most = config_.fault_timeout_ms * uint64_t{1000000};
+  const uint64_t most = tunables_.fault_timeout_ms * uint64_t{1000000};
   if (scan->wait == RangeScan::Wait::never || scan->progress.over(0, most)) return false;
   core::add(counters_.swept_blocks);  // progress for a thread at exit: this wait has its own limit
   lock.sleep_for(what, std::chrono::milliseconds(5));

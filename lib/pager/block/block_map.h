@@ -39,7 +39,7 @@ class BlockMap {
  public:
   // devices: how many there are; each has a pool.
   BlockMap(trap::Trap& trap, const store::Space& space, StagingPoolSet& staging, core::Counters& counters,
-           const Config& config, size_t devices, Upcalls& upcalls);
+           const Tunables& tunables, size_t devices, Upcalls& upcalls);
   BlockMap(const BlockMap&) = delete;
   BlockMap& operator=(const BlockMap&) = delete;
 
@@ -121,7 +121,7 @@ class BlockMap {
   trap::Trap& trap_;
   const store::Space& space_;
   core::Counters& counters_;
-  const Config& config_;
+  const Tunables& tunables_;
   Upcalls& upcalls_;
 
   core::BigMutex mutex_;

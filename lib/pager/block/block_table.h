@@ -32,7 +32,6 @@ enum class State : uint8_t {
   count_,
 };
 const char* state_name(State state);
-bool legal(State from, State to);
 constexpr bool in_transition(State s) {
   return s == State::reading || s == State::mapping || s == State::isolating || s == State::writing_back ||
          s == State::promoting || s == State::demoting;

@@ -31,7 +31,7 @@ class DirtyBlocks {
   static constexpr uint64_t kMostWriting = uint64_t{32} << 20;  // bytes at once: the disk serves other transfers too
   static constexpr uint64_t kLeastLimit = uint64_t{64} << 20;   // the least default limit: any disk writes it quickly
 
-  DirtyBlocks(FrameTable& frame_table, const Config& config) : frame_table_(frame_table), config_(config) {}
+  DirtyBlocks(FrameTable& frame_table, const Tunables& tunables) : frame_table_(frame_table), tunables_(tunables) {}
   // The condition variable in which reclaim threads sleep.
   void set_bell(std::condition_variable* bell) { bell_ = bell; }
 
@@ -62,9 +62,9 @@ class DirtyBlocks {
 
   // The settings in force. interval_ns() 0: blocks are written only when they leave memory, or for
   // a call; then there is no limit.
-  uint64_t interval_ns() const { return config_.writeback_interval_ns; }
+  uint64_t interval_ns() const { return tunables_.writeback_interval_ns; }
   uint64_t limit() const {
-    return config_.dirty_limit != 0 ? config_.dirty_limit : std::max(config_.host_budget / 4, kLeastLimit);
+    return tunables_.dirty_limit != 0 ? tunables_.dirty_limit : std::max(tunables_.host_budget / 4, kLeastLimit);
   }
   // So many blocks are dirty that they are written whatever their age, so that stores seldom meet
   // the limit.
@@ -100,7 +100,7 @@ class DirtyBlocks {
   }
 
   FrameTable& frame_table_;
-  const Config& config_;
+  const Tunables& tunables_;
   std::condition_variable* bell_ = nullptr;
   core::FrameId first_ = core::kNoFrame, last_ = core::kNoFrame;
   uint64_t bytes_ = 0, leased_ = 0, writing_ = 0, changes_ = 0;

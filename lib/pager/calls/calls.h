@@ -12,7 +12,7 @@
 #include "pager/calls/region_create.h"
 #include "pager/calls/region_free.h"
 #include "pager/calls/sync.h"
-#include "pager/calls/tunables.h"
+#include "pager/calls/tunables_update.h"
 #include "pager/tier/device_tier.h"
 
 namespace vmem::pager {
@@ -39,7 +39,7 @@ struct Calls {
   RegionFree region_free{ctx, *this};
   Query query{ctx, *this};
   Export exports{ctx, *this};
-  Tunables tunables{ctx, *this};
+  TunablesUpdate tunables_update{ctx, *this};
 };
 
 }  // namespace vmem::pager

@@ -278,7 +278,7 @@ Status DeviceAcquire::cannot_come(const Region& r, int d) {
                "no room on device %d (device_budget %s, %s used) or in staging frames (%zu of %zu free) for %u ms", d,
                core::human_bytes(g.budget.limit()).c_str(), core::human_bytes(g.budget.charged()).c_str(),
                ctx_.staging.of(r.block_size).frames.free(), ctx_.staging.of(r.block_size).frames.total(),
-               ctx_.config.fault_timeout_ms);
+               ctx_.tunables.fault_timeout_ms);
 }
 
 struct DeviceAcquire::Coming {
@@ -325,7 +325,7 @@ Status DeviceAcquire::ask_again(Lock& lock, Region& r, BlockIndex b, int d, cons
   // A promotion failed: try again after a pause, and not for ever, even if other work goes on.
   coming->failures = g.failures;
   coming->paused += kPause;
-  if (coming->paused >= std::chrono::milliseconds(ctx_.config.fault_timeout_ms) && !g.failure.ok())
+  if (coming->paused >= std::chrono::milliseconds(ctx_.tunables.fault_timeout_ms) && !g.failure.ok())
     return Status(-g.failure.code(), g.failure.text());
   const auto until = std::chrono::steady_clock::now() + kPause;
   for (auto now = until - kPause; now < until; now = std::chrono::steady_clock::now())

@@ -96,7 +96,7 @@ Status ExitFlush::write_region(Lock& lock, Region& r, RangeScan* scan, bool agai
     s = error(ETIMEDOUT,
               "%llu blocks did not settle for %u ms: a stream has not reached their release, or they are moving; later "
               "changes of them are lost. The first: %s",
-              static_cast<unsigned long long>(scan->left.size()), ctx_.config.fault_timeout_ms,
+              static_cast<unsigned long long>(scan->left.size()), ctx_.tunables.fault_timeout_ms,
               ctx_.map.describe_locked(r, scan->left.empty() ? 0 : scan->left.begin()->first).c_str());
   }
   if (s.ok() && !r.unfinished) s = host_.failed.tell_lost(r, 0, r.blocks - 1, false);
@@ -162,7 +162,7 @@ void ExitFlush::wait_for_ends(std::span<LiveDevice> live, uint64_t timeout_ms) {
 Status ExitFlush::write_under_leases(Lock& lock) {
   core::InplaceVector<LiveDevice, device::kMaxDevices> live;
   BlockIndex none = 0;
-  const uint64_t timeout_ms = ctx_.config.fault_timeout_ms;
+  const uint64_t timeout_ms = ctx_.tunables.fault_timeout_ms;
   for (const auto& [base, r] : ctx_.map.regions()) {
     if (concerns(*r)) find_live(*r, &live, &none);
   }
@@ -209,7 +209,7 @@ Status ExitFlush::write_leased(Lock& lock, Region& r, std::span<const LiveDevice
       s = error(ETIMEDOUT,
                 "device %d has work under a live lease with VMEM_WRITE that did not end within %u ms; its later stores "
                 "are lost. The first such block: %s",
-                left->device, ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, first).c_str());
+                left->device, ctx_.tunables.fault_timeout_ms, ctx_.map.describe_locked(r, first).c_str());
     }
   }
   --r.counts.in_flight;

@@ -261,9 +261,9 @@ Status HostAcquire::installed(Lock& lock, const Region& r, BlockIndex b, Coming*
   if (r.table[b].state != State::staged || MemoryWaitQueue::marked(r.table[b])) return {};
   const uint64_t now = now_ns();
   if (coming->refused++ == 0) coming->refused_ns = now;
-  if (coming->refused > kRefusals && now - coming->refused_ns >= ctx_.config.fault_timeout_ms * uint64_t{1000000}) {
+  if (coming->refused > kRefusals && now - coming->refused_ns >= ctx_.tunables.fault_timeout_ms * uint64_t{1000000}) {
     return error(EIO, "a block could not be put in place, %u times in %u ms; the log says why, %s", coming->refused,
-                 ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
+                 ctx_.tunables.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
   }
   lock.sleep_for(ctx_.map.changed(), kLookAgain);
   return {};
@@ -282,7 +282,7 @@ Status HostAcquire::wait(Lock& lock, Region& r, BlockIndex b, Coming* coming) {
     if (!ctx_.writeback_throttle.error().ok()) return ctx_.writeback_throttle.take_error();
     if (Status s = ctx_.map.refusal(); !s.ok()) return s;
     return error(ENOMEM, "no memory within host_budget %s for %u ms and nothing can be evicted; leases: %s",
-                 core::human_bytes(ctx_.budget.limit()).c_str(), ctx_.config.fault_timeout_ms,
+                 core::human_bytes(ctx_.budget.limit()).c_str(), ctx_.tunables.fault_timeout_ms,
                  leases_.lease_manager.holders().c_str());
   }
   lock.sleep_for(ctx_.map.changed(), std::chrono::milliseconds(50));

@@ -332,13 +332,13 @@ Status RangeFlush::demote(Lock& lock, Region& r, BlockIndex first, BlockIndex la
 Status RangeFlush::cannot_leave(const Region& r, BlockIndex b) {
   if (const Frame& frame = ctx_.map.frame_table()[r.table[b].aux]; frame.dev.answers_sigbus || frame.dev.apart) {
     return error(EIO, "accesses of a block get SIGBUS, and the trap has not undone that for %u ms, %s",
-                 ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
+                 ctx_.tunables.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
   }
   Status why = ctx_.writeback_throttle.take_error();
   if (why.ok()) why = ctx_.map.refusal();
   if (!why.ok()) return why;
   return error(ENOMEM, "no staging frame came free for %u ms: of host_budget %s, %s are staging frames",
-               ctx_.config.fault_timeout_ms, core::human_bytes(ctx_.budget.limit()).c_str(),
+               ctx_.tunables.fault_timeout_ms, core::human_bytes(ctx_.budget.limit()).c_str(),
                core::human_bytes(ctx_.budget.charged(Use::staging)).c_str());
 }
 

@@ -108,9 +108,9 @@ Status RegionCreate::device_block(const RegionSpec& what, size_t* out) {
   uint64_t budget = UINT64_MAX;
   for (int d = 0; d < ctx_.devices->count(); ++d) {
     const DeviceBudget& of = ctx_.device_set[static_cast<size_t>(d)].budget;
-    budget = std::min(budget, of.begun()                       ? of.budget()
-                              : ctx_.config.device_budget != 0 ? ctx_.config.device_budget
-                                                               : ctx_.devices->info(d).total_bytes / 5 * 4);
+    budget = std::min(budget, of.begun()                         ? of.budget()
+                              : ctx_.tunables.device_budget != 0 ? ctx_.tunables.device_budget
+                                                                 : ctx_.devices->info(d).total_bytes / 5 * 4);
   }
   size_t block = std::min(largest_chosen(what.advice), ctx_.devices->largest_unit());
   for (; block > device::kUnit; block /= 2) {
@@ -341,7 +341,7 @@ Status RegionCreate::make(const RegionSpec& what, void** ptr, uint64_t mark) {
   uint64_t readahead;
   {
     Lock lock(ctx_.map.mutex());
-    readahead = ctx_.config.readahead_bytes;
+    readahead = ctx_.tunables.readahead_bytes;
   }
   auto region = std::make_unique<Region>(its.blocks, static_cast<uint32_t>(readahead / its.block_size),
                                          what.adapts && !its.gpu ? kAdaptingGroup : 1);

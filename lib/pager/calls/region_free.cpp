@@ -91,7 +91,7 @@ void RegionFree::finish_kernels(Lock& lock, Region& r) {
     if (ctx_.device_set[d].budget.begun()) used |= uint64_t{1} << d;
   if (used == 0) return;
   ++r.counts.in_flight;
-  const uint64_t until = now_ns() + ctx_.config.fault_timeout_ms * uint64_t{1000000};
+  const uint64_t until = now_ns() + ctx_.tunables.fault_timeout_ms * uint64_t{1000000};
   lock.unlock();
   core::step("free.draining");
   bool drained = false;

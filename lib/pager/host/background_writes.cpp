@@ -51,7 +51,7 @@ void BackgroundWrites::write_overdue(Lock& lock, const BlockSpan& span) {
   Region& r = *span.region;
   DirtyBlocks& dirty = ctx_.map.dirty();
   if (r.backing != Backing::file_shared) return;
-  const uint64_t give_up_ns = now_ns() + ctx_.config.fault_timeout_ms * uint64_t{1000000};
+  const uint64_t give_up_ns = now_ns() + ctx_.tunables.fault_timeout_ms * uint64_t{1000000};
   for (BlockIndex b = r.table.next_populated(span.first); b <= span.last && b < r.blocks && !r.dying;) {
     if (dirty.interval_ns() == 0) return;
     if (dirty.writes_enough()) {
@@ -115,7 +115,7 @@ bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
 
 bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   const DirtyBlocks& dirty = ctx_.map.dirty();
-  if (dirty.stuck_ns(now_ns) > ctx_.config.fault_timeout_ms * uint64_t{1000000}) give_up(now_ns);
+  if (dirty.stuck_ns(now_ns) > ctx_.tunables.fault_timeout_ms * uint64_t{1000000}) give_up(now_ns);
   if (dirty.writes_enough() || next_ns(now_ns) > now_ns) return false;
   Batch batch;
   const bool more = pick(now_ns, &batch);

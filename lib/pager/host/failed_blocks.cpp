@@ -157,7 +157,7 @@ void FailedBlocks::read_later(Region& r, BlockIndex b, const Status& why) {
 
 Status FailedBlocks::not_read(const Region& r, BlockIndex b) const {
   return core::error(ENOMEM, "the kernel had no memory to read a block in %u ms; the log says more, %s",
-                     ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
+                     ctx_.tunables.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
 }
 
 uint64_t FailedBlocks::next_ns() const {
@@ -184,7 +184,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
     const State state = r.table[b].state;
     return !r.dying && (state == State::unpopulated || state == State::stored || state == State::staged);
   };
-  const uint64_t limit = ctx_.config.fault_timeout_ms * uint64_t{1000000};
+  const uint64_t limit = ctx_.tunables.fault_timeout_ms * uint64_t{1000000};
   if (retry->bus &&
       (core::in_transition(r.table[b].state) || (absent() && !ctx_.trap.unfail(r.address(b), r.block_size).ok()))) {
     retry->due_ns = now + kSlice;
@@ -203,7 +203,7 @@ bool FailedBlocks::ask_again(Lock& lock, uint64_t now) {
   if (over) {
     VMEM_LOG_OFTEN(Level::error, "%s, %u times in %u ms: an access gets SIGBUS; the contents are intact, %s",
                    retry->memory ? "the kernel had no memory to read a block" : "a block could not be put in place",
-                   retry->times, ctx_.config.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
+                   retry->times, ctx_.tunables.fault_timeout_ms, ctx_.map.describe_locked(r, b).c_str());
     retry->times = 0;
     retry->lived_ns = 0;
     retry->mark = ctx_.deadline.look(now);

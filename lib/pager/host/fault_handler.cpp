@@ -2,58 +2,22 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <utility>
 
 #include "core/clock.h"
-#include "core/fault_server.h"
 #include "core/log.h"
 #include "core/step.h"
-#include "core/thread.h"
 #include "pager/host/host_tier.h"
 
 namespace vmem::pager {
 
 FaultHandler::FaultHandler(PagerContext& ctx, HostTier& host) : ctx_(ctx), host_(host) {}
 
-Status FaultHandler::start() {
-  const int fd = ctx_.trap.event_descriptor();
-  watching_ = fd >= 0 && ctx_.engine.watch(fd, events_ready, this);
-  if (!watching_) {
-    if (Status s = core::start_thread(
-            "vmem-fault", [this] { loop(); }, &reads_);
-        !s.ok())
-      return s;
-  }
-  {
-    Lock lock(ctx_.map.mutex());
-    if (deadline_ms_ == 0) return {};
-  }
-  return core::start_thread(
-      "vmem-renew", [this] { renew_loop(); }, &renews_);
-}
-
-void FaultHandler::stop_renewing() {
-  stop_renewing_ = true;
-  deadline_changed_.notify_all();
-}
-
-void FaultHandler::stop() {
-  if (renews_.joinable()) renews_.join();
-  if (watching_) ctx_.engine.unwatch();
-  stop_.store(true);
-  if (!reads_.joinable()) return;
-  ctx_.trap.interrupt();
-  reads_.join();
-}
-
 void FaultHandler::set_deadline(unsigned ms) {
   deadline_ms_ = ms;
   deadline_changed_.notify_all();
 }
 
-// Serves one round of the trap's events, on one thread at a time. Returns true if there may be
-// more.
 bool FaultHandler::serve_events(int timeout_ms) {
   std::array<trap::Event, 64> room;
   size_t count = 0;
@@ -86,18 +50,6 @@ bool FaultHandler::serve_events(int timeout_ms) {
   return timeout_ms < 0 || count == room.size();
 }
 
-void FaultHandler::loop() {
-  const core::ServesFaults serves;
-  while (!stop_.load(std::memory_order_relaxed) && serve_events(-1)) {
-  }
-}
-
-// Runs on an I/O thread: reads that faults cause are submitted without waking another thread.
-void FaultHandler::events_ready(void* self) {
-  while (static_cast<FaultHandler*>(self)->serve_events(0)) {
-  }
-}
-
 void FaultHandler::renew(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   // A block on its way to a device must not be accessed half made: see on_fault().
@@ -105,22 +57,11 @@ void FaultHandler::renew(const Region& r, BlockIndex b) {
   ctx_.trap.wake(r.address(b), r.block_size).ignore();
 }
 
-// A trap may give up an access that is not answered in time (the module: fault_timeout_ms in its
-// sysfs), so that no thread waits for a runtime that is gone. This runtime is alive; its disk is
-// slow, or its queue for memory is long. Wakes the threads that wait: they report their accesses
-// again, which restarts their time.
-void FaultHandler::renew_loop() {
-  Lock lock(ctx_.map.mutex());
-  while (!stop_renewing_) {
-    const unsigned ms = deadline_ms_;
-    const uint64_t until = now_ns() + std::max(ms, 30u) / 3 * uint64_t{1000000};
-    for (uint64_t now = now_ns(); !stop_renewing_ && now < until && ms == deadline_ms_; now = now_ns())
-      deadline_changed_.wait_for(lock, std::chrono::nanoseconds(until - now));
-    for (const auto& m : ctx_.map.transitions().all())
-      if (m->begun_ns != 0) renew(*m->region, m->block);
-    for (const MemoryWaiter& s : host_.waits.queue()) renew(*s.region, s.block);
-    for (const CpuFault& a : ctx_.cpu_mappings) renew(*a.region, a.block);
-  }
+void FaultHandler::renew_waits() {
+  for (const auto& m : ctx_.map.transitions().all())
+    if (m->begun_ns != 0) renew(*m->region, m->block);
+  for (const MemoryWaiter& s : host_.waits.queue()) renew(*s.region, s.block);
+  for (const CpuFault& a : ctx_.cpu_mappings) renew(*a.region, a.block);
 }
 
 // Answers an access of a region that is being freed, with SIGBUS if the block is absent. detach()

@@ -1,6 +1,5 @@
 // Serves faults: reads the trap's events, decides what a fault means in the state of its block, and
-// answers at once what it can. PageIn and Installer do the rest. An I/O thread reads the events if
-// the engine watches the trap's descriptor, else a thread of this class does.
+// answers at once what it can. PageIn and Installer do the rest. FaultThreads makes the calls.
 //
 // No fault is forgotten. Each of them
 // - is answered here,
@@ -12,10 +11,8 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <thread>
 
 #include "core/big_lock.h"
 #include "pager/account/context.h"
@@ -31,22 +28,20 @@ class FaultHandler {
  public:
   FaultHandler(PagerContext& ctx, HostTier& host);
 
-  // start() begins to serve faults. stop_renewing() tells the renewing thread to end. stop()
-  // returns when faults are no longer served.
-  core::Status start() VMEM_UNLOCKED;
-  void stop_renewing() VMEM_LOCKED;
-  void stop() VMEM_UNLOCKED;
+  // Serves one round of the trap's events, on one thread at a time. Returns true if there may be
+  // more.
+  bool serve_events(int timeout_ms) VMEM_UNLOCKED;
 
-  // Sets the time after which the trap gives up an access that is not answered, unless renew()
-  // restarts the time. 0: it never gives up.
+  // Sets the time after which the trap gives up an access that is not answered, unless
+  // renew_waits() restarts the time. 0: it never gives up.
   void set_deadline(unsigned ms) VMEM_LOCKED;
+  unsigned deadline_ms() const VMEM_LOCKED { return deadline_ms_; }
+  std::condition_variable& deadline_changed() { return deadline_changed_; }
+  // Wakes the threads that wait: they report their accesses again, which restarts their time.
+  void renew_waits() VMEM_LOCKED;
 
  private:
-  void loop() VMEM_UNLOCKED;
-  void renew_loop() VMEM_UNLOCKED;
   void renew(const Region& r, core::BlockIndex b) VMEM_LOCKED;
-  bool serve_events(int timeout_ms) VMEM_UNLOCKED;
-  static void events_ready(void* self);
   void on_fault(const trap::Fault& fault, uint64_t now, DeferredWork& after) VMEM_LOCKED;
   void access_of_dying(Region& r, core::BlockIndex b, const trap::Fault& fault) VMEM_LOCKED;
   void note_access(Region& r, core::BlockIndex b, const trap::Fault& fault, uint64_t now) VMEM_LOCKED;
@@ -61,12 +56,8 @@ class FaultHandler {
 
   PagerContext& ctx_;
   HostTier& host_;
-  std::thread reads_, renews_;
   std::condition_variable deadline_changed_;
   unsigned deadline_ms_ VMEM_GUARDED_BY(core::big_lock) = 0;
-  bool stop_renewing_ VMEM_GUARDED_BY(core::big_lock) = false;
-  std::atomic<bool> stop_{false};
-  bool watching_ = false;  // the engine's threads serve faults, and there is no thread for them
   // Pages that were reported although nothing had to be done, by a hash of their addresses.
   std::array<uintptr_t, 64> spurious_ VMEM_GUARDED_BY(core::big_lock){};
 };

@@ -191,7 +191,7 @@ bool MemoryWaits::check_starved(Lock& lock, uint64_t now) {
       // No other copy of the bytes exists: they stay, and so does the faulting thread.
       VMEM_LOG_OFTEN(core::Level::error,
                      "no memory within host_budget %s for %u ms to put a block in place, %s; accesses of it wait",
-                     core::human_bytes(ctx_.budget.limit()).c_str(), ctx_.config.fault_timeout_ms,
+                     core::human_bytes(ctx_.budget.limit()).c_str(), ctx_.tunables.fault_timeout_ms,
                      ctx_.map.describe_locked(r, s.block).c_str());
       queue_.wait_again(now, ctx_.deadline.look(now));
       return false;

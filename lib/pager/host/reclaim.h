@@ -1,6 +1,6 @@
 // Decides which blocks leave host memory, and when: for waiters, for the watermarks, for prefetches
 // to the SSD, and behind scans. policy::EvictionPolicy names the victims, and Writeback takes them
-// out. Owns the reclaim threads, which also give up waits that nothing can end.
+// out. ReclaimThreads makes the calls.
 //
 // - A leased block, or a region that is being freed, is not reclaimed.
 // - A victim that could not be taken is admitted to its policy again.
@@ -12,8 +12,6 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <thread>
-#include <vector>
 
 #include "core/pooled_list.h"
 #include "pager/account/context.h"
@@ -62,37 +60,32 @@ class ReclaimRequests {
 
 class Reclaim {
  public:
-  Reclaim(PagerContext& ctx, HostTier& host);
-
-  // Starts that many threads, or fewer if the system refuses some: that is slower, not wrong. Fails
-  // only if there is none.
-  core::Status start(unsigned threads) VMEM_UNLOCKED;
-  // stop() tells the threads to end; join() waits until they have.
-  void stop() VMEM_LOCKED;
-  void join() VMEM_UNLOCKED;
-
-  // The block's transition is over and the block is in host memory. A prefetch to the SSD met the
-  // block in that transition: requests the eviction again.
-  void evict_after_transition(Region& r, core::BlockIndex b) VMEM_LOCKED;
-
- private:
   struct Short {
     bool host = false;                    // host memory
     bool stuck = false;                   // blocks wait, and nothing is in flight
     std::optional<uint8_t> staging = {};  // staging frames of this pool
   };
-  void loop() VMEM_UNLOCKED;
-  void wait_for_work(Lock& lock) VMEM_LOCKED;
+
+  Reclaim(PagerContext& ctx, HostTier& host);
+
+  // Evicts a batch of victims, or waits a little if none can be taken. Returns false if only a
+  // write can make room, and no write is possible for a while.
+  bool shrink(Lock& lock, const Short& what, uint8_t* next_staging) VMEM_LOCKED;
+  // Evicts a few blocks of the oldest request; there is one. Leased blocks are passed over. Blocks
+  // in transition leave when that is over.
   void serve_request(Lock& lock) VMEM_LOCKED;
-  void wait_for_writes(Lock& lock, uint64_t now_ns) VMEM_LOCKED;
-  void shrink(Lock& lock, const Short& what, uint8_t* next_staging) VMEM_LOCKED;
-  void set_aside(core::FrameId id) VMEM_LOCKED;
+  // Writes are possible: admits a few of the blocks that were set aside to their policies. Returns
+  // false if it has found none yet.
   bool admit_aside(uint64_t now_ns) VMEM_LOCKED;
+  // The block's transition is over and the block is in host memory. A prefetch to the SSD met the
+  // block in that transition: requests the eviction again.
+  void evict_after_transition(Region& r, core::BlockIndex b) VMEM_LOCKED;
+
+ private:
+  void set_aside(core::FrameId id) VMEM_LOCKED;
 
   PagerContext& ctx_;
   HostTier& host_;
-  std::vector<std::thread> threads_;
-  uint64_t pins_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;  // when to look at pinned blocks again
   // Some blocks are set aside: no policy knows them until they can be written. any_aside_: there
   // may be some. aside_since_: some were set aside since the search for them began anew.
   // aside_next_: where the search goes on.
@@ -102,7 +95,6 @@ class Reclaim {
   // The first time at which a file that refused a write is asked again: its blocks stay aside until
   // then.
   uint64_t aside_ns_ VMEM_GUARDED_BY(core::big_lock) = UINT64_MAX;
-  bool stop_ VMEM_GUARDED_BY(core::big_lock) = false;
 };
 
 }  // namespace vmem::pager

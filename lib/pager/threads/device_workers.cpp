@@ -229,7 +229,7 @@ void DeviceWorkers::look_at_memory(Lock& lock) {
     budget.looked();
     const bool rests = budget.rests();
     const bool had_blocks = budget.charged() != 0;
-    const std::optional<uint64_t> reserve = ctx_.config.device_reserve;
+    const std::optional<uint64_t> reserve = ctx_.tunables.device_reserve;
     lock.unlock();
     core::step("device.memory");
     device::Memory memory = {};

@@ -212,7 +212,7 @@ CpuMappings::Around CpuMapper::around(const CpuFault& access, uint64_t now, bool
   if (block.state != State::on_device) return {};
   CpuMappings::Around around;
   around.now_ns = now;
-  around.lent_most_ns = ctx_.config.fault_timeout_ms * uint64_t{1000000};
+  around.lent_most_ns = ctx_.tunables.fault_timeout_ms * uint64_t{1000000};
   around.lost = ctx_.device_set[block.device].lost;
   around.lent = !around.lost && lent_for_writing(r, b);
   around.leased = !around.lost && leased(r, b);
@@ -226,7 +226,7 @@ CpuMappings::Around CpuMapper::around(const CpuFault& access, uint64_t now, bool
 // Logs the reason, and makes accesses of the block get SIGBUS.
 void CpuMapper::refuse_access(CpuFault& access, CpuMappings::Next why, uint64_t now) {
   const auto place = ctx_.map.describe_locked(*access.region, access.block);
-  const unsigned ms = ctx_.config.fault_timeout_ms;
+  const unsigned ms = ctx_.tunables.fault_timeout_ms;
   const auto limit = core::human_bytes(ctx_.budget.limit());
   if (why == CpuMappings::Next::refuse_lent) {
     VMEM_LOG_OFTEN(

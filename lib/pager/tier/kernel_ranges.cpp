@@ -56,7 +56,7 @@ Status KernelRanges::open(const vmem_range& range, int d, uint64_t budget, Kerne
     out->frames = static_cast<uint32_t>(frames);
     out->readahead = r.advice.access == policy::Access::random
                          ? 0
-                         : static_cast<uint32_t>(ctx_.config.readahead_bytes / r.block_size);
+                         : static_cast<uint32_t>(ctx_.tunables.readahead_bytes / r.block_size);
     out->device = d;
     out->region = r.id;
     ++r.counts.kernels;

@@ -1,4 +1,4 @@
-#include "pager/calls/tunables.h"
+#include "pager/calls/tunables_update.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -8,19 +8,19 @@
 
 namespace vmem::pager {
 
-Tunables::Tunables(PagerContext& ctx, Calls& calls)
+TunablesUpdate::TunablesUpdate(PagerContext& ctx, Calls& calls)
     : ctx_(ctx),
       host_(calls.host),
       leases_(calls.leases),
       tier_(calls.tier),
-      wanted_readahead_(ctx.config.readahead_bytes),
-      wanted_timeout_ms_(ctx.config.fault_timeout_ms) {}
+      wanted_readahead_(ctx.tunables.readahead_bytes),
+      wanted_timeout_ms_(ctx.tunables.fault_timeout_ms) {}
 
-void Tunables::set_checksum(bool on) {
+void TunablesUpdate::set_checksum(bool on) {
   host_.reader.set_verify(on);
 }
 
-Status Tunables::set_host_budget(uint64_t bytes) {
+Status TunablesUpdate::set_host_budget(uint64_t bytes) {
   DeferredWork after;
   Lock lock(ctx_.map.mutex());
   // The present regions must still be served.
@@ -39,7 +39,7 @@ Status Tunables::set_host_budget(uint64_t bytes) {
                  core::human_bytes(ctx_.reserve.largest_block()).c_str());
   }
   ctx_.budget.set(bytes);
-  ctx_.config.host_budget = bytes;
+  ctx_.tunables.host_budget = bytes;
   ctx_.reserve.follow_budget();
   for (const auto& [base, r] : ctx_.map.regions()) {
     if (r->bounces) ctx_.frames.limit_bounce(r->block_size, bounce_limit(*r, ctx_));
@@ -54,7 +54,7 @@ Status Tunables::set_host_budget(uint64_t bytes) {
   return {};
 }
 
-Status Tunables::set_device_budget(uint64_t bytes) {
+Status TunablesUpdate::set_device_budget(uint64_t bytes) {
   std::vector<bool> known(ctx_.device_set.size());
   {
     Lock lock(ctx_.map.mutex());
@@ -85,7 +85,7 @@ Status Tunables::set_device_budget(uint64_t bytes) {
                    core::human_bytes(bytes).c_str(), core::human_bytes(live).c_str(), d);
     }
   }
-  ctx_.config.device_budget = bytes;
+  ctx_.tunables.device_budget = bytes;
   for (DeviceState& g : ctx_.device_set) {
     if (g.budget.begun()) g.budget.set(bytes);
   }
@@ -97,15 +97,15 @@ Status Tunables::set_device_budget(uint64_t bytes) {
   return {};
 }
 
-void Tunables::follow_module() {
+void TunablesUpdate::follow_module() {
   trap::Knobs knobs;
   const bool there = ctx_.trap.knobs(&knobs).ok();
   Lock lock(ctx_.map.mutex());
   ctx_.reserve.set_watermarks(knobs.watermark_low, knobs.watermark_high);
-  ctx_.config.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
-  ctx_.config.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
+  ctx_.tunables.readahead_bytes = there ? std::min(wanted_readahead_, knobs.readahead_bytes) : wanted_readahead_;
+  ctx_.tunables.fault_timeout_ms = there ? std::min(wanted_timeout_ms_, knobs.fault_timeout_ms) : wanted_timeout_ms_;
   for (auto& [base, r] : ctx_.map.regions())
-    r->use.readahead.set_max(static_cast<uint32_t>(ctx_.config.readahead_bytes / r->block_size));
+    r->use.readahead.set_max(static_cast<uint32_t>(ctx_.tunables.readahead_bytes / r->block_size));
   host_.faults.set_deadline(knobs.fault_timeout_ms);
   if (!there) return;
   uint64_t limit = UINT64_MAX;
@@ -113,7 +113,7 @@ void Tunables::follow_module() {
   host_.pressure.set_ceiling(limit);
 }
 
-void Tunables::set_readahead(uint64_t bytes) {
+void TunablesUpdate::set_readahead(uint64_t bytes) {
   {
     Lock lock(ctx_.map.mutex());
     wanted_readahead_ = bytes;
@@ -121,7 +121,7 @@ void Tunables::set_readahead(uint64_t bytes) {
   follow_module();
 }
 
-void Tunables::set_fault_timeout(unsigned ms) {
+void TunablesUpdate::set_fault_timeout(unsigned ms) {
   {
     Lock lock(ctx_.map.mutex());
     wanted_timeout_ms_ = ms;
@@ -129,34 +129,34 @@ void Tunables::set_fault_timeout(unsigned ms) {
   follow_module();
 }
 
-void Tunables::set_space_budget(uint64_t bytes) {
+void TunablesUpdate::set_space_budget(uint64_t bytes) {
   ctx_.space.set_budget(bytes);
   Lock lock(ctx_.map.mutex());
   ctx_.writeback_throttle.has_room();  // maybe: threads that wait for memory need not wait for the back-off
   host_.pressure.wake_all_reclaim();
 }
 
-void Tunables::set_staging_share(unsigned percent) {
+void TunablesUpdate::set_staging_share(unsigned percent) {
   Lock lock(ctx_.map.mutex());
   tier_.staging_allocator.set_share(percent);
 }
 
-void Tunables::set_writeback(uint64_t interval_ns, uint64_t dirty_limit) {
+void TunablesUpdate::set_writeback(uint64_t interval_ns, uint64_t dirty_limit) {
   Lock lock(ctx_.map.mutex());
-  ctx_.config.writeback_interval_ns = interval_ns;
-  ctx_.config.dirty_limit = dirty_limit;
+  ctx_.tunables.writeback_interval_ns = interval_ns;
+  ctx_.tunables.dirty_limit = dirty_limit;
   ctx_.map.dirty().settings_changed();
 }
 
-void Tunables::set_peer_spill(unsigned percent) {
+void TunablesUpdate::set_peer_spill(unsigned percent) {
   Lock lock(ctx_.map.mutex());
   ctx_.map.spilled().set_share(percent);
   ctx_.device_set.work().notify_all();
 }
 
-void Tunables::set_device_reserve(uint64_t bytes) {
+void TunablesUpdate::set_device_reserve(uint64_t bytes) {
   Lock lock(ctx_.map.mutex());
-  ctx_.config.device_reserve = bytes;
+  ctx_.tunables.device_reserve = bytes;
 }
 
 }  // namespace vmem::pager

@@ -1,7 +1,7 @@
 // Settings that may change while the pager runs, by a call or by an administrator of the module.
 //
-// - Config has the values in force. For read-ahead and the time-out, that is the smaller of the
-//   setting and the module's limit.
+// - PagerContext::tunables has the values in force. For read-ahead and the time-out, that is the
+//   smaller of the setting and the module's limit.
 // - A budget is not set below what live leases hold, nor host_budget below what the present regions
 //   need.
 #pragma once
@@ -17,9 +17,9 @@ struct DeviceTier;
 struct HostTier;
 struct LeaseRoom;
 
-class Tunables {
+class TunablesUpdate {
  public:
-  Tunables(PagerContext& ctx, Calls& calls);
+  TunablesUpdate(PagerContext& ctx, Calls& calls);
 
   Status set_host_budget(uint64_t bytes) VMEM_UNLOCKED;    // -EBUSY: leases or regions need more
   Status set_device_budget(uint64_t bytes) VMEM_UNLOCKED;  // -EBUSY: leases hold more; -ENOMEM: a device has less
