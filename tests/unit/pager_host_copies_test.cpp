@@ -73,7 +73,7 @@ class PagerHostCopies : public ::testing::Test {
 
   std::unique_ptr<device::SimDevices> devices;
   memory::HostBudget budget{uint64_t{64} << 20};
-  StagingPoolSet pools{budget, 50};
+  memory::StagingPoolSet pools{budget, 50};
   memory::Staging* staging = &pools.of(core::kHugePage).frames;
   Region region{16, 4};
   FrameTable frame_table;

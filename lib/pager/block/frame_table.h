@@ -80,9 +80,7 @@ class FramePins {
     if (error != 0 && tries_ < kMostTries) ++tries_;
   }
   // It could not be taken: other blocks are tried first.
-  bool passed_over(uint64_t now_ns) const {
-    return until_ != 0 && static_cast<int32_t>(until_ - tick(now_ns)) > 0;
-  }
+  bool passed_over(uint64_t now_ns) const { return until_ != 0 && static_cast<int32_t>(until_ - tick(now_ns)) > 0; }
 
  private:
   // Of 16.8 ms. A small type keeps Frame in two cache lines.
