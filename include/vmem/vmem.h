@@ -505,7 +505,8 @@ int vmem_lease_fd(struct vmem_lease *lease);
  * or another one of the same device whose work comes after the last use; at VMEM_HOST any. A lease
  * that is not ready is cancelled: its `ready` has been called when this returns, as a rule with
  * -ECANCELED, and nothing is leased; this waits for I/O under way. NULL: does nothing, returns 0.
- * After vmem_shutdown it frees the handle and returns 0.
+ * After vmem_shutdown it frees the handle and returns 0. A later lease may get the same address: end
+ * each handle once.
  *
  * -EBUSY: the stream captures a graph. -EINVAL: not a lease, not a stream of its device, or
  * vmem_release has been used on its blocks. The lease stays then.
