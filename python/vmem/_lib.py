@@ -300,6 +300,8 @@ def stream_handle(stream: Any) -> int:
 def text_bytes(text: str) -> bytes:
     """Returns the bytes of a name or value. Refuses a NUL, at which C would stop. Bytes of a path
     that are not text stay."""
+    if not isinstance(text, str):
+        raise TypeError(f"expected a str, not {type(text).__name__}")
     if "\0" in text:
         raise ValueError(f"{short(text)} holds a NUL character")
     return text.encode("utf-8", "surrogateescape")

@@ -204,6 +204,8 @@ def test_text_is_not_cut_at_a_nul(host):
     ):
         with pytest.raises(ValueError, match="NUL"):
             call()
+    with pytest.raises(TypeError, match="a str, not int"):
+        vmem.get(3)
     assert vmem.get("readahead") == before
 
 

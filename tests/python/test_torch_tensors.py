@@ -46,6 +46,8 @@ def test_scalars_and_empty_tensors(host):
         assert tuple(vt.tensor(region.array("float32", (0, 3))).shape) == (0, 3)
         with pytest.raises(TypeError):
             vt.tensor(region.array("int32"), dtype="int32")
+        with pytest.raises(TypeError, match="a Region or an Array, not Tensor"):
+            vt.tensor(torch.ones(3))
 
 
 def test_torch_takes_dlpack_from_an_array(host):

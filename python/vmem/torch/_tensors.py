@@ -70,6 +70,8 @@ def tensor(
     """
     if isinstance(what, Region):
         what = what.array("uint8" if dtype is None else dtype, shape)
+    elif not isinstance(what, Array):
+        raise TypeError(f"expected a Region or an Array, not {type(what).__name__}")
     elif dtype is not None or shape is not None:
         raise TypeError("an Array has its dtype and shape already")
     bytes_ = flat(what._handle, what.ptr, what.nbytes, torch_device(device))
