@@ -91,7 +91,10 @@ int read_guarded_at_once(void* to, const void* from, size_t size, Absent absent,
 GuardedReader::GuardedReader()
     : memory_(keep_from_children(open_of_process("mem"))), pagemap_(keep_from_children(open_of_process("pagemap"))) {
   struct stat its = {};
-  if (memory_ >= 0 && pagemap_ >= 0 && fstat(memory_, &its) == 0) inode_ = its.st_ino;
+  if (memory_ >= 0 && pagemap_ >= 0 && fstat(memory_, &its) == 0) {
+    inode_ = its.st_ino;
+    file_system_ = its.st_dev;
+  }
 }
 
 GuardedReader::~GuardedReader() {
@@ -101,7 +104,7 @@ GuardedReader::~GuardedReader() {
 
 int GuardedReader::read_at_once(void* to, const void* from, size_t size, Absent absent) const {
   struct stat now = {};
-  if (inode_ == 0 || fstat(memory_, &now) != 0 || now.st_ino != inode_)
+  if (inode_ == 0 || fstat(memory_, &now) != 0 || now.st_ino != inode_ || now.st_dev != file_system_)
     return read_guarded_at_once(to, from, size, absent);
   return core::read_at_once({memory_, pagemap_}, to, from, size, absent, Guards::are_zeros);
 }

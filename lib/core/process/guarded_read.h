@@ -41,7 +41,7 @@ class GuardedReader {
 
  private:
   const int memory_, pagemap_;
-  uint64_t inode_ = 0;  // of memory_; 0: it is not there
+  uint64_t inode_ = 0, file_system_ = 0;  // of memory_; inode 0: it is not there
 };
 
 // Asks the kernel about this process's mappings.
