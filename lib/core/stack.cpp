@@ -104,12 +104,12 @@ Bounds of_main_thread() noexcept {
 Bounds of_this_thread() noexcept {
   if (gettid() == getpid()) return of_main_thread();
   pthread_attr_t attributes;
-  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return {0, 0, true};
+  if (pthread_getattr_np(pthread_self(), &attributes) != 0) return {};  // no memory: it looks again
   void* low = nullptr;
   size_t size = 0;
   const int rc = pthread_attr_getstack(&attributes, &low, &size);
   pthread_attr_destroy(&attributes);
-  if (rc != 0) return {0, 0, true};
+  if (rc != 0) return {};
   return {reinterpret_cast<uintptr_t>(low), size, true};
 }
 
