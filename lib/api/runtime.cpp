@@ -445,7 +445,7 @@ void Runtime::finish() {
   const core::MutexLock lock(finishing->mutex);
   const uint64_t patience = inside || gave_up_ ? kExitPatienceInside : kExitPatience;
   pager::StallClock progress;
-  progress.look(pager::now_ns(), true);
+  progress.look(core::now_ns(), true);
   uint64_t seen = 0;
   while (started.ok() && !finishing->done) {
     finishing->mutex.wait_until(finishing->changed, std::chrono::steady_clock::now() + std::chrono::milliseconds(50));
@@ -453,7 +453,7 @@ void Runtime::finish() {
     const uint64_t now = counters != nullptr ? counters->write_bytes.load() + counters->swept_blocks.load() : 0;
     if (now != seen) progress.made();
     seen = now;
-    progress.look(pager::now_ns(), false);
+    progress.look(core::now_ns(), false);
     if (progress.over(0, patience)) break;
   }
   if (finishing->done) return;

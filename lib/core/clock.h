@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <ctime>
 
-namespace vmem::pager {
+namespace vmem::core {
 
 // Tests: nanoseconds by which the clock has jumped, as it does while a process is stopped.
 inline std::atomic<uint64_t> clock_jumped_ns{0};
@@ -16,4 +16,4 @@ inline uint64_t now_ns() {
          clock_jumped_ns.load(std::memory_order_relaxed);
 }
 
-}  // namespace vmem::pager
+}  // namespace vmem::core

@@ -119,9 +119,9 @@ bool Kernels::serve(const Handle& kernel, bool* done) {
 
 void Kernels::work(const Handle& kernel) {
   prctl(PR_SET_TIMERSLACK, kTimerSlack);
-  uint64_t last = pager::now_ns();
+  uint64_t last = core::now_ns();
   for (bool done = false; serve(kernel, &done);) {
-    const uint64_t now = pager::now_ns();
+    const uint64_t now = core::now_ns();
     if (done) last = now;
     if (now - last < kEager) {
       sched_yield();
@@ -140,7 +140,7 @@ void Kernels::work(const Handle& kernel) {
 // taken kEndPatience: at exit, kernels may never end.
 bool Kernels::wait_until_idle(vmem_kernel* kernel) {
   bool idle = false;
-  for (const uint64_t begun = pager::now_ns(); !idle;) {
+  for (const uint64_t begun = core::now_ns(); !idle;) {
     {
       pager::PagerGate::Use pager;
       if (!gate_.use(&pager).ok() || kernel->service == nullptr) break;
@@ -148,7 +148,7 @@ bool Kernels::wait_until_idle(vmem_kernel* kernel) {
     }
     const core::MutexLock lock(mutex_);
     kernel->idle = idle;
-    if (kernel->over || (kernel->stopped && pager::now_ns() - begun > kEndPatience)) break;
+    if (kernel->over || (kernel->stopped && core::now_ns() - begun > kEndPatience)) break;
     if (!idle) wait();
   }
   return idle;
@@ -238,10 +238,10 @@ void Kernels::stop(pager::Pager& pager, uint64_t patience_ns) {
       if (!kernel->over) kernel->stopped = true;
     const auto works = [](const auto& w) { return w.second->stopped && !w.second->over && !w.second->late; };
     pager::StallClock progress;
-    progress.look(pager::now_ns(), true);
+    progress.look(core::now_ns(), true);
     for (int64_t left = 0, were = -1; (left = std::count_if(working_.begin(), working_.end(), works)) != 0;) {
       if (std::exchange(were, left) != left) progress.made();
-      progress.look(pager::now_ns(), false);
+      progress.look(core::now_ns(), false);
       if (progress.over(0, patience_ns)) {
         for (const auto& [at, kernel] : working_) kernel->late = late = true;
         break;

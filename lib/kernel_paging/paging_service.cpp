@@ -45,8 +45,8 @@ constexpr uint64_t kBehind = 2000000;  // ns to wait for releases: they may be q
 // Adds its lifetime to *sum.
 class Timed {
  public:
-  explicit Timed(uint64_t* sum) : sum_(sum), begun_(pager::now_ns()) {}
-  ~Timed() { *sum_ += pager::now_ns() - begun_; }
+  explicit Timed(uint64_t* sum) : sum_(sum), begun_(core::now_ns()) {}
+  ~Timed() { *sum_ += core::now_ns() - begun_; }
   Timed(const Timed&) = delete;
   Timed& operator=(const Timed&) = delete;
 
@@ -123,15 +123,15 @@ bool PagingService::broken() {
 
 bool PagingService::round(pager::Pager& pager) {
   if (broken_) {
-    if (const uint64_t now = pager::now_ns(); now - looked_ns_ >= kLook) {
+    if (const uint64_t now = core::now_ns(); now - looked_ns_ >= kLook) {
       looked_ns_ = now;
       end_loans_of_broken(pager);
     }
     return false;
   }
-  retry_failed(pager::now_ns());
+  retry_failed(core::now_ns());
   bool done = take_requests();
-  const uint64_t begun = pager::now_ns();
+  const uint64_t begun = core::now_ns();
   if (!markers_.empty()) look_at_markers(begun);
   if (!loans_.empty()) look_after_loans(pager, begun);
   lend(pager);
@@ -141,7 +141,7 @@ bool PagingService::round(pager::Pager& pager) {
   end_leases(pager);
   done |= port_.progressed;
   tell();
-  if (done) spent_.serving_ns += pager::now_ns() - begun;
+  if (done) spent_.serving_ns += core::now_ns() - begun;
   broken();
   return done;
 }
@@ -294,7 +294,7 @@ bool PagingService::bring_alone(pager::Pager& pager, uint32_t block) {
 
 void PagingService::publish(const uint32_t* blocks, size_t count) {
   core::step("asking.publishing");
-  const uint64_t now = pager::now_ns();
+  const uint64_t now = core::now_ns();
   ++marks_;
   ++spent_.leases;
   spent_.blocks += count;
@@ -329,9 +329,9 @@ void PagingService::lend(pager::Pager& pager) {
   core::step("asking.lending");
   // If a frame is free, a block that is on the device is leased. If none is, it leaves the device
   // and is lent, so that it needs no other block's frame.
-  const uint64_t begun = pager::now_ns();
+  const uint64_t begun = core::now_ns();
   const size_t lent = pager.staging_loans().lend(range_, std::span(asking_).first(count), homes_, free_.empty());
-  spent_.lending_ns += pager::now_ns() - begun;
+  spent_.lending_ns += core::now_ns() - begun;
   for (size_t i = 0; i < count; ++i) {
     const uint32_t b = asking_[i];
     if (i >= lent) {
@@ -455,7 +455,7 @@ void PagingService::fail(uint32_t block, const Status& why) {
                  range_.device, static_cast<int>(why.text().size()), why.text().data());
   urgency_[block] = {};
   states_.fail(block, answer_for(why));
-  failed_ns_[block] = pager::now_ns();
+  failed_ns_[block] = core::now_ns();
   failed_.push(block);
 }
 
@@ -486,9 +486,9 @@ size_t PagingService::choose_victims(size_t most, uint64_t now, size_t looks) {
 }
 
 void PagingService::settle() {
-  const uint64_t begun = pager::now_ns();
+  const uint64_t begun = core::now_ns();
   states_.settle();
-  settled_ns_ = pager::now_ns();
+  settled_ns_ = core::now_ns();
   look_took_ns_ = settled_ns_ - begun;
   spent_.looking_ns += look_took_ns_;
   ++spent_.looks;
@@ -502,10 +502,10 @@ size_t PagingService::make_room(pager::Pager& pager, size_t frames, size_t looks
   const bool all = looks == SIZE_MAX;
   if (all) looks = 2 * frames_.size();
   const size_t most = all ? std::max(frames, std::min(kVictimsTogether, frames_.size() / 4)) : frames;
-  if (choose_victims(most, pager::now_ns(), looks) == 0) {
+  if (choose_victims(most, core::now_ns(), looks) == 0) {
     if (!all) return 0;
     settle();
-    if (broken() || choose_victims(most, pager::now_ns(), looks) == 0) return 0;
+    if (broken() || choose_victims(most, core::now_ns(), looks) == 0) return 0;
   }
   for (const uint32_t f : victims_) states_.begin_eviction(frames_[f].block);
   core::step("asking.evicting");
@@ -563,11 +563,11 @@ void PagingService::end_asking() {
 }
 
 void PagingService::take_back(pager::Pager& pager) {
-  const uint64_t until = pager::now_ns() + kPinned;
+  const uint64_t until = core::now_ns() + kPinned;
   std::fill(urgency_.begin(), urgency_.end(), Urgency{});
   for (bool some = true; some && !broken(); core::step("asking.taking_back")) {
     some = false;
-    const bool last = pager::now_ns() > until;
+    const bool last = core::now_ns() > until;
     const uint64_t reached = range_.words->reached();
     for (Frame& frame : frames_) {
       if (frame.used && frame.mark <= reached && states_.kind(frame.block) == Kind::present)
@@ -595,7 +595,7 @@ void PagingService::take_back(pager::Pager& pager) {
   }
   for (; broken_ && !loans_.empty(); usleep(1000)) {
     end_loans_of_broken(pager);
-    if (pager::now_ns() > until) break;
+    if (core::now_ns() > until) break;
   }
 }
 

@@ -523,7 +523,7 @@ TEST_F(DeviceBlocks, SizesThatAreTriedInTurnWaitForMemoryOnce) {
   });
   // Creating a region reads the clock.
   const auto pass_time = [] {
-    vmem::pager::clock_jumped_ns += vmem::pager::StallClock::kSlice;
+    vmem::core::clock_jumped_ns += vmem::pager::StallClock::kSlice;
     struct vmem_region_attr attr = {};
     attr.size = sizeof attr;
     attr.address = reinterpret_cast<void*>(uintptr_t{1});

@@ -53,7 +53,7 @@ TEST_F(PagerPressure, NoRoomForASharedFileKeepsNothingFromTheStore) {
   put(file, 1);
   engine->tear(ENOSPC);
   EXPECT_EQ(pager->sync(file, kSmall).code(), -ENOSPC);
-  clock_jumped_ns += WritebackThrottle::kLongestPause;  // until then only clean blocks leave
+  core::clock_jumped_ns += WritebackThrottle::kLongestPause;  // until then only clean blocks leave
   for (size_t i = 0; i < 120; ++i) put(newest + i * kSmall, i + 1);
   EXPECT_GT(ssd(oldest, 64 * kSmall), 0u) << "others went in their place";
 }

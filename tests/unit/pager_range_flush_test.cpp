@@ -179,7 +179,7 @@ TEST_F(PagerRangeFlush, ABlockWhoseReleaseIsPendingIsWaitedForAndWritten) {
     BigLock lock(map.mutex());
     scan.left.clear();
     scan.progress = {};
-    scan.progress.look(vmem::pager::now_ns(), true);
+    scan.progress.look(vmem::core::now_ns(), true);
     ++r.counts.in_flight;
     const Status s = range_flush.demote(lock, r, 0, 0, Leave::sync, &scan);
     --r.counts.in_flight;

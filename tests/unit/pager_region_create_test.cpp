@@ -90,7 +90,7 @@ class PagerRegionCreate : public vmem::pager::test::DeviceParts {
   }
   Status charge(Region& r) {
     BigLock lock(map.mutex());
-    return maker.charge(lock, r, clock.look(vmem::pager::now_ns()));
+    return maker.charge(lock, r, clock.look(vmem::core::now_ns()));
   }
   void credit(Region& r) {
     BigLock lock(map.mutex());

@@ -81,7 +81,7 @@ TEST_F(PagerStreamReleases, ALeaseEndsWhenItsStreamGetsToItsReleaseAndNotBefore)
 
 TEST_F(PagerStreamReleases, OthersEndSoonWhileTheStreamGetsToThem) {
   Region& r = device_region(4);
-  const uint64_t soon = vmem::pager::StreamReleases::kSoon, begun = vmem::pager::now_ns();
+  const uint64_t soon = vmem::pager::StreamReleases::kSoon, begun = vmem::core::now_ns();
   const auto end_soon = [&](int d, uint64_t now) {
     BigLock lock(map.mutex());
     return releases.end_soon(d, now);
@@ -90,7 +90,7 @@ TEST_F(PagerStreamReleases, OthersEndSoonWhileTheStreamGetsToThem) {
   lease(r, 0, 3, 0, a);
   EXPECT_FALSE(end_soon(0, begun)) << "a live one is none";
   ASSERT_TRUE(release(r, 0, 0, a).ok());
-  const uint64_t made = vmem::pager::now_ns();
+  const uint64_t made = vmem::core::now_ns();
   EXPECT_TRUE(end_soon(0, begun + soon - 1));
   EXPECT_FALSE(end_soon(0, made + soon)) << "its stream is held";
   EXPECT_FALSE(end_soon(1, begun)) << "of another device";
@@ -112,7 +112,7 @@ TEST_F(PagerStreamReleases, OthersEndSoonHoweverManyStreamsOfAnotherDeviceAreHel
     ASSERT_TRUE(release(r, 0, 0, &stream).ok());
   }
   lease(r, 1, 1, 0, a);
-  const uint64_t begun = vmem::pager::now_ns();
+  const uint64_t begun = vmem::core::now_ns();
   ASSERT_TRUE(release(r, 1, 1, a).ok());
   {
     BigLock lock(map.mutex());

@@ -46,7 +46,7 @@ class PagerSync : public vmem::pager::test::DeviceParts {
   // Makes a background write fail.
   void fail_in_the_background() {
     BigLock lock(map.mutex());
-    writeback_throttle.failed(core::error(EDQUOT, "in the background"), false, vmem::pager::now_ns());
+    writeback_throttle.failed(core::error(EDQUOT, "in the background"), false, vmem::core::now_ns());
   }
 
   vmem::pager::RegionTotals& sums = ctx.totals;

@@ -390,7 +390,7 @@ TEST_F(PagerSteps, AFaultAndAnAcquireOutlastAStopOfTheMachine) {
   };
   rounds(2);
   for (int stop = 0; stop < 3; ++stop) {
-    clock_jumped_ns += uint64_t{3600} * 1000000000;
+    core::clock_jumped_ns += uint64_t{3600} * 1000000000;
     rounds(2);
   }
   EXPECT_EQ(trap->calls("fail"), 0u);

@@ -81,7 +81,7 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForTheDeviceTier) {
   auto on_host = calling([&] { return acquire(kOnDevice - 1, 1, VMEM_HOST); });
   usleep(100000);
   for (int stop = 0; stop < 3; ++stop) {
-    clock_jumped_ns += uint64_t{3600} * 1000000000;
+    core::clock_jumped_ns += uint64_t{3600} * 1000000000;
     usleep(100000);  // code that checks only the clock would give up
   }
   EXPECT_NE(leaving.wait_for(std::chrono::milliseconds(0)), std::future_status::ready);
@@ -128,7 +128,7 @@ TEST_F(PagerWaits, AStoppedMachineEndsNoWaitForAWriteLease) {
   EXPECT_EQ(loading.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
   for (int stop = 0; stop < 3; ++stop) {
     trap->until_quiet();
-    clock_jumped_ns += uint64_t{3600} * 1000000000;
+    core::clock_jumped_ns += uint64_t{3600} * 1000000000;
     EXPECT_EQ(loading.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
   }
   release(0, 1);

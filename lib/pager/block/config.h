@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/clock.h"
 #include "device/device.h"
 #include "memory/frame_pool.h"
 #include "memory/host_budget.h"
@@ -17,6 +18,7 @@
 
 namespace vmem::pager {
 
+using core::now_ns;
 using memory::FramePool;
 using memory::HostBudget;
 using memory::Staging;
