@@ -1,9 +1,12 @@
 #include "core/process/at_exit.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <cstdlib>
 
 #include "core/break.h"
+#include "core/log.h"
 #include "core/stack.h"
 
 namespace vmem::core {
@@ -11,19 +14,37 @@ namespace vmem::core {
 namespace {
 
 std::atomic<void (*)()> the_work{nullptr};
-std::atomic<bool> begun{false}, ours{false};
+std::atomic<bool> begun{false}, registered{false}, ours{false};
+std::atomic<int> working{0};                // threads that run the work at exit
+constinit thread_local bool works = false;  // this thread does
 
 void at_exit() {
+  ++working;
   begun.store(true);
+  works = true;
   void (*const work)() = the_work.load();
   if (!with_stack([work] { work(); })) work();
+  works = false;
+  --working;
+}
+
+// Several threads may call exit() at once. Before glibc 2.41 each runs the handlers that no other has
+// taken, and the first that finds none ends the process, although another may still write. So there
+// are handlers that wait for the work, enough for kExits threads, for a minute at most: the work has
+// limits of its own, and a forked child has no thread that does it. A sink of the log may call exit();
+// the work may wait for that sink.
+constexpr int kExits = 16, kMostMs = 60000;
+void wait_for_work() {
+  if (works || in_log_sink()) return;
+  for (int ms = 0; ms < kMostMs && ((registered.load() && !begun.load()) || working.load() != 0); ++ms) usleep(1000);
 }
 
 }  // namespace
 
 void set_exit_work(void (*work)()) {
   the_work.store(work);
-  std::atexit(at_exit);
+  for (int i = 0; i < kExits; ++i) std::atexit(wait_for_work);
+  registered.store(std::atexit(at_exit) == 0);
 }
 
 void do_exit_work_before_this() {
