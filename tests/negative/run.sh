@@ -39,6 +39,7 @@ signals_in_copies | long | system *DeviceSignals*managed
 exit_after_destructors | long | system Exit.StoresOfStaticDestructorsReachSharedFiles
 exit_before_context | long | system *ExitAfterTheContext*
 live_streams   | long  | system *ExitUnderALease*
+leased_copy    | long  | system Ends.AFlushLeavesLeasedBlocksWritable
 work_count     | long  | system DeviceWorkers.*
 shown_goes     | long  | system DeviceUnleased.AReadLeaseKeepsTheCopyAndAWriteLeaseDropsIt, history --seconds 15 --device sim-handles
 kernel_writes  | long  | history --seconds 4 --device sim, model --seconds 8 --device sim

@@ -7,11 +7,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <thread>
 
+#include "core/step.h"
 #include "exit_child.h"
 
 namespace systest {
@@ -254,6 +256,39 @@ TEST_F(Ends, AFlushWritesWhatIsLeased) {
   EXPECT_EQ(vmem_flush(), 0) << vmem_last_error();
   EXPECT_EQ(file.read(), std::vector<unsigned char>(kSize, 'l'));
   EXPECT_EQ(vmem_release(region.data(), kSize, nullptr), 0);
+}
+
+// The kernel may store on behalf of any thread at any moment (io_uring), also of one that is in this
+// call. The lease says that such stores need nobody's help.
+TEST_F(Ends, AFlushLeavesLeasedBlocksWritable) {
+  configure({{"writeback_interval", "0"}});
+  constexpr size_t kBytes = 64 << 10;
+  const TempFile file(kBytes);
+  vmem::region region(kBytes, file.path(), 0, VMEM_MAP_SHARED | VMEM_HOST_ONLY);
+  ASSERT_EQ(vmem_acquire(region.data(), kBytes, VMEM_READ | VMEM_WRITE, VMEM_HOST, nullptr), 0);
+  static unsigned char* bytes;
+  static std::atomic<bool> stored, writable;
+  bytes = static_cast<unsigned char*>(region.data());
+  stored = writable = false;
+  memset(bytes, 'l', kBytes);
+  static std::thread storing;
+  vmem::core::step_hook = [](const char* step) {
+    if (strcmp(step, "evict.taken") != 0) return;
+    vmem::core::step_hook = nullptr;
+    storing = std::thread([] {
+      bytes[5] = 's';
+      stored = true;
+    });
+    writable = eventually([] { return stored.load(); });
+  };
+  EXPECT_EQ(vmem_flush(), 0) << vmem_last_error();
+  vmem::core::step_hook = nullptr;
+  ASSERT_TRUE(storing.joinable());
+  storing.join();
+  EXPECT_TRUE(writable);
+  EXPECT_EQ(vmem_release(bytes, kBytes, nullptr), 0);
+  EXPECT_EQ(vmem_sync(bytes, kBytes), 0);
+  EXPECT_EQ(file.read()[5], 's');
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ namespace vmem::pager {
 
 void protect_in_place(trap::Trap& trap, std::span<Transition* const> transitions) {
   if (core::broken("write_protect")) return;
-  const auto stays = [](const Transition& m) { return m.write.in_place && !m.write.clean; };
+  const auto stays = [](const Transition& m) { return m.write.in_place && !m.write.clean && !m.write.unprotected; };
   for (size_t i = 0, n = 1; i < transitions.size(); i += n, n = 1) {
     Transition& first = *transitions[i];
     if (!stays(first)) continue;

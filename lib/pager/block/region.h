@@ -231,6 +231,14 @@ inline bool lent_for_writing(const Region& r, core::BlockIndex b) {
                                           [](const Lease& l) { return ((l.access | l.ended) & VMEM_WRITE) != 0; });
 }
 
+// Whether a live WRITE lease holds the block on a device, whose work may store to it.
+inline bool live_on_device(const Region& r, core::BlockIndex b) {
+  const Leases* leases = r.leases.find(b);
+  return leases != nullptr && std::any_of(leases->begin(), leases->end(), [](const Lease& l) {
+           return l.location >= 0 && l.count != 0 && (l.access & VMEM_WRITE) != 0;
+         });
+}
+
 // Whether a stream has yet to reach the release after which its writes are complete.
 inline bool awaits_writes(const Region& r, core::BlockIndex b) {
   const Leases* leases = r.leases.find(b);

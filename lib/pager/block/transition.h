@@ -56,6 +56,7 @@ struct RangeScan {
   bool all = false;      // includes blocks under live leases
   bool frees = false;    // the region is being freed
   bool host = false;     // leaves out blocks on a device or on their way
+  bool at_rest = false;  // leaves out blocks on a device under a live WRITE lease
   bool skipped = false;  // blocks were left out because of live leases
   Wait wait = Wait::always;
   StallClock progress;  // of while_it_goes_on
@@ -135,7 +136,10 @@ struct WriteOp {
   PendingFree leaving;         // counted by WritebackThrottle
   std::byte* aside = nullptr;  // in_place: a copy of the block, which is the image then
   bool spare = false;          // `aside` is the EmergencyBuffer, which the transition has
-  size_t stored = 0;           // bytes to write
+  // in_place: leased for writing, so its pages stay as they are, and a copy of them is written.
+  // Protection would stop the lease's threads, and the kernel's work on behalf of any thread.
+  bool unprotected = false;
+  size_t stored = 0;  // bytes to write
   store::Codec codec = store::Codec::raw;
   core::Extent extent;  // written to; the block's own when it is overwritten in place
   bool new_extent = false;

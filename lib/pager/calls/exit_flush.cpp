@@ -51,7 +51,7 @@ Status ExitFlush::flush_host() {
 }
 
 // Writes the blocks that need no wait, then those that had not come to rest, while anything goes
-// on.
+// on, and at last those to which the work of a device may still store.
 Status ExitFlush::flush_shared() {
   Lock lock(ctx_.map.mutex());
   Status first;
@@ -63,7 +63,7 @@ Status ExitFlush::flush_shared() {
     if (first.ok()) first = s;
   };
   RangeScan scan;
-  scan.all = true;
+  scan.all = scan.at_rest = true;
   for (const auto wait : {RangeScan::Wait::never, RangeScan::Wait::while_it_goes_on}) {
     const bool again = wait != RangeScan::Wait::never;
     scan.wait = wait;

@@ -257,7 +257,7 @@ bool RangeFlush::passes_over(const Region& r, BlockIndex b, Leave how, RangeScan
   const bool busy = how == Leave::sync ? lent_for_writing(r, b) : leased(r, b);
   if (how == Leave::sync && state == State::on_device && scan->nobody_asks() && went_with_its_context(r, b))
     return true;
-  if (state != State::on_device || (busy && !scan->all) ||
+  if (state != State::on_device || (busy && !scan->all) || (scan->at_rest && live_on_device(r, b)) ||
       (how == Leave::sync && (proven_clean(r.table[b]) || !r.writable()))) {
     if (state == State::on_device && busy && !scan->all) scan->skipped = true;
     return true;
