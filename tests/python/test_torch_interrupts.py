@@ -2,6 +2,7 @@
 """Ctrl-C while a layer of an offloaded model takes and gives back its weights."""
 
 import itertools
+import sys
 
 import pytest
 
@@ -9,8 +10,10 @@ import vmem
 from conftest import MIB, interrupted, no_device_lease
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
+import vmem.torch as vt  # noqa: E402
+from torch.utils._python_dispatch import _get_current_dispatch_mode  # noqa: E402
 from vmem.torch import _target  # noqa: E402
-from vmem.torch._engine import Engine, Frame, Scope  # noqa: E402
+from vmem.torch._engine import Engine, Frame, Scope, Token  # noqa: E402
 
 
 def test_a_layer_that_is_interrupted_leaves_nothing_leased(tiers):
@@ -23,7 +26,8 @@ def test_a_layer_that_is_interrupted_leaves_nothing_leased(tiers):
     scope.add({region.ptr}, engine)
 
     def layer():
-        frame = Frame(scope, engine.target.stream())
+        token = Token()
+        frame = Frame(scope, engine.target.stream(), token)
         try:
             engine.enter(frame)
         finally:
@@ -37,9 +41,56 @@ def test_a_layer_that_is_interrupted_leaves_nothing_leased(tiers):
                 assert region.query().host_bytes == 0, at
             else:
                 assert no_device_lease(region), at
-            assert not engine.local.stack and scope.depth == 0, at
+            assert not engine.stack() and not scope.running, at
             if came is None:
                 break
     assert at > 5
     engine.exports.clear()
     region.free()
+
+
+WHERE = ("vmem/torch/_offload.py", "vmem/torch/_engine.py", "torch/utils/_python_dispatch.py")
+
+
+def interrupted_at_line(work, at):
+    """Runs work() and raises KeyboardInterrupt before the at-th line of the files WHERE. Returns
+    whether there are so many."""
+    lines = 0
+
+    def in_file(frame, event, _):
+        nonlocal lines
+        lines += event == "line"
+        if event == "line" and lines == at:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return in_file
+
+    before = sys.gettrace()
+    sys.settrace(lambda frame, event, _: in_file if frame.f_code.co_filename.endswith(WHERE) else None)
+    try:
+        work()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_model_works_after_an_interrupt_anywhere_in_its_first_call(host):
+    x = torch.arange(64.0).reshape(2, 32)
+    torch.manual_seed(1)
+    layers = [torch.nn.Linear(32, 32) for _ in range(2)]
+    with torch.no_grad():
+        want = torch.nn.Sequential(*layers)(x)
+        for at in itertools.count(1):
+            model = torch.nn.Sequential(*layers)
+            run = vt.offload(model, "8MiB", device="host", small=0)
+            came = interrupted_at_line(lambda m=model: m(x), at)
+            assert (torch.zeros(2) + 1).sum() == 2, at
+            assert torch.equal(model(x), want), at
+            assert _get_current_dispatch_mode() is None, at
+            assert not run._engine.stack(), at
+            run.remove()
+            if not came:
+                break
+    assert at > 50

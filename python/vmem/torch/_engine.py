@@ -13,12 +13,14 @@ walked in a circle, a cache that keeps what came last would keep nothing.
 from __future__ import annotations
 
 import errno
+import sys
 import threading
+import weakref
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode, _pop_mode
 
 from .. import _memory
 from .._lib import READ, Error, RangeStruct, answer, failure, human_bytes, lib
@@ -46,7 +48,7 @@ class Scope:
         self.unaligned: List[Tuple[nn.Parameter, torch.Tensor]] = []
         self.table: Optional[torch.Tensor] = None  # of an nn.Embedding, of which a call uses some rows
         self.held: List[_guard.Held] = []  # its own weights, as they were placed
-        self.depth = 0  # active calls; more than one if the module calls itself
+        self.running: Set[Frame] = set()  # active calls; more than one if the module calls itself
 
     def add(self, blocks: Set[int], engine: "Engine") -> None:
         self.blocks |= blocks
@@ -62,18 +64,36 @@ def struct_of(spans: List[Tuple[int, int]]) -> Any:
     return made
 
 
+class Token:
+    """A local variable of a wrapped forward, which dies with the call."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Frame:
     """One call of a scope's module, with its leases."""
 
-    __slots__ = ("scope", "leases", "stream", "counted")
+    __slots__ = ("scope", "leases", "stream", "watches", "token")
 
-    def __init__(self, scope: Scope, stream: int) -> None:
+    def __init__(self, scope: Scope, stream: int, token: Token) -> None:
         self.scope = scope
         # Ranges, the answer of the acquire, the answer of the release: empty lists if there was no
         # such call.
         self.leases: List[Tuple[Any, List[int], List[int]]] = []
         self.stream = stream
-        self.counted = False  # in scope.depth
+        self.watches = False  # under a dispatch mode of its own
+        self.token = weakref.ref(token)
+
+
+def running_frames() -> List[Frame]:
+    """Returns the calls that this thread is in, by its Python stack."""
+    found: List[Frame] = []
+    caller: Any = sys._getframe(1)
+    while caller is not None:
+        if caller.f_code.co_name == "forward" and isinstance(caller.f_locals.get("frame"), Frame):
+            found.append(caller.f_locals["frame"])
+        caller = caller.f_back
+    return found
 
 
 class Watch(TorchDispatchMode):
@@ -119,6 +139,10 @@ class Engine:
         self.pins_for = 0  # length of `order` when the pins were chosen
         self.local = threading.local()
 
+    def stack(self) -> List[Frame]:
+        """This thread's calls, the outermost first."""
+        return self.local.__dict__.setdefault("stack", [])  # type: ignore[no-any-return]
+
     # ---- what a scope uses
 
     def own(self, handle: _memory.Handle) -> None:
@@ -153,12 +177,13 @@ class Engine:
         if t.device != self.target.device or t.layout != torch.strided or t.numel() == 0:
             return
         blocks = self.blocks(t)
-        if not blocks:
+        stack = self.stack()
+        if not blocks or not stack:  # no stack: the mode has outlived its call
             return
-        for frame in self.local.stack:
+        for frame in stack:
             blocks -= frame.scope.blocks
         if blocks:
-            frame = self.local.stack[-1]
+            frame = stack[-1]
             if frame.scope not in self.scopes:
                 self.scopes.append(frame.scope)
             more = struct_of(self.spans(blocks))
@@ -173,13 +198,15 @@ class Engine:
         frame.leases.append((ranges, taken, []))  # before the call: a signal's exception may come in it
         answer(taken, lib.vmem_acquire_ranges, ranges, len(ranges), self.target.location, frame.stream)
         if taken[0] != 0:
-            held = human_bytes(sum(f.scope.bytes for f in self.local.stack if f is not frame))
+            held = human_bytes(sum(f.scope.bytes for f in self.stack() if f is not frame))
             prefix = f"layer {frame.scope.name!r} with {human_bytes(frame.scope.bytes)} of weights"
             raise failure(taken[0], f"{prefix} (layers around it hold {held}): ")
 
     def enter(self, frame: Frame, arguments: Tuple[Any, ...] = ()) -> None:
         """Takes the leases. leave() must follow, even if this fails."""
-        self.local.__dict__.setdefault("stack", []).append(frame)
+        stack = self.stack()
+        self.end_interrupted([f for f in stack if f.token() is None])
+        stack.append(frame)
         if frame.scope.spans:
             self.begin(frame, arguments)
 
@@ -191,16 +218,15 @@ class Engine:
                 f"layer {scope.name!r}: its weights are there only while it runs, a backward pass would miss them; run "
                 "the model under torch.no_grad()",
             )
-        if scope.depth == 0:
+        if not scope.running:
             _guard.check_held(scope.name, scope.held)
         ranges = scope.ranges if scope.table is None else self.rows(scope, arguments)
         with self.target.current():
             self.lease(frame, ranges)
         self.learn(scope)
         self.fetch(scope)
-        scope.depth += 1
-        frame.counted = True
-        if scope.depth == 1:
+        scope.running.add(frame)
+        if len(scope.running) == 1:
             for p, weight in scope.unaligned:
                 p.data = weight.clone()
 
@@ -227,22 +253,18 @@ class Engine:
         except BaseException:  # including a signal's: release the rest anyway
             self.undo(frame)
             raise
-        if not self.local.stack and len(self.order) > self.pins_for:
+        if not self.stack() and len(self.order) > self.pins_for:
             self.pin()
 
     def undo(self, frame: Frame) -> None:
         """Undoes the part of its work that enter() did. A second call continues after the step that
         failed."""
-        stack = self.local.__dict__.setdefault("stack", [])
-        if frame in stack:
-            stack.remove(frame)
         scope = frame.scope
-        if frame.counted:
-            if scope.depth == 1:
+        if frame in scope.running:
+            if len(scope.running) == 1:
                 for p, weight in scope.unaligned:
                     p.data = weight
-            scope.depth -= 1
-            frame.counted = False
+            scope.running.discard(frame)
         with self.target.current():
             while frame.leases:
                 ranges, taken, released = frame.leases[-1]
@@ -251,6 +273,17 @@ class Engine:
                 frame.leases.pop()
                 if released and released[0] != 0:
                     raise failure(released[0])
+        if frame in self.stack():
+            self.stack().remove(frame)
+
+    def end_interrupted(self, frames: List[Frame]) -> None:
+        """Ends calls that an exception of a signal handler cut off before or within leave(), and the
+        dispatch mode that such an exception left on."""
+        for frame in frames:
+            self.undo(frame)
+        if not any(f.watches for f in self.stack()):
+            while getattr(_get_current_dispatch_mode(), "engine", None) is self:
+                _pop_mode()
 
     # ---- what comes next
 

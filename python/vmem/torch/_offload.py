@@ -19,7 +19,7 @@ from torch import nn
 
 from .._lib import Error, human_bytes, parse_size, short
 from . import _guard, _plan
-from ._engine import Engine, Frame, Scope, Watch
+from ._engine import Engine, Frame, Scope, Token, Watch, running_frames
 from ._target import ask_budget, give_budget, resolve, use_host_memory
 from ._tensors import region_of, view
 
@@ -37,18 +37,19 @@ def wrap(module: nn.Module, scope: Scope, engine: Engine) -> None:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if engine.removed:
             return run(*args, **kwargs)
-        frame = Frame(scope, engine.target.stream())
+        token = Token()
+        frame = Frame(scope, engine.target.stream(), token)
         try:
             engine.enter(frame, args)
-            if (scope.seen and not engine.always) or getattr(engine.local, "watching", False):
+            if (scope.seen and not engine.always) or any(f.watches for f in engine.stack()):
                 result = run(*args, **kwargs)
             else:
                 try:
-                    engine.local.watching = True
+                    frame.watches = True
                     with Watch(engine):
                         result = run(*args, **kwargs)
                 finally:
-                    engine.local.watching = False
+                    frame.watches = False
             scope.seen = True
             return result
         finally:
@@ -182,8 +183,10 @@ class Offload:
         engine = self._engine
         if engine.removed:
             return
-        if getattr(engine.local, "stack", None):
+        running = running_frames()
+        if any(f in running for f in engine.stack()):
             raise Error(errno.EBUSY, "the model is running: hooks cannot be removed from within its forward")
+        engine.end_interrupted(list(engine.stack()))
         engine.target.synchronize()
         engine.removed = True
         for ref, scope in self._hooks:
