@@ -381,6 +381,10 @@ int vmem_map(void **ptr, size_t size, const char *path, uint64_t offset, unsigne
  * the lease stores may be lost, and the reader of the pipe, or the receiver, may get bytes of
  * another block. A SHARED region with a pinned page is not freed: -EBUSY, after a second. In any
  * other region that is freed the page lives on, without an address, until its pin ends.
+ *
+ * Buffers of io_uring also need a VMEM_HOST lease (with VMEM_WRITE for a read), unless their ring has
+ * IORING_SETUP_DEFER_TASKRUN: the kernel may copy on the submitting thread while it is in a call of
+ * this library, and the process hangs if the copy has to wait for a block then.
  */
 int vmem_free(void *ptr);
 
