@@ -51,7 +51,7 @@ def weights_of(handle):
 
 
 def nothing_leased(handle):
-    return no_device_lease(*weights_of(handle)) and all(s.depth == 0 for s in handle._engine.scopes)
+    return no_device_lease(*weights_of(handle)) and all(not s.running for s in handle._engine.scopes)
 
 
 def test_a_model_four_times_the_budget_gives_the_same_bits_in_every_pass(tiers):
