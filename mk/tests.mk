@@ -3,8 +3,9 @@
 $(BUILD)/tests/unit_tests: $(UNIT_OBJ) $(TEST_OBJ) $(BUILD)/libvmem.a
 $(BUILD)/tests/system_tests: $(SYS_OBJ) $(TEST_OBJ) $(BUILD)/libvmem.a
 $(BUILD)/tests/ctl_tests: $(CTL_OBJ) $(CTL_PARTS) $(TEST_OBJ) $(BUILD)/libvmem.a | $(BUILD)/tools/vmemctl/vmemctl
-# Inline functions that tests of another build (TESTS_OF) have, too, are taken from the library.
-LIB_FIRST := $(if $(filter-out $(BUILD),$(TESTS_OF)),$(filter-out $(SIM_OBJ),$(SIM_LIB_OBJ)))
+# Inline functions that tests of another build (TESTS_OF) have, too, are taken from the library. The
+# tests have hooks of their own.
+LIB_FIRST := $(if $(filter-out $(BUILD),$(TESTS_OF)),$(filter-out $(SIM_OBJ) %/test_hooks.o,$(SIM_LIB_OBJ)))
 $(BUILD)/tests/unit_tests $(BUILD)/tests/system_tests $(BUILD)/tests/ctl_tests:
 	$(call say,LINK,$@)
 	$(Q)$(LINK) $(LIB_FIRST) $^ -lgtest_main -lgtest $(LIBS) -o $@
