@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "child.h"
 #include "core/process/mappings.h"
 #include "support.h"
 
@@ -44,6 +45,10 @@ class AllMappings {
 
 class MappingsLimit : public SystemTest, public testing::WithParamInterface<const char*> {
  protected:
+  void SetUp() override {
+    SystemTest::SetUp();
+    if (systest::kSanitized) GTEST_SKIP() << "the sanitizer needs mappings of its own";
+  }
   static size_t wrong(std::span<const uint64_t> words, uint64_t generation) {
     size_t n = 0;
     for (size_t i = 0; i < words.size(); i += kPage / 8) n += words[i] != stamp(i, generation);
