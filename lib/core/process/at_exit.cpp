@@ -16,9 +16,11 @@ namespace {
 std::atomic<void (*)()> the_work{nullptr};
 std::atomic<bool> begun{false}, registered{false}, ours{false};
 std::atomic<int> working{0};                // threads that run the work at exit
+std::atomic<pid_t> worker{0};               // of this process
 constinit thread_local bool works = false;  // this thread does
 
 void at_exit() {
+  worker.store(getpid());
   ++working;
   begun.store(true);
   works = true;
@@ -30,13 +32,14 @@ void at_exit() {
 
 // Several threads may call exit() at once. Before glibc 2.41 each runs the handlers that no other has
 // taken, and the first that finds none ends the process, although another may still write. So there
-// are handlers that wait for the work, enough for kExits threads, for a minute at most: the work has
-// limits of its own, and a forked child has no thread that does it. A sink of the log may call exit();
-// the work may wait for that sink.
-constexpr int kExits = 16, kMostMs = 60000;
+// are handlers that wait for the work, enough for kExits threads. The work has limits of its own. A
+// forked child waits for none of its parent's, and a sink of the log, which may call exit(), for none
+// that may wait for the sink.
+constexpr int kExits = 16;
 void wait_for_work() {
   if (works || in_log_sink()) return;
-  for (int ms = 0; ms < kMostMs && ((registered.load() && !begun.load()) || working.load() != 0); ++ms) usleep(1000);
+  for (int ms = 0; ms < 1000 && registered.load() && !begun.load(); ++ms) usleep(1000);  // it is about to begin
+  while (working.load() != 0 && worker.load() == getpid()) usleep(1000);
 }
 
 }  // namespace
