@@ -33,11 +33,10 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
                      : r.transfer == Transfer::install ? frame.bytes
                                                        : ctx_.frames.get_slot(r.block_size);
   if (image == nullptr) return nullptr;
-  const bool unprotected = in_place && keep && lent_for_writing(r, b) && !core::broken("leased_copy");
-  std::byte* const aside = !unprotected ? nullptr
-                           : r.bounces  ? ctx_.frames.get_bounce(r.block_size)
-                                        : ctx_.frames.get(r.block_size, 0);
-  if (unprotected && aside == nullptr) return nullptr;
+  // Without memory for a copy the block is protected: it must be written.
+  std::byte* aside = nullptr;
+  if (in_place && keep && lent_for_writing(r, b) && !core::broken("leased_copy"))
+    aside = r.bounces ? ctx_.frames.get_bounce(r.block_size) : ctx_.frames.get(r.block_size, 0);
   if (!ctx_.map.reserve_transition()) {
     if (aside != nullptr)
       r.bounces ? ctx_.frames.put_bounce(aside, r.block_size) : ctx_.frames.put(aside, r.block_size);
@@ -52,7 +51,7 @@ Transition* Isolator::begin_take(Region& r, BlockIndex b, bool keep, bool probe)
   m->write.probe = probe;
   m->write.from_staged = held;
   m->write.in_place = in_place;
-  m->write.unprotected = unprotected;
+  m->write.unprotected = aside != nullptr;
   m->write.aside = aside;
   m->in_staging = in_staging(frame.pool);
   m->write.clean = !r.writable() || (!held && stood_protected(ctx_.trap.caps().pins, block, frame)) ||
