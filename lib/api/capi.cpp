@@ -14,9 +14,9 @@
 #include <vector>
 
 #include "api/boundary.h"
+#include "api/cancellation.h"
 #include "api/flush_on.h"
 #include "api/runtime.h"
-#include "core/cancellation.h"
 #include "core/log.h"
 #include "core/process/inherited.h"
 #include "pager/pager.h"
@@ -286,7 +286,7 @@ VMEM_API int vmem_get(const char* name, char* value, size_t size) {
 }
 
 VMEM_API void vmem_log(void (*sink)(int, const char*, void*), void* user) {
-  const vmem::core::NoCancellation whole;
+  const vmem::api::NoCancellation whole;
   bool locks;  // this thread exits from inside a call, and may hold locks
   {
     const Runtime::Call call;

@@ -11,8 +11,8 @@
 #include <new>
 #include <thread>
 
+#include "api/cancellation.h"
 #include "api/runtime.h"
-#include "core/cancellation.h"
 #include "core/log.h"
 #include "core/mutex.h"
 #include "core/thread.h"
@@ -59,7 +59,7 @@ void wait_for_signal() {
   const int signal = came.load();
   {
     const core::ApplicationCode nothing_held;  // as at exit, on a thread of the application
-    const core::NoCancellation whole;
+    const NoCancellation whole;
     Runtime::get().finish();
     core::deliver_log_at_exit(false);
   }

@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "api/cancellation.h"
 #include "api/memory_limit.h"
 #include "api/page_size.h"
 #include "api/published.h"
 #include "api/test_hooks.h"
 #include "core/break.h"
-#include "core/cancellation.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/mutex.h"
@@ -89,7 +89,7 @@ bool holds_locks() {
 
 void at_exit() {
   if (core::in_child() || made.load() == nullptr) return;
-  const core::NoCancellation whole;
+  const NoCancellation whole;
   made.load()->finish();
   core::deliver_log_at_exit(holds_locks());
 }

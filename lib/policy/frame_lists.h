@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/chunks.h"
 #include "core/types.h"
+#include "policy/chunks.h"
 #include "policy/eviction_policy.h"
 
 namespace vmem::policy {
@@ -73,7 +73,7 @@ class FrameLists {
     core::FrameId head = core::kNoFrame, tail = core::kNoFrame;
     uint64_t pages = 0;
   };
-  core::Chunks<Node> nodes_;
+  Chunks<Node> nodes_;
   size_t frames_ = 0;
   std::vector<List> lists_;
 };

@@ -27,9 +27,9 @@
 
 #include "core/counters.h"
 #include "core/inplace_vector.h"
-#include "core/pooled_list.h"
 #include "core/types.h"
 #include "pager/block/frame_table.h"
+#include "pager/block/pooled_list.h"
 #include "pager/block/region.h"
 #include "pager/block/stall_clock.h"
 #include "trap/trap.h"

@@ -14,12 +14,12 @@
 #include <string>
 #include <utility>
 
-#include "core/pooled_list.h"
 #include "core/status.h"
 #include "core/types.h"
 #include "memory/host_budget.h"
 #include "pager/account/fault_reserve.h"
 #include "pager/block/frame_table.h"
+#include "pager/block/pooled_list.h"
 #include "pager/block/region.h"
 #include "pager/block/transition_pool.h"
 #include "trap/trap.h"

@@ -17,10 +17,10 @@
 #include <cstdint>
 #include <string>
 
-#include "core/pooled_list.h"
 #include "core/types.h"
 #include "pager/block/config.h"
 #include "pager/block/frame_table.h"
+#include "pager/block/pooled_list.h"
 #include "pager/block/requests.h"
 
 namespace vmem::pager {

@@ -14,10 +14,10 @@
 #include <cstdint>
 #include <string>
 
-#include "core/chunks.h"
 #include "core/types.h"
 #include "device/device.h"
 #include "pager/block/region.h"
+#include "policy/chunks.h"
 
 namespace vmem::pager {
 
@@ -122,7 +122,7 @@ static_assert(sizeof(Frame) <= 128);
 
 class FrameTable {
  public:
-  static constexpr size_t kStep = core::Chunks<Frame>::kStep;
+  static constexpr size_t kStep = policy::Chunks<Frame>::kStep;
 
   Frame& operator[](core::FrameId id) { return all_[id]; }
   const Frame& operator[](core::FrameId id) const { return all_[id]; }
@@ -146,7 +146,7 @@ class FrameTable {
   std::string check() const;
 
  private:
-  core::Chunks<Frame> all_;
+  policy::Chunks<Frame> all_;
   core::FrameId first_free_ = core::kNoFrame;
   size_t free_ = 0;
   uint64_t ahead_bytes_ = 0;

@@ -5,9 +5,9 @@
 #include <iterator>
 #include <list>
 
-#include "core/pooled_list.h"
 #include "core/types.h"
 #include "device/device.h"
+#include "pager/block/pooled_list.h"
 #include "pager/block/region.h"
 
 namespace vmem::pager {

@@ -22,8 +22,8 @@
 #include <string>
 #include <utility>
 
-#include "core/pooled_list.h"
 #include "pager/account/context.h"
+#include "pager/block/pooled_list.h"
 #include "pager/host/memory_pressure.h"
 
 namespace vmem::pager {

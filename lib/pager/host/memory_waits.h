@@ -12,8 +12,8 @@
 #include <cstdint>
 #include <string>
 
-#include "core/pooled_list.h"
 #include "pager/account/context.h"
+#include "pager/block/pooled_list.h"
 #include "pager/host/failed_blocks.h"
 #include "pager/host/memory_pressure.h"
 

@@ -14,8 +14,8 @@
 #include <span>
 #include <string>
 
-#include "core/pooled_list.h"
 #include "pager/account/context.h"
+#include "pager/block/pooled_list.h"
 #include "pager/host/page_in.h"
 
 namespace vmem::pager {

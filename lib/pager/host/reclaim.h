@@ -13,8 +13,8 @@
 #include <optional>
 #include <string>
 
-#include "core/pooled_list.h"
 #include "pager/account/context.h"
+#include "pager/block/pooled_list.h"
 #include "pager/host/background_writes.h"
 #include "pager/host/writeback.h"
 

@@ -1,10 +1,10 @@
 #include <gtest/gtest.h>
 
-#include "core/chunks.h"
+#include "policy/chunks.h"
 
 namespace {
 
-using vmem::core::Chunks;
+using vmem::policy::Chunks;
 
 TEST(Chunks, GrowWithoutMovingWhatIsInThem) {
   Chunks<size_t> chunks;

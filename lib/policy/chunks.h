@@ -7,7 +7,7 @@
 
 #include "core/os_allocator.h"
 
-namespace vmem::core {
+namespace vmem::policy {
 
 template <typename T>
 class Chunks {
@@ -26,10 +26,10 @@ class Chunks {
   }
 
  private:
-  struct Chunk : OwnNew {
+  struct Chunk : core::OwnNew {
     T items[kStep] = {};
   };
-  OwnVector<std::unique_ptr<Chunk>> chunks_;
+  core::OwnVector<std::unique_ptr<Chunk>> chunks_;
 };
 
-}  // namespace vmem::core
+}  // namespace vmem::policy
