@@ -34,6 +34,9 @@ class Runtime {
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
     bool refused() const;
+    // Returns whether this thread may hold our locks. Inside the log's sink, also on the log's own
+    // thread, it holds none.
+    static bool may_hold_locks();
 
    private:
     core::SignalsDeferred deferred_;  // the thread may hold what an access of a handler waits for
@@ -54,6 +57,8 @@ class Runtime {
   // Returns the path where this process is published; "" if it is not.
   std::string published_at();
   void shutdown();
+  // In a forked child, which starts with the settings of its parent.
+  static void inherit_settings();
   // For tests: the pager's consistency check; "" if there is no pager.
   std::string check();
 
