@@ -104,7 +104,7 @@ Status Runtime::start() {
                  "them; run without valgrind, or build with -fsanitize=address or thread instead");
   }
   if (Status s = core::set_thread_cpus(options_.text(Option::cpus)); !s.ok()) return s;
-  if (Status s = core::start_log_thread(); !s.ok()) return s;
+  if (Status s = core::start_log_thread(core::start_thread); !s.ok()) return s;
   std::unique_ptr<pager::Pager> pager;
   if (Status s = build_aside(options_, &pager); !s.ok()) return s;
   {

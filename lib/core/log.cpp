@@ -21,7 +21,6 @@
 #include "core/signals.h"
 #include "core/step.h"
 #include "core/text.h"
-#include "core/thread.h"
 
 namespace vmem::core {
 
@@ -412,7 +411,7 @@ void log_often(Often& often, Level level, const char* format, ...) {
   va_end(args);
 }
 
-Status start_log_thread() {
+Status start_log_thread(StartThread* start_thread) {
   prepare_fork();
   {
     const Held held;

@@ -10,6 +10,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <thread>
 
 #include "core/status.h"
 
@@ -50,9 +52,10 @@ struct Often {  // owned by the log
 };
 void log_often(Often& often, Level level, const char* format, ...) __attribute__((format(printf, 3, 4)));
 
-// Starts the thread that delivers lines of library threads. Call once; the thread runs to the end
-// of the process.
-Status start_log_thread();
+// Starts the thread that delivers lines of library threads, by start_thread() of core/thread.h, whose
+// threads log. Call once; the thread runs to the end of the process.
+using StartThread = Status(const char* name, std::function<void()> body, std::thread* out);
+Status start_log_thread(StartThread* start_thread);
 // Brackets an application's call. Lines that it logs wait some time for deliver_log_of_call().
 void begin_call_that_logs();
 bool end_call_that_logs();  // true: the outermost call ends, and it has logged

@@ -15,7 +15,6 @@
 
 #include "core/break.h"
 #include "core/log.h"
-#include "core/thread.h"
 
 namespace vmem::core {
 
@@ -42,10 +41,6 @@ __attribute__((constructor)) void look_at_main_thread() {
   if (n > 0) of_main_thread.bytes = static_cast<size_t>(n);
 }
 
-int run_on(const CpuMask& mask) {
-  return syscall(SYS_sched_setaffinity, 0, mask.bytes, mask.words.data()) == 0 ? 0 : errno;
-}
-
 int set_policy(int nice) {
   SchedAttr attr{};
   attr.size = sizeof attr;
@@ -55,6 +50,10 @@ int set_policy(int nice) {
 }
 
 }  // namespace
+
+int run_on(const CpuMask& mask) {
+  return syscall(SYS_sched_setaffinity, 0, mask.bytes, mask.words.data()) == 0 ? 0 : errno;
+}
 
 Status parse_cpus(const std::string& text, CpuMask* out) {
   *out = {};
@@ -80,20 +79,8 @@ Status parse_cpus(const std::string& text, CpuMask* out) {
                text.c_str());
 }
 
-Status set_thread_cpus(const std::string& text) {
-  if (text.empty()) {
-    chosen.store(nullptr);
-    return {};
-  }
-  auto mask = std::make_unique<CpuMask>();
-  if (Status s = parse_cpus(text, mask.get()); !s.ok()) return s;
-  int refused = 0;
-  run_aside([&] { refused = run_on(*mask); });
-  if (refused != 0)
-    return system_error(refused, "cpus: this process may use none of \"%s\" (its cpuset: /proc/self/status)",
-                        text.c_str());
+void choose_cpus(std::unique_ptr<const CpuMask> mask) {
   chosen.store(mask.release());
-  return {};
 }
 
 const CpuMask* thread_cpus() {

@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstddef>
+#include <memory>
 #include <string>
 
 #include "core/status.h"
@@ -21,10 +22,12 @@ struct CpuMask {
 // Parses a list of CPUs such as "0", "0,2" or "0-3,8". Returns 0, or -EINVAL naming the accepted
 // form.
 Status parse_cpus(const std::string& text, CpuMask* out);
-// Sets the CPUs of threads started from now on. "": those that the main thread had when the library
-// was loaded. Returns -EINVAL if the text is no list, or if this process may use none of the CPUs.
-Status set_thread_cpus(const std::string& text);
-// Same as a mask, for workers that the kernel starts for a library thread. nullptr: unknown.
+// Runs this thread on these CPUs. Returns 0 or the kernel's errno.
+int run_on(const CpuMask& mask);
+// Sets the CPUs of threads started from now on (set_thread_cpus() of core/thread.h checks them).
+// nullptr: those that the main thread had when the library was loaded.
+void choose_cpus(std::unique_ptr<const CpuMask> mask);
+// CPUs of threads started now, also for workers that the kernel starts for them. nullptr: unknown.
 const CpuMask* thread_cpus();
 
 // Called first by each library thread: sets SCHED_OTHER, nice 0, thread_cpus(), the default timer

@@ -72,4 +72,16 @@ void let_signals_in() {
   const SignalsLetIn in;
 }
 
+FaultsLetIn::FaultsLetIn() : ours_(library_thread) {
+  if (!ours_ || broken("faults_let_in")) return;
+  sigset_t faults;
+  sigemptyset(&faults);
+  for (const int s : kFaultSignals) sigaddset(&faults, s);
+  pthread_sigmask(SIG_UNBLOCK, &faults, &before_);
+}
+
+FaultsLetIn::~FaultsLetIn() {
+  if (ours_ && !broken("faults_let_in")) pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
 }  // namespace vmem::core

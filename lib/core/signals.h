@@ -54,4 +54,27 @@ class SignalsLetIn {
   sigset_t application_;
 };
 
+// True on a thread that core/thread.h started, except while the application's code runs on it. Such
+// a thread blocks every signal.
+inline constinit thread_local bool library_thread = false;
+inline bool on_library_thread() {
+  return library_thread;
+}
+
+// On a library thread, unblocks the signals that its own instructions cause, during its scope. The
+// application's code runs there, and its access of a block that moves between host memory and a
+// device raises one (device/managed/fault_gate.h). If it were blocked, the process would end. Does
+// nothing on an application's thread.
+class FaultsLetIn {
+ public:
+  FaultsLetIn();
+  ~FaultsLetIn();
+  FaultsLetIn(const FaultsLetIn&) = delete;
+  FaultsLetIn& operator=(const FaultsLetIn&) = delete;
+
+ private:
+  const bool ours_;
+  sigset_t before_;
+};
+
 }  // namespace vmem::core

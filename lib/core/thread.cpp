@@ -6,6 +6,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <memory>
 #include <new>
 #include <system_error>
 #include <utility>
@@ -20,8 +21,6 @@ namespace vmem::core {
 
 namespace {
 
-constinit thread_local bool ours = false;
-
 constexpr int kDeadline = 6;  // SCHED_DEADLINE, which older headers lack
 
 }  // namespace
@@ -30,7 +29,7 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
   const SignalsBlocked blocked;
   try {
     *out = std::thread([name = std::string(name), body = std::move(body)] {
-      ours = true;
+      library_thread = true;
       schedule_as_ours();
       pthread_setname_np(pthread_self(), name.c_str());
       // The process may give its threads as little as PTHREAD_STACK_MIN.
@@ -46,6 +45,22 @@ Status start_thread(const char* name, std::function<void()> body, std::thread* o
   } catch (const std::bad_alloc&) {
     return error(ENOMEM, "no memory to start thread %s", name);
   }
+  return {};
+}
+
+Status set_thread_cpus(const std::string& text) {
+  if (text.empty()) {
+    choose_cpus(nullptr);
+    return {};
+  }
+  auto mask = std::make_unique<CpuMask>();
+  if (Status s = parse_cpus(text, mask.get()); !s.ok()) return s;
+  int refused = 0;
+  run_aside([&] { refused = run_on(*mask); });
+  if (refused != 0)
+    return system_error(refused, "cpus: this process may use none of \"%s\" (its cpuset: /proc/self/status)",
+                        text.c_str());
+  choose_cpus(std::move(mask));
   return {};
 }
 
@@ -76,26 +91,10 @@ bool run_aside(const std::function<void()>& what) noexcept {
   return true;
 }
 
-FaultsLetIn::FaultsLetIn() : ours_(ours) {
-  if (!ours_ || broken("faults_let_in")) return;
-  sigset_t faults;
-  sigemptyset(&faults);
-  for (const int s : kFaultSignals) sigaddset(&faults, s);
-  pthread_sigmask(SIG_UNBLOCK, &faults, &before_);
-}
-
-FaultsLetIn::~FaultsLetIn() {
-  if (ours_ && !broken("faults_let_in")) pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-}
-
-ApplicationCode::ApplicationCode() : before_(std::exchange(ours, false)) {}
+ApplicationCode::ApplicationCode() : before_(std::exchange(library_thread, false)) {}
 
 ApplicationCode::~ApplicationCode() {
-  ours = before_;
-}
-
-bool on_library_thread() {
-  return ours;
+  library_thread = before_;
 }
 
 }  // namespace vmem::core

@@ -33,13 +33,11 @@ def circle(graph):
     return []
 
 
-rooms, excused, assemblies = {}, set(), set()
+rooms, assemblies = {}, set()
 with open("lib/ROOMS", encoding="utf-8") as f:
     for line in f:
         words = line.partition("#")[0].split()
-        if "->" in words:
-            excused.add((words[0], words[2]))
-        elif "=" in words:
+        if "=" in words:
             assemblies.add(f"{words[0]}/{words[2]}")
         elif words:
             rooms[words[0]] = words[1:]
@@ -91,7 +89,7 @@ for path, headers in uses.items():
 inside = {}
 for (mine, other), where in sorted(arrows.items()):
     home, away = os.path.dirname(mine), os.path.dirname(other)
-    if mine == other or (mine, other) in excused:
+    if mine == other:
         continue
     if home == away:
         if other in assemblies and where.partition(":")[0].endswith(".cpp"):
@@ -101,5 +99,3 @@ for (mine, other), where in sorted(arrows.items()):
         print(f"{where}: lib/{home} may not include \"{other}.h\"")
 if found := circle(inside):
     print(f"a circle in lib/{os.path.dirname(found[0])}: {' -> '.join(map(os.path.basename, found))}")
-for mine, other in sorted(excused - set(arrows)):
-    print(f"lib/ROOMS: {mine} includes {other} no more: its line can go")
