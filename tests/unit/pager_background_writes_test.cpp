@@ -478,6 +478,7 @@ TEST_F(PagerBackgroundWrites, BesideALeaseOfMoreThanTheLimitOtherStoresWaitForWr
   engine->hold(Io::Op::write, true);
   put(r + 5 * kSmall, 5);
   put(r + 6 * kSmall, 6);
+  ASSERT_TRUE(eventually([&] { return stats().dirty_bytes == 6 * kSmall; }));  // a block counts once it is in place
   auto third = putting(r + 7 * kSmall, 7);
   engine->until_held(1);
   trap->until_quiet();
