@@ -232,6 +232,26 @@ TEST_F(BackgroundWritesByHand, TheNextCallWritesAllThatIsOverdueAndNothingElse) 
   EXPECT_FALSE(dirty(r, 0));
 }
 
+// The kernel cannot read pages that the program has protected, and there is no memory for a copy.
+TEST_F(BackgroundWritesByHand, BlocksThatCannotBeReadAreTriedOnceInAnInterval) {
+  tunables.dirty_limit = 4 * kBlock;
+  Region& r = file(4);
+  const uint64_t begin = now_ns();  // a failure is noted by the clock
+  for (BlockIndex b = 0; b < 4; ++b) change(r, b, begin);
+  engine.fail(Io::Op::write, EFAULT);
+  EXPECT_TRUE(write_at(begin)) << "so many are written whatever their age";
+  const uint64_t tries = engine.count(Io::Op::write);
+  EXPECT_FALSE(write_at(begin));
+  EXPECT_FALSE(write_at(begin + kHour - 1));
+  EXPECT_EQ(engine.count(Io::Op::write), tries);
+  EXPECT_GT(next(begin + kHour - 1), begin + kHour - 1) << "a reclaim thread sleeps";
+  EXPECT_TRUE(write_at(begin + 2 * kHour));
+  EXPECT_GT(engine.count(Io::Op::write), tries);
+  engine.fail(Io::Op::write, 0);
+  EXPECT_TRUE(write_at(begin + 4 * kHour));
+  for (BlockIndex b = 0; b < 4; ++b) EXPECT_FALSE(dirty(r, b)) << b;
+}
+
 TEST_F(BackgroundWritesByHand, WhatLeavesMemoryIsDirtyNoMore) {
   Region& r = file(2);
   change(r, 0, start);

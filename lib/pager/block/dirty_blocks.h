@@ -40,7 +40,12 @@ class DirtyBlocks {
   void remove(core::FrameId id);
   // Moves the block to the end of the list.
   void put_off(core::FrameId id, uint64_t now_ns, DirtyFrame::Overdue overdue = DirtyFrame::Overdue::no);
-  bool overdue(core::FrameId id) const { return frame_table_[id].dirty.overdue != DirtyFrame::Overdue::no; }
+  // Overdue, and the end of a lease or of a transition makes it due.
+  bool overdue(core::FrameId id) const {
+    const DirtyFrame::Overdue overdue = frame_table_[id].dirty.overdue;
+    return overdue == DirtyFrame::Overdue::yes || overdue == DirtyFrame::Overdue::leased;
+  }
+  bool failed(core::FrameId id) const { return frame_table_[id].dirty.overdue == DirtyFrame::Overdue::failed; }
   // Moves an overdue block to the head of the list, so that it is due now.
   void bring_forward(core::FrameId id, uint64_t now_ns);
   bool listed(core::FrameId id) const { return frame_table_[id].dirty.since_ns != 0; }

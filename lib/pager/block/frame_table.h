@@ -58,9 +58,9 @@ struct DeviceFrame {
 // Fields of DirtyBlocks.
 struct DirtyFrame {
   uint64_t since_ns = 0;  // 0: not listed
-  // The block was due, but a WRITE lease (leased) or something else that ends soon was in the way.
-  // It is overdue until its write begins.
-  enum class Overdue : uint8_t { no, yes, leased };
+  // The block was due, but a WRITE lease (leased) or something else that ends soon was in the way, or
+  // its write failed (failed). It is overdue until its write begins.
+  enum class Overdue : uint8_t { no, yes, leased, failed };
   Overdue overdue = Overdue::no;
   core::FrameId before = core::kNoFrame, after = core::kNoFrame;
 };

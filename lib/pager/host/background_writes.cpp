@@ -85,7 +85,9 @@ uint64_t BackgroundWrites::take_run(Region& r, BlockIndex first, uint64_t now_ns
   const uint64_t youngest = now_ns - std::min(now_ns, dirty.interval_ns() / 2);
   uint64_t bytes = 0;
   for (BlockIndex b = first; b < r.blocks && bytes < kBatch && !batch->full(); ++b) {
-    if (!core::in_memory(r.table[b].state) || !dirty.listed(r.table[b].aux) || !may_write(r, b, now_ns)) break;
+    if (!core::in_memory(r.table[b].state) || !dirty.listed(r.table[b].aux) || !may_write(r, b, now_ns) ||
+        left_alone(r.table[b].aux, now_ns))
+      break;
     if (b != first && dirty.since(r.table[b].aux) > youngest && !dirty.many()) break;
     if (!take(r, b, batch)) break;
     bytes += r.block_size;
@@ -106,9 +108,10 @@ bool BackgroundWrites::pick(uint64_t now_ns, Batch* batch) {
     bytes += taken;
     const bool leased = taken == 0 && lent_for_writing(*frame.region, frame.block);
     dirty.put_off(id, now_ns,
-                  leased       ? DirtyFrame::Overdue::leased
-                  : taken == 0 ? DirtyFrame::Overdue::yes
-                               : DirtyFrame::Overdue::no);
+                  leased                   ? DirtyFrame::Overdue::leased
+                  : left_alone(id, now_ns) ? DirtyFrame::Overdue::failed
+                  : taken == 0             ? DirtyFrame::Overdue::yes
+                                           : DirtyFrame::Overdue::no);
   }
   return true;
 }
@@ -138,6 +141,12 @@ bool BackgroundWrites::write_some(Lock& lock, uint64_t now_ns) {
   core::step("background.taken");
   host_.writeback.evict_batch(lock, batch.all());
   return true;
+}
+
+void BackgroundWrites::write_failed(FrameId id, uint64_t now_ns) {
+  DirtyBlocks& dirty = ctx_.map.dirty();
+  dirty.put_off(id, now_ns, DirtyFrame::Overdue::failed);
+  failed_until_ns_ = now_ns + dirty.interval_ns();
 }
 
 // Waiting would not help: the writers go on, and the files lack more if the process is killed.

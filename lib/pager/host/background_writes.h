@@ -35,6 +35,9 @@ class BackgroundWrites {
   void write_overdue(Lock& lock, const BlockSpan& span) VMEM_LOCKED;
   // Wakes the faults that may go on because fewer blocks are dirty.
   void wake_slowed(uint64_t now_ns) VMEM_LOCKED;
+  // The write of a block failed, but not because of its file: such blocks are left alone for an
+  // interval.
+  void write_failed(core::FrameId id, uint64_t now_ns) VMEM_LOCKED;
   // Returns when there is work next; UINT64_MAX: not before a reclaim thread is woken.
   uint64_t next_ns(uint64_t now_ns) const VMEM_LOCKED;
 
@@ -43,6 +46,9 @@ class BackgroundWrites {
   bool take(Region& r, core::BlockIndex b, Batch* batch) VMEM_LOCKED;
   uint64_t take_run(Region& r, core::BlockIndex b, uint64_t now_ns, Batch* batch) VMEM_LOCKED;
   bool pick(uint64_t now_ns, Batch* batch) VMEM_LOCKED;
+  bool left_alone(core::FrameId id, uint64_t now_ns) const VMEM_LOCKED {
+    return now_ns < failed_until_ns_ && ctx_.map.dirty().failed(id);
+  }
   void give_up(uint64_t now_ns) VMEM_LOCKED;
 
   PagerContext& ctx_;
@@ -50,6 +56,7 @@ class BackgroundWrites {
   // The last look found nothing that can be written: the next is at again_ns_, or after a change.
   uint64_t again_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   uint64_t again_changes_ VMEM_GUARDED_BY(core::big_lock) = 0;
+  uint64_t failed_until_ns_ VMEM_GUARDED_BY(core::big_lock) = 0;
   // Bytes of the list that were looked at since the last block that could be written.
   uint64_t in_vain_ VMEM_GUARDED_BY(core::big_lock) = 0;
 };

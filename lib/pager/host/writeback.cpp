@@ -107,7 +107,7 @@ void Writeback::put_back_dirty(Transition* m, DeferredWork& after) {
     }
   }
   if (m->io.size != 0) host_.failed.mark_unknown(r, m->block);
-  ctx_.map.dirty().put_off(r.table[m->block].aux, now);
+  host_.background.write_failed(r.table[m->block].aux, now);
   put_back(m, after);
 }
 
