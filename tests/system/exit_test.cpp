@@ -1,4 +1,5 @@
 #include "core/log.h"
+#include "core/process/at_exit.h"
 #include "core/step.h"
 #include "system/exit_suite.h"
 
@@ -66,6 +67,36 @@ TEST(ExitChild, DISABLED_EndsBesideACallThatNeverReturns) {
 
 TEST(Exit, ACallThatNeverReturnsDoesNotHoldItUp) {
   check_runs("ExitChild.DISABLED_EndsBesideACallThatNeverReturns", "", false);
+}
+
+// The child has only the thread that forks, and none that does the exit work.
+TEST(ExitChild, DISABLED_ForksWhileItExits) {
+  start_storing();
+  if (HasFatalFailure()) return;
+  late_stores = false;
+  static std::atomic<bool> writes{false}, forked{false};
+  vmem::core::step_hook = [](const char* step) {
+    if (strcmp(step, "evict.decided") != 0 || !vmem::core::exiting()) return;
+    writes = true;
+    while (!forked) usleep(100);
+  };
+  std::thread([] {
+    note_what_is_finished();
+    exit(0);
+  }).detach();
+  while (!writes) usleep(100);
+  const int status = systest::status_of_fork([] {
+    exit(0);
+    return 1;
+  });
+  if (status != 0) _exit(25);
+  forked = true;
+  for (;;) pause();
+}
+
+TEST(Exit, AChildForkedMeanwhileEndsAtOnce) {
+  if (!check_run("ExitChild.DISABLED_ForksWhileItExits", "", false))
+    GTEST_SKIP() << "no way to trap absent blocks here";
 }
 
 // No lock is held in the log's sink: files are written, and calls by destructors work.
