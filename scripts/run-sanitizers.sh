@@ -1,6 +1,6 @@
 #!/bin/bash
-# run-sanitizers.sh [--build] [asan|tsan]..: builds unit, system and stress under the sanitizers and
-# runs them (not with --build); the last line counts.
+# run-sanitizers.sh [--build] [asan|tsan]..: builds unit, system and stress (SAN_SUITES: some of them)
+# under the sanitizers and runs them (not with --build); the last line counts.
 #
 # asan: AddressSanitizer and UndefinedBehaviorSanitizer. tsan: ThreadSanitizer. tests/README.md says
 # what each needs.
@@ -21,7 +21,7 @@ mkdir -p "$base"
 # randomisation if the kernel permits it; some containers do not, and there it works only sometimes.
 without_aslr() { setarch -R true 2>/dev/null && echo "setarch -R"; }
 
-suites="unit system stress"
+suites=${SAN_SUITES:-unit system stress}
 
 # build NAME [WRAP..]: builds, starting from what an earlier build left. The short form compiles the
 # library with AddressSanitizer, and takes most tests from the build without sanitizers

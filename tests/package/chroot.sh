@@ -11,6 +11,7 @@ set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 1
 . tests/package/common.sh
 need mmdebstrap zstd
+[ -z "${CI:-}" ] || [ -n "${VMEM_LONG:-}" ] || skip "it takes six minutes with the clean system that it makes: scripts/nightly.sh runs it"
 [ "$(id -u)" = 0 ] || skip "only root may make and enter a clean system"
 # Run in namespaces of its own, so that mounts and processes end with this script in any case.
 if [ -z "${VMEM_CHROOT_INSIDE:-}" ]; then

@@ -89,18 +89,18 @@ report "of very many failures all names are said" "$(has "$end" 'failed: S.T1$' 
 
 # .ci/run itself, over stubs of the programs that it starts.
 tree=$work/repository; mkdir -p "$tree/scripts"; cp -r .ci "$tree"; cp -r scripts/lib "$tree/scripts"
-stub() { printf '#!/bin/bash\necho "stub %s $* stress=${VMEM_STRESS_SECONDS:-} long=${VMEM_LONG:-}"; echo "${%s:-1 passed, 0 failed, 0 skipped}"\n' "$1" "$2" >"$tree/scripts/$1"; chmod +x "$tree/scripts/$1"; }
+stub() { printf '#!/bin/bash\necho "stub %s $* stress=${VMEM_STRESS_SECONDS:-} long=${VMEM_LONG:-} san=${SAN_SUITES:-}"; echo "${%s:-1 passed, 0 failed, 0 skipped}"\n' "$1" "$2" >"$tree/scripts/$1"; chmod +x "$tree/scripts/$1"; }
 stub setup.sh X; stub check.sh CHECKS; stub run-tests.sh TESTS; stub compilers.sh X; stub bare.sh X; stub run-sanitizers.sh X
 printf '.PHONY: all core-tests test\nall core-tests:\n\t@$(BROKEN)\ntest:\n\t@echo "make $@ $(SUITES)"; echo "2 passed, 0 failed, 1 skipped"\n' >"$tree/Makefile"
-run_ci() { env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u VMEM_LONG -u VMEM_STRESS_SECONDS BUILD=build "$@" 2>&1; }
+run_ci() { env -u MAKEFLAGS -u MFLAGS -u MAKELEVEL -u VMEM_LONG -u VMEM_STRESS_SECONDS -u SAN_SUITES BUILD=build "$@" 2>&1; }
 out=$(run_ci "$tree/.ci/run"); status=$?
 report "CI has three lanes, the fast one first" "$([ $status = 0 ] || echo "status $status; ")$([ "$(tail -1 <<<"$out")" = "7 passed, 0 failed, 1 skipped" ] || echo "totals: $(tail -1 <<<"$out"); ")$(
-  has "$out" 'stub run-tests.sh unit system stress= ' '!stub run-tests.sh stress ' 'stub check.sh' 'make test ctl abi examples python stress negative vm kmod deb' 'stub run-sanitizers.sh --build asan stress' 'stub run-sanitizers.sh asan stress' '!compilers.sh' '!bare.sh')$(
+  has "$out" 'stub run-tests.sh unit system stress= ' '!stub run-tests.sh stress ' 'stub check.sh' 'make test ctl abi examples python stress negative vm kmod deb' 'stub run-sanitizers.sh --build asan stress= long= san=unit stress' 'stub run-sanitizers.sh asan stress= long= san=unit stress' '!compilers.sh' '!bare.sh')$(
   [ "$(grep -oE '^##### lane [a-z]+' <<<"$out" | tr '\n' ' ')" = "##### lane fast ##### lane full ##### lane sanitizers " ] || echo "lanes")"
 out=$(run_ci "$tree/.ci/run" fast)
 report "one lane alone" "$([ "$(tail -1 <<<"$out")" = "4 passed, 0 failed, 0 skipped" ] || echo "totals: $(tail -1 <<<"$out"); ")$(has "$out" 'stub run-tests.sh stress stress=2 ' '!lane full')"
 out=$(run_ci VMEM_LONG=1 "$tree/.ci/run")
-report "VMEM_LONG=1 reaches the tests, and adds the night" "$(has "$out" 'lane night' 'stub run-tests.sh unit system stress= long=1' 'stub bare.sh demo test' 'stub compilers.sh' 'stub run-sanitizers.sh asan tsan')"
+report "VMEM_LONG=1 reaches the tests, and adds the night" "$(has "$out" 'lane night' 'stub run-tests.sh unit system stress= long=1' 'stub bare.sh demo test' 'stub compilers.sh' 'stub run-sanitizers.sh asan tsan stress= long=1 san=$')"
 out=$(run_ci CHECKS='3 passed, 1 failed, 0 skipped' "$tree/.ci/run"); status=$?
 report "a check that fails turns it red" "$([ $status = 1 ] || echo "status $status; ")$([ "$(tail -1 <<<"$out")" = "9 passed, 1 failed, 1 skipped" ] || echo "totals: $(tail -1 <<<"$out")")"
 out=$(run_ci BROKEN=false "$tree/.ci/run"); status=$?
