@@ -14,6 +14,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/clock.h"
 #include "core/fault_server.h"
 #include "core/log.h"
 #include "core/mutex.h"
@@ -23,12 +24,14 @@
 #include "core/step.h"
 #include "core/thread.h"
 #include "store/engine_base.h"
+#include "store/wait_spin.h"
 
 namespace vmem::store {
 
 namespace {
 
 constexpr unsigned kMaxRings = 16;
+constexpr unsigned kCoresToSpin = 4;              // with fewer, the program's own threads need them
 constexpr unsigned kFileTable = 1024;             // files known to the kernel; later ones go by descriptor
 constexpr size_t kAsyncBytes = size_t{64} << 10;  // kernel workers copy buffered transfers of this size or more
 
@@ -42,6 +45,8 @@ struct Ring {
   bool sleeping = false;            // protected by EngineBase::mutex_
   bool watch_armed = false;         // a poll of the watched descriptor is in the ring
   bool watch_ready = false;         // the poll has fired
+  unsigned in_kernel = 0;           // transfers issued and not reaped
+  WaitSpin idle_spin, disk_spin;    // for waits without transfers in the kernel, and with
   std::vector<Transfer*> prepared;  // submission entries that the kernel has not taken; nullptr: the wake read
   std::thread thread;
 };
@@ -88,6 +93,7 @@ class UringEngine final : public EngineBase {
   void arm_watch(Ring& ring, int fd);
   void serve_watch(Ring& ring);
   void enter(Ring& ring, bool wait);
+  void wait(Ring& ring);
   void give_up(Ring& ring, int error);
 
   std::vector<Ring> rings_;
@@ -100,6 +106,7 @@ class UringEngine final : public EngineBase {
   Watch watch_ VMEM_GUARDED_BY(mutex_);  // served by the first ring
   std::condition_variable watch_idle_;
   unsigned next_ring_ VMEM_GUARDED_BY(mutex_) = 0;
+  const bool spins_ = std::thread::hardware_concurrency() >= kCoresToSpin;
   bool file_table_ = false;  // set before the threads start
   std::array<std::atomic<bool>, kFileTable> in_table_{};
 };
@@ -294,6 +301,7 @@ void UringEngine::issue(Ring& ring, Transfer* transfer) {
   io_uring_sqe_set_flags(sqe, flags);
   io_uring_sqe_set_data(sqe, transfer);
   ring.prepared.push_back(transfer);
+  ++ring.in_kernel;
 }
 
 void UringEngine::arm_wake(Ring& ring) {
@@ -424,12 +432,15 @@ void UringEngine::reap(Ring& ring) {
     } else if (transfer == kWatch) {
       ring.watch_armed = false;
       ring.watch_ready = true;
-    } else if (transfer->advance(result)) {
-      finish(transfer);
-    } else if (result == -ECANCELED) {
-      hand_over(transfer);
     } else {
-      issue(ring, transfer);
+      --ring.in_kernel;
+      if (transfer->advance(result)) {
+        finish(transfer);
+      } else if (result == -ECANCELED) {
+        hand_over(transfer);
+      } else {
+        issue(ring, transfer);
+      }
     }
   }
 }
@@ -452,6 +463,7 @@ void UringEngine::give_up(Ring& ring, int error) {
       ring.watch_ready = true;  // there is no poll now: look every time
       continue;
     }
+    --ring.in_kernel;
     while (!transfer->advance(-error)) {
     }
     finish(transfer);
@@ -473,6 +485,23 @@ void UringEngine::enter(Ring& ring, bool wait) {
   } else if (rc != -EINTR) {
     give_up(ring, -rc);
   }
+}
+
+// Returns when a completion may have come. With a fast disk the next one comes sooner than the kernel
+// wakes a thread, and so does the next fault of a busy program. With several transfers in the kernel
+// the thread sleeps: it then finds several completions at once.
+void UringEngine::wait(Ring& ring) {
+  WaitSpin& spin = ring.in_kernel != 0 ? ring.disk_spin : ring.idle_spin;
+  const uint64_t began = core::now_ns();
+  if (spins_ && ring.in_kernel <= 1 && spin.worth_it(began)) {
+    enter(ring, false);
+    core::step("store.spin");
+    io_uring_cqe* cqe = nullptr;
+    if (!spin.look(began, [&] { return io_uring_peek_cqe(&ring.uring, &cqe) == 0; })) enter(ring, true);
+  } else {
+    enter(ring, true);
+  }
+  spin.waited(core::now_ns() - began);
 }
 
 // By default, kernel workers use the CPUs of the process's cpuset. The kernel knows a ring's
@@ -530,7 +559,11 @@ void UringEngine::run(Ring& ring) noexcept {
     if (over) return;
     if (wait && !ring.wake_armed) arm_wake(ring);
     if (watched >= 0 && !ring.watch_armed) arm_watch(ring, watched);
-    if (wait || io_uring_sq_ready(&ring.uring) != 0) enter(ring, wait);
+    if (wait) {
+      this->wait(ring);
+    } else if (io_uring_sq_ready(&ring.uring) != 0) {
+      enter(ring, false);
+    }
     if (io != nullptr) {
       deliver(io);
       delivered = true;

@@ -123,6 +123,28 @@ TEST_P(EngineContract, NeverMoreInFlightThanTheDepth) {
   EXPECT_EQ(in_flight.load(), 0);
 }
 
+std::atomic<int> looks{0};
+
+TEST_P(EngineContract, AThreadWithoutWorkSleeps) {
+  make(4, 2);
+  if (IsSkipped()) return;
+  TempFile file(1 << 20, true);
+  const FileId id = add(file);
+  Buffer buffer(1 << 20);
+  core::step_hook = [](const char* step) { looks += strcmp(step, "store.spin") == 0 ? 1 : 0; };
+  for (size_t n = 0; n < 256; ++n) {
+    Batch batch;
+    batch.add(Io::Op::read, id, n * core::kPage, buffer.data() + n * core::kPage, core::kPage);
+    batch.submit(*engine_);
+    batch.wait();
+  }
+  const int before = looks;
+  usleep(100000);
+  EXPECT_LE(looks, before + 2) << "at most one look of each thread";
+  engine_.reset();
+  core::step_hook = nullptr;
+}
+
 TEST_P(EngineContract, NeighboursOfOneBatchAreMergedAndEachIsDone) {
   make(4);
   if (IsSkipped()) return;
