@@ -9,9 +9,9 @@
 #include <cstdio>
 #include <new>
 
-#include "api/cancellation.h"
 #include "api/last_error.h"
 #include "api/runtime.h"
+#include "core/process/cancellation.h"
 #include "core/stack.h"
 #include "core/status.h"
 
@@ -20,7 +20,7 @@ namespace vmem::api {
 // Runs a call's body; the stack is large enough.
 template <typename Body>
 __attribute__((noinline)) int guarded_here(Body& body) noexcept {
-  const NoCancellation whole;
+  const core::NoCancellation whole;
   const DeliverLog deliver;
   const Runtime::Call call;
   if (call.refused()) return report(-EDEADLK, "the process exits from inside another call of libvmem on this thread");

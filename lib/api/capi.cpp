@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "api/boundary.h"
-#include "api/cancellation.h"
 #include "api/flush_on.h"
 #include "api/runtime.h"
 #include "core/log.h"
+#include "core/process/cancellation.h"
 #include "core/process/inherited.h"
 #include "pager/pager.h"
 #include "vmem/vmem.h"
@@ -286,7 +286,7 @@ VMEM_API int vmem_get(const char* name, char* value, size_t size) {
 }
 
 VMEM_API void vmem_log(void (*sink)(int, const char*, void*), void* user) {
-  const vmem::api::NoCancellation whole;
+  const vmem::core::NoCancellation whole;
   bool locks;  // this thread exits from inside a call, and may hold locks
   {
     const Runtime::Call call;

@@ -11,10 +11,10 @@
 #include <new>
 #include <thread>
 
-#include "api/cancellation.h"
 #include "api/runtime.h"
 #include "core/log.h"
 #include "core/mutex.h"
+#include "core/process/cancellation.h"
 #include "core/thread.h"
 
 namespace vmem::api {
@@ -59,7 +59,7 @@ void wait_for_signal() {
   const int signal = came.load();
   {
     const core::ApplicationCode nothing_held;  // as at exit, on a thread of the application
-    const NoCancellation whole;
+    const core::NoCancellation whole;
     Runtime::get().finish();
     core::deliver_log_at_exit(false);
   }

@@ -7,12 +7,12 @@
 #include <new>
 #include <utility>
 
-#include "api/cancellation.h"
 #include "api/page_size.h"
 #include "api/published.h"
 #include "core/break.h"
 #include "core/log.h"
 #include "core/process/at_exit.h"
+#include "core/process/cancellation.h"
 #include "core/process/fork.h"
 #include "core/process/valgrind.h"
 #include "core/scheduling.h"
@@ -43,7 +43,7 @@ void begin_anew_in_child() {
 
 void at_exit() {
   if (core::in_child() || made.load() == nullptr) return;
-  const NoCancellation whole;
+  const core::NoCancellation whole;
   made.load()->finish();
   core::deliver_log_at_exit(Runtime::Call::may_hold_locks());
 }

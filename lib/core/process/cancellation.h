@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-namespace vmem::api {
+namespace vmem::core {
 
 // Disables cancellation of this thread during its scope, including application code that the call
 // runs.
@@ -21,4 +21,4 @@ class NoCancellation {
   int before_ = PTHREAD_CANCEL_ENABLE;
 };
 
-}  // namespace vmem::api
+}  // namespace vmem::core
