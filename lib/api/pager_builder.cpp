@@ -57,7 +57,7 @@ Status parse_nodes(const std::string& text, std::vector<int>* out) {
 
 Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
   const std::string wanted = options.text(Option::trap), transfer = options.text(Option::transfer);
-  if (wanted != "uffd" && transfer == "auto") {
+  if (wanted != "uffd" && wanted != "signal" && transfer == "auto") {
     Status s = trap::make_kmod_trap({}, out);
     if (s.ok() && options.number(Option::core_dump) != 0)
       core::log(core::Level::warning, "setting core_dump is on, but mappings of the module are in no core dump");
@@ -73,9 +73,10 @@ Status make_trap(core::Options& options, std::unique_ptr<trap::Trap>* out) {
   }
   trap::UserfaultOptions user;
   user.core_dump = options.number(Option::core_dump) != 0;
+  user.in_signal_handler = wanted == "signal";
   adjust_trap(&user);
   Status s = trap::make_userfault_trap(user, out);
-  if (s.ok() && !(*out)->caps().system_calls) {
+  if (s.ok() && !(*out)->caps().system_calls && !user.in_signal_handler) {
     VMEM_LOG_ONCE(core::Level::warning,
                   "userfaultfd is unprivileged here, so %s; `vmemctl doctor` says how to change that",
                   trap::kSystemCallsNeedLeases);
@@ -93,6 +94,13 @@ Status make_devices(core::Options& options, std::unique_ptr<device::Devices>* ou
   if (Status s; replace_devices(unit, out, &s)) return s;
   static constinit std::atomic<bool> had_devices{false};  // in this process or an ancestor
   const std::string setting = options.text(Option::device);
+  if (options.text(Option::trap) == "signal" && setting != device::kNone) {
+    constexpr char kWhy[] =
+        "trap is signal, which serves faults of host memory alone; set device to none, or trap to auto";
+    if (setting != device::kAutomatic) return error(ENOTSUP, "setting device is %s, but %s", setting.c_str(), kWhy);
+    core::log(core::Level::info, "no device tier: %s", kWhy);
+    return {};
+  }
   if (had_devices.load() && core::has_parents_state() && setting != device::kNone) {
     constexpr char kWhy[] =
         "this process was forked from one that had a device tier, and CUDA cannot be used after fork; start it by "

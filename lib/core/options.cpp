@@ -75,9 +75,11 @@ constexpr OptionInfo kTable[] = {
      "never dumped."},
     {Option::compression, "compression", OptionKind::choice, "", "none", 0, 0, "none|lz4|zstd", true,
      "How blocks of regions made from now on are stored; a block that does not shrink is stored raw."},
-    {Option::trap, "trap", OptionKind::choice, "", "auto", 0, 0, "auto|kmod|uffd", false,
+    {Option::trap, "trap", OptionKind::choice, "", "auto", 0, 0, "auto|kmod|uffd|signal", false,
      "The trap that catches accesses of blocks that are not present: the module vmem.ko or userfaultfd. auto takes the "
-     "module if it is loaded and the user may open it."},
+     "module if it is loaded and the user may open it. signal: userfaultfd, and the thread that accesses a block "
+     "brings it "
+     "in a handler of SIGBUS (docs/reliability.md)."},
     {Option::transfer, "transfer", OptionKind::choice, "", "auto", 0, 0, "auto|move|copy", false,
      "How userfaultfd puts bytes in place; auto moves pages if the kernel can (6.8), else copies. A value other than "
      "auto selects userfaultfd."},

@@ -1,5 +1,6 @@
 #include "core/signals.h"
 
+#include <atomic>
 #include <utility>
 
 #include "core/break.h"
@@ -8,6 +9,7 @@ namespace vmem::core {
 
 namespace {
 
+constinit std::atomic<bool> takes_faults{false};
 constinit thread_local unsigned deferring = 0;
 thread_local sigset_t application_mask;  // the application's, while deferring
 
@@ -20,9 +22,14 @@ sigset_t asynchronous() {
 
 }  // namespace
 
+void library_threads_take_faults(bool take) {
+  takes_faults.store(take, std::memory_order_relaxed);
+}
+
 SignalsBlocked::SignalsBlocked() {
   sigset_t all;
   sigfillset(&all);
+  if (takes_faults.load(std::memory_order_relaxed)) sigdelset(&all, SIGBUS);
   if (broken("signal_mask")) sigemptyset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before_);
 }

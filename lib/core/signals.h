@@ -9,6 +9,10 @@ namespace vmem::core {
 // Signals that a thread's own instructions cause.
 inline constexpr int kFaultSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP, SIGSYS};
 
+// Whether the library's threads take SIGBUS from now on: a trap serves faults in its handler, and a
+// library thread may meet a page that the program has dropped.
+void library_threads_take_faults(bool take);
+
 // Blocks every signal on this thread during its scope. Threads started in that scope inherit the
 // mask: hold one around the first call into a library that starts threads.
 class SignalsBlocked {

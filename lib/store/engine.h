@@ -47,6 +47,9 @@ class Engine {
   virtual ~Engine() = default;  // waits for everything in flight
   virtual const char* name() const = 0;
   virtual void submit(std::span<Io* const> batch) = 0;
+  // Makes a short read on this thread, outside queues and depth, without done(). Needs no memory.
+  // Returns false if the engine cannot, or if it failed: submit() it then.
+  virtual bool read_here(Io& /*io*/) { return false; }
   // Registers a file, with the rings too. The descriptor stays the caller's; remove the file before
   // closing it.
   virtual core::Status add_file(int fd, FileId* id) = 0;

@@ -66,6 +66,26 @@ void EngineBase::submit(std::span<Io* const> batch) {
   if (sleepers != 0) wake(sleepers);
 }
 
+bool EngineBase::read_here(Io& io) {
+  constexpr size_t kMost = size_t{128} << 10;
+  if (io.op != Io::Op::read || io.size > kMost || injector() != nullptr) return false;
+  FileSlot slot;
+  {
+    core::MutexLock lock(mutex_);
+    if (io.file < files_.size()) slot = files_[io.file].slot;
+  }
+  core::step("store.issue");
+  const ssize_t got = pread(slot.fd, io.buffer, io.size, static_cast<off_t>(io.offset));
+  core::step("store.finish");
+  if (got != static_cast<ssize_t>(io.size)) return false;
+  io.result = 0;
+  io.transferred = io.size;
+  core::MutexLock lock(mutex_);
+  ++stats_.reads;
+  stats_.read_bytes += io.size;
+  return true;
+}
+
 bool EngineBase::joins(const Io& before, const Io& next, size_t bytes) {
   return next.op == before.op && next.op != Io::Op::flush && next.file == before.file &&
          next.within_file == before.within_file && next.offset == before.offset + before.size && next.size != 0 &&

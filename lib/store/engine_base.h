@@ -28,6 +28,7 @@ namespace vmem::store {
 class EngineBase : public Engine {
  public:
   void submit(std::span<Io* const> batch) final;
+  bool read_here(Io& io) final;
   core::Status add_file(int fd, FileId* id) final;
   void remove_file(FileId id) final;
   EngineStats stats() const final;

@@ -31,6 +31,7 @@ using core::kScanWritten;
 
 inline constexpr unsigned kUserModeOnly = 1;                    // UFFD_USER_MODE_ONLY, Linux 5.11
 inline constexpr uint64_t kFeatureWp = uint64_t{1} << 0;        // 5.7
+inline constexpr uint64_t kFeatureSigbus = uint64_t{1} << 7;    // 4.14
 inline constexpr uint64_t kFeatureThreadId = uint64_t{1} << 8;  // 4.14
 inline constexpr uint64_t kFeaturePoison = uint64_t{1} << 14;   // 6.6
 inline constexpr uint64_t kFeatureMove = uint64_t{1} << 16;     // 6.8

@@ -256,7 +256,9 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   Opened opened;
   if (core::Status s = open_best(options, &opened); !s.ok()) return s;
   opened.fd = core::keep_from_children(opened.fd);
-  const uint64_t wanted = offered & (os::kFeatureWp | os::kFeatureThreadId | os::kFeaturePoison | os::kFeatureMove);
+  const uint64_t sigbus = options.in_signal_handler ? os::kFeatureSigbus : 0;
+  const uint64_t wanted =
+      offered & (os::kFeatureWp | os::kFeatureThreadId | os::kFeaturePoison | os::kFeatureMove | sigbus);
   error = os::handshake(opened.fd, wanted, &offered);
   if (error != 0) {
     core::close_and_forget(opened.fd);
@@ -275,7 +277,7 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   };
   // Without memory or a descriptor for the probes, the kernel would seem to lack what it has.
   if (core::Status s = have_room(fd); !s.ok()) return give_up(std::move(s));
-  probed.caps.name = "userfaultfd";
+  probed.caps.name = options.in_signal_handler ? "userfaultfd with SIGBUS" : "userfaultfd";
   // Frames are registered for write protection, which never triggers: the kernel moves pages only
   // into a registered mapping, and a frame must not trap.
   //
@@ -289,8 +291,13 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   probed.frees_tables = probed.caps.move && options.allow_table_reclaim && probe_table_reclaim(fd, probed.pagemap);
   probed.caps.write_protect = options.allow_write_protect && wp && probe_write_protect(fd);
   probed.caps.poison = options.allow_poison && (wanted & os::kFeaturePoison) != 0 && probe_poison(fd);
+  if (options.in_signal_handler && ((wanted & sigbus) == 0 || !probed.caps.poison)) {
+    return give_up(core::error(ENOTSUP,
+                               "this kernel cannot serve faults in a signal handler (UFFD_FEATURE_SIGBUS and "
+                               "UFFDIO_POISON, Linux 6.6); set trap to uffd"));
+  }
   probed.take_by_remap = probe_remap(fd);
-  probed.caps.system_calls = !opened.user_mode_only && probe_system_calls(fd);
+  probed.caps.system_calls = !options.in_signal_handler && !opened.user_mode_only && probe_system_calls(fd);
   if (options.allow_process_madvise) {
     probed.self = core::keep_from_children(os::open_self());
     probed.caps.batch_drop = probed.self >= 0 && probe_batch_drop(fd, probed.self);

@@ -131,6 +131,15 @@ class Trap {
   // once, and after it was resolved. timeout_ms < 0 waits forever. Returns 0 events on timeout and
   // after interrupt().
   virtual core::Status wait(std::span<Event> out, int timeout_ms, size_t* count) = 0;
+  // Calls serve(fault, user) for each fault from now on, on the thread that made it, with every
+  // signal blocked. Nothing of the application's may run there. serve() returns false if the address
+  // is in no range. wait() returns no faults then. nullptr: no more. Returns false if this backend
+  // cannot do it.
+  using Serve = bool (*)(const Fault& fault, void* user);
+  virtual bool serve_by(Serve serve, void* user) {
+    (void)serve, (void)user;
+    return false;
+  }
   // Returns a descriptor that polls readable while wait() has events, or -1.
   virtual int event_descriptor() const { return -1; }
   // Makes the current or next wait() return; async-signal-safe.
@@ -246,6 +255,7 @@ struct UserfaultOptions {
   bool allow_privileged = true;  // false: behave as for an ordinary user
   bool allow_device = true;      // /dev/userfaultfd
   bool allow_process_madvise = true;
+  bool in_signal_handler = false;   // faults come as SIGBUS (signal_faults.h)
   bool allow_table_reclaim = true;  // rely on MADV_DONTNEED freeing page tables (Linux 6.14)
   bool core_dump = false;           // resident bytes of ranges go into core dumps
 };

@@ -40,6 +40,7 @@
 #include "trap/mapping.h"
 #include "trap/os.h"
 #include "trap/probe.h"
+#include "trap/signal_faults.h"
 #include "trap/stuck_pages.h"
 #include "trap/taking.h"
 #include "trap/transfer.h"
@@ -58,7 +59,7 @@ uintptr_t at(const void* address) {
 
 class UserfaultTrap final : public Trap {
  public:
-  UserfaultTrap(const Probed& probed, int event, int empty_file, CoreDump dump)
+  UserfaultTrap(const Probed& probed, int event, int empty_file, CoreDump dump, std::unique_ptr<SignalFaults> faults)
       : fd_(probed.fd),
         self_(probed.self),
         pagemap_(probed.pagemap),
@@ -67,9 +68,11 @@ class UserfaultTrap final : public Trap {
         frees_tables_(probed.frees_tables),
         dump_(dump),
         caps_(probed.caps),
-        waking_(probed.fd, probed.pagemap, probed.caps),
+        faults_(std::move(faults)),
+        waking_(probed.fd, probed.pagemap, probed.caps, faults_.get()),
         taking_(probed.fd, probed.pagemap, probed.caps, probed.take_by_remap, waking_) {}
   ~UserfaultTrap() override;
+  Status start() { return faults_ != nullptr ? faults_->start(fd_, pagemap_) : Status(); }
   UserfaultTrap(const UserfaultTrap&) = delete;
   UserfaultTrap& operator=(const UserfaultTrap&) = delete;
 
@@ -84,7 +87,11 @@ class UserfaultTrap final : public Trap {
   Status detach(void* address, size_t size) override;
   Status unmap(void* address, size_t size) override;
   Status wait(std::span<Event> out, int timeout_ms, size_t* count) override;
-  int event_descriptor() const override { return fd_; }
+  bool serve_by(Serve serve, void* user) override {
+    if (faults_ != nullptr) faults_->serve_by(serve, user);
+    return faults_ != nullptr;
+  }
+  int event_descriptor() const override { return faults_ != nullptr ? faults_->news() : fd_; }
   void interrupt() override;
   Status fill(void* address, size_t size, void* frame, Transfer transfer, Protect protect) override;
   Status fill_zero(void* address, size_t size) override;
@@ -126,6 +133,7 @@ class UserfaultTrap final : public Trap {
   const CoreDump dump_;  // default for ranges without a setting
   const Caps caps_;
   RangeMap ranges_;
+  const std::unique_ptr<SignalFaults> faults_;  // nullptr: the kernel sends messages
   Waking waking_;
   Taking taking_;
 };
@@ -238,6 +246,7 @@ size_t UserfaultTrap::read_faults(std::span<Event> out, int* error) {
   std::array<uffd_msg, 64> messages;
   size_t count = 0;
   *error = 0;
+  if (faults_ != nullptr) return faults_->take(out);
   while (count < out.size()) {
     const size_t room = std::min(messages.size(), out.size() - count);
     const ssize_t got = read(fd_, messages.data(), room * sizeof messages[0]);
@@ -272,7 +281,7 @@ Status UserfaultTrap::wait(std::span<Event> out, int timeout_ms, size_t* count) 
   *count = read_faults(out, &error);
   if (*count != 0) return {};
   if (error == 0) {
-    std::array<pollfd, 2> wanted{{{fd_, POLLIN, 0}, {event_, POLLIN, 0}}};
+    std::array<pollfd, 2> wanted{{{event_descriptor(), POLLIN, 0}, {event_, POLLIN, 0}}};
     const int ready = poll(wanted.data(), wanted.size(), timeout_ms);
     // -EINVAL: RLIMIT_NOFILE is below two. Look for faults every millisecond then.
     if (ready < 0 && errno == EINVAL) usleep(1000);
@@ -440,7 +449,7 @@ Status UserfaultTrap::place_pages(uintptr_t start, size_t size, uintptr_t frame,
     if (Status s = clear_tables(start, size); !s.ok()) return s;
   }
   core::step("trap.fill.begin");
-  const bool quiet = os::quietly() != 0;
+  const bool quiet = os::quietly() != 0 || faults_ != nullptr;
   Outcome out = transfer == Transfer::move ? move_pages(fd_, pagemap_, start, frame, size, Holes::populate, kFillBusyNs)
                                            : waking_.copy_in(start, frame, size, protect);
   if (out.error == -EINVAL && transfer == Transfer::move && caps_.write_protect)
@@ -474,7 +483,7 @@ Status UserfaultTrap::put_back(void* address, size_t size, void* frame) {
 
 Status UserfaultTrap::fill_zero(void* address, size_t size) {
   if (Status s = check_range("fill_zero", at(address), size); !s.ok()) return s;
-  const bool quiet = os::quietly() != 0;
+  const bool quiet = os::quietly() != 0 || faults_ != nullptr;
   const Outcome out = zero_pages(fd_, pagemap_, at(address), size);
   if (out.error == 0) {
     if (quiet && waking_.wake(at(address), size) != 0 && waking_.let_go_on(at(address), size) != 0) {
@@ -571,14 +580,17 @@ Status UserfaultTrap::unprotect(void* address, size_t size) {
                   "changed and copied cannot leave memory any more, nor be synced");
     error = waking_.let_go_on(at(address), size);
   }
-  if (error == 0) return {};
+  if (error == 0) {
+    waking_.woken(at(address), size);
+    return {};
+  }
   return core::system_error(error, "unprotect: %zu bytes at %p%s", size, address,
                             error == -ENOENT ? " (not attached, or attached for moving)" : "");
 }
 
 Status UserfaultTrap::fail(void* address, size_t size) {
   if (Status s = check_range("fail", at(address), size); !s.ok()) return s;
-  const bool quiet = os::quietly() != 0;
+  const bool quiet = os::quietly() != 0 || faults_ != nullptr;
   Outcome out;
   if (caps_.poison) out = poison_pages(fd_, pagemap_, at(address), size);
   if (caps_.poison && !forbidden(out.error)) {
@@ -685,7 +697,12 @@ Status make_userfault_trap(const UserfaultOptions& options, std::unique_ptr<Trap
     for (const int fd : {event, empty_file, probed.fd, probed.self, probed.pagemap}) core::close_and_forget(fd);
     return s;
   }
-  *out = std::make_unique<UserfaultTrap>(probed, event, empty_file, options.core_dump ? CoreDump::yes : CoreDump::no);
+  std::unique_ptr<SignalFaults> faults;
+  if (options.in_signal_handler) faults = std::make_unique<SignalFaults>();
+  auto trap = std::make_unique<UserfaultTrap>(probed, event, empty_file,
+                                              options.core_dump ? CoreDump::yes : CoreDump::no, std::move(faults));
+  if (Status s = trap->start(); !s.ok()) return s;
+  *out = std::move(trap);
   return {};
 }
 

@@ -24,6 +24,10 @@ Waking::~Waking() {
 }
 
 int Waking::wake(uintptr_t start, size_t size) {
+  if (faults_ != nullptr) {
+    faults_->wake(start, size);
+    return 0;
+  }
   const int error = os::wake(fd_, start, size);
   if (error == 0 || error == -EINVAL) return error;  // EINVAL: not addresses of a program
   if (os::dont_wake.exchange(0) != 0) {
@@ -115,6 +119,7 @@ int Waking::wake_by_moving_nothing(uintptr_t start, size_t size) {
 
 // Unregistering a mapping wakes its waiters. The empty file has no pages that could show before.
 int Waking::wake_where_nothing_is(uintptr_t start, size_t size) {
+  if (faults_ != nullptr) return wake(start, size);
   const int error = os::wake(fd_, start, size);
   if (error == 0 || error == -EINVAL) return error;
   const int made = os::enroll(fd_, start, size, os::kRegisterMissing);
@@ -144,6 +149,7 @@ int Waking::let_go_on(uintptr_t start, size_t size) {
         "place of its data",
         size, start, strerrordesc_np(-error));
   }
+  if (dismissed == 0) woken(start, size);
   return dismissed == 0 ? 0 : -EPERM;
 }
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "core/mutex.h"
+#include "trap/signal_faults.h"
 #include "trap/transfer.h"
 #include "trap/trap.h"
 
@@ -15,14 +16,19 @@ namespace vmem::trap {
 // Any thread. Addresses and sizes are multiples of 4 KiB. Errors are 0 or a negative errno.
 class Waking {
  public:
-  Waking(int fd, int pagemap, const Caps& caps)
-      : fd_(fd), pagemap_(pagemap), write_protect_(caps.write_protect), move_(caps.move) {}
+  // faults: the kernel parks no thread, and these do. May be nullptr.
+  Waking(int fd, int pagemap, const Caps& caps, SignalFaults* faults)
+      : fd_(fd), pagemap_(pagemap), write_protect_(caps.write_protect), move_(caps.move), faults_(faults) {}
   ~Waking();
   Waking(const Waking&) = delete;
   Waking& operator=(const Waking&) = delete;
 
   // Makes all threads that wait for a page of the range look again. On error some may still wait.
   int wake(uintptr_t start, size_t size);
+  // Same after a call that makes the kernel wake them.
+  void woken(uintptr_t start, size_t size) {
+    if (faults_ != nullptr) faults_->wake(start, size);
+  }
   // Same for a range over which an empty file has been mapped (replace_with_sigbus).
   int wake_where_nothing_is(uintptr_t start, size_t size);
   // Same for a range whose pages are all present and whose stores need no report. Also removes
@@ -43,6 +49,7 @@ class Waking {
 
   const int fd_, pagemap_;
   const bool write_protect_, move_;
+  SignalFaults* const faults_;
   // Held while threads are woken by unprotecting pages that are not protected. No thread may
   // protect pages, or put protected pages in place, during that.
   core::Mutex waking_;

@@ -37,12 +37,13 @@ Backend userfault(const char* name, UserfaultOptions options) {
 }  // namespace
 
 std::vector<Backend> backends() {
-  UserfaultOptions no_move, no_poison, user_mode, no_wp, no_reclaim, oldest;
+  UserfaultOptions no_move, no_poison, user_mode, no_wp, no_reclaim, oldest, in_handler;
   no_move.allow_move = false;
   no_poison.allow_poison = false;
   user_mode.allow_privileged = false;
   no_wp.allow_write_protect = false;
   no_reclaim.allow_table_reclaim = false;
+  in_handler.in_signal_handler = true;
   oldest.allow_move = oldest.allow_poison = oldest.allow_write_protect = oldest.allow_process_madvise = false;
   return {userfault("uffd", {}),
           userfault("uffd_no_move", no_move),
@@ -51,6 +52,11 @@ std::vector<Backend> backends() {
           userfault("uffd_no_wp", no_wp),
           userfault("uffd_no_table_reclaim", no_reclaim),
           userfault("uffd_oldest", oldest),
+          {"signal",
+           [in_handler](std::unique_ptr<Trap>* out) {
+             install_handlers();  // ours passes on to them
+             return make_userfault_trap(in_handler, out);
+           }},
           {"kmod", [](std::unique_ptr<Trap>* out) { return make_kmod_trap({}, out); }}};
 }
 

@@ -186,7 +186,8 @@ TEST(TrapForbiddenChild, DISABLED_EndWaits) {
       std::find_if(all.begin(), all.end(), [](const Backend& b) { return b.name == getenv("VMEM_TEST_BODY"); });
   ASSERT_NE(backend, all.end());
   std::unique_ptr<Trap> trap;
-  if (!backend->make(&trap).ok() || trap->caps().install) _exit(77);  // the module has calls of its own
+  // The module has calls of its own, and a trap in a signal handler wakes threads without a call.
+  if (backend->name == "signal" || !backend->make(&trap).ok() || trap->caps().install) _exit(77);
   constexpr unsigned long kBoth[] = {UFFDIO_WAKE, UFFDIO_WRITEPROTECT};
   end_waits(trap.get(), std::span(kBoth, getenv("VMEM_TEST_BOTH") != nullptr ? 2 : 1));
 }

@@ -50,6 +50,24 @@ bool FaultHandler::serve_events(int timeout_ms) {
   return timeout_ms < 0 || count == room.size();
 }
 
+bool FaultHandler::serve_here(const trap::Fault& fault) {
+  const uint64_t now = now_ns();
+  bool failed = false;
+  DeferredWork after;
+  {
+    Lock lock(ctx_.map.mutex());
+    Region* const r = ctx_.map.find(fault.address);
+    if (r == nullptr) return false;
+    const Block& block = r->table[r->index(reinterpret_cast<void*>(fault.address))];
+    on_fault(fault, now, after);
+    // The access gets SIGBUS, and the handler cannot tell that from a fault.
+    failed = block.state == State::poisoned && (block.flags & core::kUnanswered) == 0;
+    host_.readahead.pump_speculative(after);
+  }
+  host_.page_in.run_here(after);
+  return !failed;
+}
+
 void FaultHandler::renew(const Region& r, BlockIndex b) {
   const Block& block = r.table[b];
   // A block on its way to a device must not be accessed half made: see on_fault().

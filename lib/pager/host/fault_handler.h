@@ -31,6 +31,9 @@ class FaultHandler {
   // Serves one round of the trap's events, on one thread at a time. Returns true if there may be
   // more.
   bool serve_events(int timeout_ms) VMEM_UNLOCKED;
+  // Serves a fault on the thread that made it, in a signal handler. Returns false if the address is
+  // in no region.
+  bool serve_here(const trap::Fault& fault) VMEM_UNLOCKED;
 
   // Sets the time after which the trap gives up an access that is not answered, unless
   // renew_waits() restarts the time. 0: it never gives up.

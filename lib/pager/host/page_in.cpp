@@ -332,6 +332,29 @@ void PageIn::run(Lock& lock, DeferredWork& after) {
   lock.lock();
 }
 
+void PageIn::run_here(DeferredWork& after) {
+  Transition* mine = nullptr;
+  TransitionList others;
+  while (!after.submit.empty()) {
+    Transition* const m = after.submit.pop();
+    if (mine == nullptr && m->then == this && m->io.urgency == Urgency::fault && m->read.accessed != SIZE_MAX &&
+        !m->read.fresh) {
+      mine = m;
+    } else {
+      others.push_back(m);
+    }
+  }
+  std::swap(after.submit, others);
+  run(after);
+  if (mine == nullptr) return;
+  if (host_.reader.find_hole(mine) || ctx_.engine.read_here(mine->io)) {
+    finish_read(mine, after);
+  } else {
+    after.submit.push_back(mine);
+  }
+  run(after);
+}
+
 void PageIn::run(DeferredWork& after) {
   while (!after.empty()) {
     DeferredWork now;

@@ -36,6 +36,8 @@ class PageIn final : private IoEnd {
 
   // Runs deferred work. The overload with a lock drops and retakes it.
   void run(DeferredWork& after) VMEM_UNLOCKED;
+  // Same on a thread that waits for one of these reads: it reads that block itself.
+  void run_here(DeferredWork& after) VMEM_UNLOCKED;
   void run(Lock& lock, DeferredWork& after) VMEM_LOCKED;
   // Memory came free: serves the waiters, and runs the work that this defers. Drops and retakes the
   // lock.

@@ -12,6 +12,7 @@ namespace vmem::pager {
 FaultThreads::FaultThreads(PagerContext& ctx, FaultHandler& faults) : ctx_(ctx), faults_(faults) {}
 
 Status FaultThreads::start() {
+  if (ctx_.trap.serve_by(fault_here, this)) return {};
   const int fd = ctx_.trap.event_descriptor();
   watching_ = fd >= 0 && ctx_.engine.watch(fd, events_ready, this);
   if (!watching_) {
@@ -36,6 +37,7 @@ void FaultThreads::stop_renewing() {
 void FaultThreads::stop() {
   if (renews_.joinable()) renews_.join();
   if (watching_) ctx_.engine.unwatch();
+  ctx_.trap.serve_by(nullptr, nullptr);
   stop_.store(true);
   if (!reads_.joinable()) return;
   ctx_.trap.interrupt();
@@ -52,6 +54,10 @@ void FaultThreads::loop() {
 void FaultThreads::events_ready(void* self) {
   while (static_cast<FaultThreads*>(self)->faults_.serve_events(0)) {
   }
+}
+
+bool FaultThreads::fault_here(const trap::Fault& fault, void* self) {
+  return static_cast<FaultThreads*>(self)->faults_.serve_here(fault);
 }
 
 // A trap may give up an access that is not answered in time (the module: fault_timeout_ms in its

@@ -1,6 +1,6 @@
-// The threads that serve faults. An I/O thread reads the trap's events if the engine watches the
-// trap's descriptor, else the fault thread does. The renewing thread keeps a trap that has a
-// deadline from giving accesses up.
+// The threads that serve faults. If the trap can, these are the threads that make them. Else an I/O thread reads the
+// trap's events if the engine watches the trap's descriptor, else the fault thread does. The renewing thread keeps a
+// trap that has a deadline from giving accesses up.
 #pragma once
 
 #include <atomic>
@@ -25,6 +25,7 @@ class FaultThreads {
   void loop() VMEM_UNLOCKED;
   void renew_loop() VMEM_UNLOCKED;
   static void events_ready(void* self);
+  static bool fault_here(const trap::Fault& fault, void* self);
 
   PagerContext& ctx_;
   FaultHandler& faults_;
