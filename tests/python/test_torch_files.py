@@ -3,6 +3,7 @@ import errno
 import json
 import os
 import struct
+import threading
 
 import pytest
 
@@ -162,6 +163,34 @@ def test_a_skeleton_costs_nothing_and_takes_mapped_weights(host, folder):
     with torch.no_grad():
         assert torch.equal(bare(x), model(x))
     del bare, tensors
+
+
+def test_empty_weights_are_for_one_thread_and_keep_ties_and_classes(host):
+    class Own(nn.Parameter):
+        pass
+
+    inside, out = threading.Event(), threading.Event()
+
+    def other():
+        with vt.init_empty_weights():
+            inside.set()
+            out.wait()
+
+    thread = threading.Thread(target=other)
+    with vt.init_empty_weights():
+        thread.start()
+        inside.wait()
+        model = nn.Module()
+        model.a = model.b = nn.Parameter(torch.zeros(4), requires_grad=False)
+        model.c = Own(torch.zeros(4))
+        lazy = nn.LazyLinear(3)
+    assert nn.Linear(2, 2).weight.device.type == "cpu"  # while the other thread is inside
+    out.set()
+    thread.join()
+    assert nn.Linear(2, 2).weight.device.type == "cpu"
+    assert model.a is model.b and model.a.device.type == "meta" and not model.a.requires_grad
+    assert type(model.c) is Own and model.c.device.type == "meta"
+    assert isinstance(lazy.weight, nn.parameter.UninitializedParameter)
 
 
 def test_an_assignment_that_does_not_fit_is_refused_by_name(host):

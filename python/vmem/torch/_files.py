@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import contextvars
 import errno
 import operator
+import threading
+import weakref
 from typing import IO, Any, Dict, Iterable, Iterator, List, Mapping, Optional, Tuple
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from .. import _safetensors, _status
 from .._dtypes import dtype_of
@@ -168,22 +172,46 @@ def _write(file: IO[bytes], dense: torch.Tensor) -> None:
             file.write(piece)
 
 
+# Inside init_empty_weights(): the meta parameters made so far, by the id of the parameter, which a weak reference
+# proves to be the same.
+_memo: "contextvars.ContextVar[Optional[Dict[int, Any]]]" = contextvars.ContextVar("vmem_empty_weights", default=None)
+_blocks = 0  # threads and tasks inside
+_patching = threading.Lock()
+_register = nn.Module.register_parameter
+
+
+def _register_on_meta(self: nn.Module, name: str, param: Optional[nn.Parameter]) -> None:
+    _register(self, name, param)
+    memo = _memo.get()
+    if memo is None or param is None or param.device.type == "meta" or is_lazy(param):  # a lazy one has no memory yet
+        return
+    of, made = memo.get(id(param), (None, None))
+    if of is None or of() is not param:
+        made = torch.Tensor._make_subclass(type(param), param.detach().to("meta"), param.requires_grad)
+        made.__dict__.update(param.__dict__)
+        memo[id(param)] = weakref.ref(param), made
+    self._parameters[name] = made
+
+
 @contextlib.contextmanager
 def init_empty_weights() -> Iterator[None]:
-    """Modules made inside have their parameters on the meta device: they cost no memory until assign(). Buffers are
-    real, since files often leave them out."""
-    register = nn.Module.register_parameter
-
-    def on_meta(self: nn.Module, name: str, param: Optional[nn.Parameter]) -> None:
-        register(self, name, param)
-        if param is not None and param.device.type != "meta":
-            self._parameters[name] = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
-
-    nn.Module.register_parameter = on_meta  # type: ignore
+    """Modules that this thread (or asyncio task) makes inside have their parameters on the meta device: they cost no
+    memory until assign(). Buffers are real, since files often leave them out."""
+    global _blocks, _register
+    with _patching:
+        _blocks += 1
+        if nn.Module.register_parameter is not _register_on_meta:
+            _register = nn.Module.register_parameter
+            nn.Module.register_parameter = _register_on_meta  # type: ignore
+    outer = _memo.set({})
     try:
         yield
     finally:
-        nn.Module.register_parameter = register  # type: ignore
+        _memo.reset(outer)
+        with _patching:
+            _blocks -= 1
+            if _blocks == 0 and nn.Module.register_parameter is _register_on_meta:
+                nn.Module.register_parameter = _register  # type: ignore
 
 
 def _slots(model: nn.Module) -> Dict[str, Tuple[nn.Module, str, bool, torch.Tensor]]:
