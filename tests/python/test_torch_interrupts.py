@@ -93,7 +93,43 @@ def test_a_model_works_after_an_interrupt_anywhere_in_its_first_call(host):
             assert torch.equal(model(x), want), at
             assert _get_current_dispatch_mode() is None, at
             assert not run._engine.stack(), at
+            for use in (scope.use for scope in run._engine.scopes):
+                assert use.spans == tuple(run._engine.spans(use.blocks)) and (use.ranges is None) == (not use.spans), at
             run.remove()
             if not came:
                 break
     assert at > 50
+
+
+def test_the_weights_of_others_are_leased_after_an_interrupt_anywhere_in_the_first_call(host):
+    """nn.MultiheadAttention uses weights of a child that it never calls."""
+    x = torch.ones(1, 2, 64)
+    attention = torch.nn.MultiheadAttention(64, 2, batch_first=True).eval()
+    with torch.no_grad():
+        with vt.offload(attention, "8MiB", device="host", small=0) as run:
+            attention(x, x, x)
+            whole = {scope.name: scope.use.blocks for scope in run._engine.scopes}
+        for at in itertools.count(1, 3):
+            with vt.offload(attention, "8MiB", device="host", small=0) as run:
+                came = interrupted_at_line(lambda: attention(x, x, x), at)
+                attention(x, x, x)
+                assert {scope.name: scope.use.blocks for scope in run._engine.scopes} == whole, at
+            if not came:
+                break
+    assert at > 50
+
+
+def test_a_removal_that_is_interrupted_is_ended_by_the_next(tiers):
+    for at in itertools.count(1):
+        model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 8))
+        run = vt.offload(model, "32MiB", device=tiers, small=0)
+        came = interrupted_at_line(run.remove, at)
+        run.remove()
+        assert all(p.requires_grad for p in model.parameters()), at
+        assert not any("forward" in module.__dict__ for module in model.modules()), at
+        model.half()
+        if not came:
+            break
+    assert at > 20
+    del run, model
+    vmem.shutdown()

@@ -117,7 +117,7 @@ def test_a_part_of_the_weights_is_pinned_when_all_do_not_fit_and_all_when_they_d
         model(x), model(x)
         assert 0 < handle.pinned_bytes <= 24 * MIB
         assert handle.pinned_bytes < handle.offloaded_bytes
-        pinned = [s.ranges[0].ptr for s in handle._engine.scopes if s.pinned]
+        pinned = [s.use.ranges[0].ptr for s in handle._engine.scopes if s.pinned]
         for _ in range(3):
             model(x)
             for ptr in pinned:  # other layers came and went, the pinned ones stayed
@@ -144,7 +144,7 @@ def calm(handle):
         return vmem.Region(region)[ptr - region.ptr : ptr - region.ptr + nbytes].query().device_bytes == nbytes
 
     for _ in range(10000 * PATIENCE):
-        spans = [s for scope in handle._engine.asked for s in scope.spans]
+        spans = [s for scope in handle._engine.asked for s in scope.use.spans]
         if vmem.device_stats(0).leased_bytes == 0 and all(begun(*s) for s in spans):
             return
         time.sleep(0.001)
@@ -478,7 +478,7 @@ def test_weights_that_a_module_takes_from_another_are_leased_with_it(tiers):
         assert torch.equal(model(x), want) and torch.equal(model(x), want)
         scope = next(s for s in handle._engine.scopes if s.name == "attention")
         out = handle._engine.blocks(model.attention.out_proj.weight)
-        assert out <= scope.blocks
+        assert out <= scope.use.blocks
         assert nothing_leased(handle)
     del model, handle
 

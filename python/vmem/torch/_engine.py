@@ -16,7 +16,7 @@ import errno
 import sys
 import threading
 import weakref
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import AbstractSet, Any, Dict, FrozenSet, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from torch import nn
@@ -34,30 +34,36 @@ MANY_ROWS = 1 << 16  # a larger lookup leases the whole table
 MAX_PINS = 200  # ranges; libvmem keeps advice for 256 in a region
 
 
+class Use(NamedTuple):
+    """What a scope uses. One object, so that an exception of a signal handler leaves all of the old or all of the
+    new. Blocks are block-aligned addresses; spans are runs of them, clipped to their regions."""
+
+    blocks: FrozenSet[int] = frozenset()
+    spans: Tuple[Tuple[int, int], ...] = ()  # address, bytes
+    bytes: int = 0  # in the blocks
+    ranges: Any = None  # the spans as struct vmem_range[]
+
+
 class Scope:
-    """One module's leases. Blocks are block-aligned addresses; spans are runs of them, clipped to their regions."""
+    """One module's leases."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.blocks: Set[int] = set()
-        self.spans: List[Tuple[int, int]] = []  # address, bytes
-        self.bytes = 0  # in its blocks
+        self.use = Use()
         self.seen = False  # its first call has ended
         self.pinned = False
-        self.ranges: Any = None  # the spans as struct vmem_range[]
         self.unaligned: List[Tuple[nn.Parameter, torch.Tensor]] = []
         self.table: Optional[torch.Tensor] = None  # of an nn.Embedding, of which a call uses some rows
         self.held: List[_guard.Held] = []  # its own weights, as they were placed
         self.running: Set[Frame] = set()  # active calls; more than one if the module calls itself
 
     def add(self, blocks: Set[int], engine: "Engine") -> None:
-        self.blocks |= blocks
-        self.spans = engine.spans(self.blocks)
-        self.bytes = len(self.blocks) * engine.block
-        self.ranges = struct_of(self.spans)
+        every = self.use.blocks | blocks
+        spans = engine.spans(every)
+        self.use = Use(every, tuple(spans), len(every) * engine.block, struct_of(spans))
 
 
-def struct_of(spans: List[Tuple[int, int]]) -> Any:
+def struct_of(spans: Sequence[Tuple[int, int]]) -> Any:
     made = (RangeStruct * len(spans))()
     for struct, (ptr, nbytes) in zip(made, spans):
         struct.ptr, struct.size, struct.access = ptr, nbytes, READ
@@ -138,6 +144,7 @@ class Engine:
         self.order: List[Scope] = []  # by first use
         self.pins_for = 0  # length of `order` when the pins were chosen
         self.local = threading.local()
+        self.adding = threading.Lock()  # two threads may be in a module's first calls
 
     def stack(self) -> List[Frame]:
         """This thread's calls, the outermost first."""
@@ -158,7 +165,7 @@ class Engine:
                 return set(_plan.blocks_of(ptr, nbytes, handle, self.block))
         return set()
 
-    def spans(self, blocks: Set[int]) -> List[Tuple[int, int]]:
+    def spans(self, blocks: AbstractSet[int]) -> List[Tuple[int, int]]:
         found: List[Tuple[int, int]] = []
         for at in sorted(blocks):
             handle = next(h for h in self.regions if h.ptr <= at < h.ptr - -h.size // h.block * h.block)
@@ -181,15 +188,16 @@ class Engine:
         if not blocks or not stack:  # no stack: the mode has outlived its call
             return
         for frame in stack:
-            blocks -= frame.scope.blocks
+            blocks -= frame.scope.use.blocks
         if blocks:
             frame = stack[-1]
             if frame.scope not in self.scopes:
                 self.scopes.append(frame.scope)
             more = struct_of(self.spans(blocks))
             self.lease(frame, more)
-            frame.scope.add(blocks, self)
-            self.largest = max(self.largest, frame.scope.bytes)
+            with self.adding:
+                frame.scope.add(blocks, self)
+            self.largest = max(self.largest, frame.scope.use.bytes)
 
     # ---- leases
 
@@ -198,8 +206,8 @@ class Engine:
         frame.leases.append((ranges, taken, []))  # before the call: a signal's exception may come in it
         answer(taken, lib.vmem_acquire_ranges, ranges, len(ranges), self.target.location, frame.stream)
         if taken[0] != 0:
-            held = human_bytes(sum(f.scope.bytes for f in self.stack() if f is not frame))
-            prefix = f"layer {frame.scope.name!r} with {human_bytes(frame.scope.bytes)} of weights"
+            held = human_bytes(sum(f.scope.use.bytes for f in self.stack() if f is not frame))
+            prefix = f"layer {frame.scope.name!r} with {human_bytes(frame.scope.use.bytes)} of weights"
             raise failure(taken[0], f"{prefix} (layers around it hold {held}): ")
 
     def enter(self, frame: Frame, arguments: Tuple[Any, ...] = ()) -> None:
@@ -207,7 +215,7 @@ class Engine:
         stack = self.stack()
         self.end_interrupted([f for f in stack if f.token() is None])
         stack.append(frame)
-        if frame.scope.spans:
+        if frame.scope.use.spans:
             self.begin(frame, arguments)
 
     def begin(self, frame: Frame, arguments: Tuple[Any, ...]) -> None:
@@ -220,7 +228,7 @@ class Engine:
             )
         if not scope.running:
             _guard.check_held(scope.name, scope.held)
-        ranges = scope.ranges if scope.table is None else self.rows(scope, arguments)
+        ranges = scope.use.ranges if scope.table is None else self.rows(scope, arguments)
         with self.target.current():
             self.lease(frame, ranges)
         self.learn(scope)
@@ -236,16 +244,16 @@ class Engine:
         table = scope.table
         assert table is not None
         if len(arguments) != 1 or not isinstance(arguments[0], torch.Tensor) or arguments[0].is_floating_point():
-            return scope.ranges
-        if scope.bytes <= SMALL_TABLE or arguments[0].numel() > MANY_ROWS:
-            return scope.ranges
+            return scope.use.ranges
+        if scope.use.bytes <= SMALL_TABLE or arguments[0].numel() > MANY_ROWS:
+            return scope.use.ranges
         first, size = table.data_ptr(), table.stride(0) * table.element_size()
         handle = next(h for h in self.regions if h.ptr <= first < h.ptr + h.size)
         used: Set[int] = set()
         for row in set(arguments[0].reshape(-1).tolist()):
             if 0 <= row < table.shape[0]:  # the lookup itself refuses others
                 used.update(_plan.blocks_of(first + row * size, size, handle, self.block))
-        return struct_of(self.spans(used or {min(scope.blocks)}))
+        return struct_of(self.spans(used or {min(scope.use.blocks)}))
 
     def leave(self, frame: Frame) -> None:
         try:
@@ -311,13 +319,13 @@ class Engine:
             if not following.pinned and following.table is None:
                 if following not in self.asked:
                     left = room
-                    for ptr, nbytes in following.spans:
+                    for ptr, nbytes in following.use.spans:
                         if left > 0:
                             lib.vmem_prefetch(ptr, min(nbytes, left), self.target.location, None)  # at once
                             left -= nbytes
                     if left >= 0:
                         self.asked.add(following)
-                room -= following.bytes
+                room -= following.use.bytes
             before, last = last, following
 
     def window(self) -> int:
@@ -334,23 +342,23 @@ class Engine:
         order = self.order + ([last] if last is not None and last not in self.after_one else [])
         self.pins_for = len(self.order)
         order = [s for s in order if s.table is None]
-        total = sum(s.bytes for s in order)
+        total = sum(s.use.bytes for s in order)
         room = self.budget if total <= self.budget else self.budget - self.largest - 2 * self.window()
         self.unpin()
         credit, ranges = 0.0, 0
         for scope in order:
-            credit += scope.bytes * min(1.0, room / total) if room > 0 else 0
-            if credit >= scope.bytes and ranges + len(scope.spans) <= MAX_PINS:
-                credit -= scope.bytes
-                ranges += len(scope.spans)
-                self.advise(scope.spans, Advice.PIN)
+            credit += scope.use.bytes * min(1.0, room / total) if room > 0 else 0
+            if credit >= scope.use.bytes and ranges + len(scope.use.spans) <= MAX_PINS:
+                credit -= scope.use.bytes
+                ranges += len(scope.use.spans)
+                self.advise(scope.use.spans, Advice.PIN)
                 scope.pinned = True
-                self.pinned_bytes += scope.bytes
+                self.pinned_bytes += scope.use.bytes
 
     def unpin(self) -> None:
         for scope in self.scopes:
             if scope.pinned:
-                self.advise(scope.spans, Advice.COLD)
+                self.advise(scope.use.spans, Advice.COLD)
                 scope.pinned = False
         self.pinned_bytes = 0
 
@@ -363,6 +371,6 @@ class Engine:
     def as_before(self) -> None:
         self.advise([(h.ptr, h.size) for h in self.regions], Advice.NORMAL)
 
-    def advise(self, spans: List[Tuple[int, int]], advice: Advice) -> None:
+    def advise(self, spans: Sequence[Tuple[int, int]], advice: Advice) -> None:
         for ptr, nbytes in spans:
             lib.vmem_advise(ptr, nbytes, int(advice), self.target.location)

@@ -55,7 +55,7 @@ def wrap(module: nn.Module, scope: Scope, engine: Engine) -> None:
         finally:
             engine.leave(frame)
             here = owner()
-            if scope.seen and not scope.blocks and not engine.always and here is not None:
+            if scope.seen and not scope.use.blocks and not engine.always and here is not None:
                 unwrap(here, scope)  # it uses no weights
 
     try:
@@ -84,6 +84,7 @@ class Offload:
     def __init__(self, engine: Engine, plan: _plan.Plan) -> None:
         self._engine = engine
         self._plan = plan
+        self._removed = False
         self._hooks: List[Tuple["weakref.ref[nn.Module]", Scope]] = []
         # Parameters with replaced data: the original data, and the address of the present data.
         self._placed: List[Tuple[nn.Parameter, torch.Tensor, int]] = []
@@ -151,7 +152,7 @@ class Offload:
             if _plan.is_table(layer.module) and not scope.unaligned:
                 scope.table = layer.weights[0].tensor
             else:
-                engine.largest = max(engine.largest, scope.bytes)
+                engine.largest = max(engine.largest, scope.use.bytes)
             engine.scopes.append(scope)
         for p, before in self._plan.small:
             placed = before.to(target.device) if target.on_gpu else _out_of_regions(before)
@@ -179,9 +180,10 @@ class Offload:
 
     def remove(self) -> None:
         """Removes the hooks. The model is then a CPU model again, with its weights still in their
-        regions. Removing twice does nothing. EBUSY: called from within the model's forward."""
+        regions. Removing twice does nothing, or what an exception of a signal handler has left.
+        EBUSY: called from within the model's forward."""
         engine = self._engine
-        if engine.removed:
+        if self._removed:
             return
         running = running_frames()
         if any(f in running for f in engine.stack()):
@@ -206,6 +208,7 @@ class Offload:
             p.requires_grad_(needed)
         engine.exports.clear()
         give_budget(engine)
+        self._removed = True
 
     def __enter__(self) -> "Offload":
         return self
