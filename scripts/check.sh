@@ -207,6 +207,8 @@ check_python() {
   command -v python3 >/dev/null || { missing python python3; return; }
   calls=" $(${CC:-cc} -E -P -Iinclude include/vmem/vmem.h | grep -oE '\bvmem_[a-z_]+ *\(' | tr -d ' (' | sort -u | tr '\n' ' ') "
   { tracked '*.py' | xargs -r python3 scripts/lib/check_python.py
+    # The interpreter prints and drops what a signal handler raises in such a callback of Python code.
+    tracked 'python/*.py' | xargs grep -nE 'weakref\.(Weak|finalize)|gc\.callbacks' | sed 's/$/   (a callback must be C code, as weakref.ref(x, set.discard))/'
     grep -ohE '\bvmem_[a-z_]+\b' python/vmem/_lib.py | sort -u | while read -r call; do
       [[ $calls == *" $call "* ]] || echo "python/vmem/_lib.py: $call is not in vmem.h"
     done

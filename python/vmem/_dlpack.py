@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import itertools
 import sys
 import types
@@ -79,8 +78,11 @@ _NAME, _NAME_VERSIONED = b"dltensor", b"dltensor_versioned"
 
 
 def sweep(all_held: bool = True) -> None:
-    """Releases the memory that consumers have given back, and the capsules that no consumer took. A
-    consumer renames the capsules that it takes. all_held=False: takes no time for each tensor that
+    """Releases the memory that consumers have given back, and the capsules that no consumer took.
+    Calls of the package do it. A callback of the garbage collector could not: it would take the
+    exception of a signal handler, and lose it.
+
+    A consumer renames the capsules that it takes. all_held=False: takes no time for each tensor that
     consumers hold.
 
     Capsules have no destructor: a consumer that refuses a capsule drops it while its exception is
@@ -102,14 +104,6 @@ def sweep(all_held: bool = True) -> None:
         for address, held in list(_held.items()):
             if ctypes.c_uint64.from_buffer(held[0]).value == 0:
                 _held.pop(address, None)
-
-
-def _sweep_with_garbage(phase: str, info: Dict[str, int]) -> None:
-    if phase == "stop" and info["generation"] > 0 and not sys.is_finalizing():
-        sweep()
-
-
-gc.callbacks.append(_sweep_with_garbage)
 
 
 def numpy_asks(frame: types.FrameType) -> bool:

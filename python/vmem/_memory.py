@@ -57,6 +57,7 @@ class Owned(weakref.ref):  # type: ignore[type-arg]
 # Owned resources, NULL until they are made. The code that removes an entry ends the resource: the
 # object, or sweep() once the reference is in `gone`. Only C code puts it there, so no exception of
 # a signal handler can interrupt, as it could a __del__.
+live: "Set[weakref.ref[Handle]]" = set()
 owned: Dict[Any, ctypes.c_void_p] = {}
 gone: Set[Owned] = set()
 
@@ -98,6 +99,8 @@ def drop(ref: Owned) -> Optional[Error]:
 def sweep(regions: bool = True) -> None:
     """Ends the resources of objects whose __del__ was interrupted, regions last. Releasing a lease
     skips regions: freeing a shared one takes a second while a page of it is pinned."""
+    if regions:
+        _dlpack.sweep()
     for ref in sorted(() if sys.is_finalizing() else gone, key=lambda ref: ref.call is lib.vmem_free):
         if ref in owned and (regions or ref.call is not lib.vmem_free):
             drop(ref)
@@ -120,7 +123,11 @@ class Handle(Owner):
         self.writable = writable
         self.host_only = host_only
         self.file: Optional[Tuple[int, int]] = None  # device and inode of the mapped file
-        self.exports: "weakref.WeakSet[Export]" = weakref.WeakSet()
+        # Live exports. Their callback is C code, as that of `gone`: Python code there would take the
+        # exception of a signal handler, and lose it. A WeakSet has such code.
+        self.exports: "Dict[weakref.ref[Export], None]" = {}
+        self.listed = weakref.ref(self, live.discard)
+        hash(self.listed)  # the reference keeps the value, which discard() needs when this object has gone
         self.lock = threading.RLock()  # between exports and free; reentrant, for a garbage collection under it
         self.backend: Optional[int] = None  # the backend of its device tier, after the first query
         self._block = 0  # likewise
@@ -132,7 +139,7 @@ class Handle(Owner):
         """Called once the region has been made."""
         assert self.made.value is not None
         self.ptr = self.made.value
-        live[self.ptr] = self
+        live.add(self.listed)
 
     @property
     def block(self) -> int:
@@ -150,21 +157,20 @@ class Handle(Owner):
             if self.freed:
                 raise Error(errno.EINVAL, f"{self.label} has been freed")
             made = Export(self)
-            self.exports.add(made)
+            self.exports[weakref.ref(made, self.exports.pop)] = None
             return made
 
     def free(self, discard: bool = False) -> None:
         """Calls vmem_free or vmem_discard, unless exports of the region exist. Freeing twice does
         nothing."""
         check_fork(self._generation, self.label)  # another thread of the parent may hold the lock
-        _dlpack.sweep()
         sweep()
         begun, said = False, []  # type: bool, List[int]
         try:
             with self.lock:
                 if self.freed:
                     return
-                over = sum(1 for _ in self.exports)  # len() includes exports whose end an interrupt hid
+                over = len(self.exports)
                 if over:
                     raise Error(
                         errno.EBUSY,
@@ -172,13 +178,13 @@ class Handle(Owner):
                         "to the last of them to free it)",
                     )
                 self.freed = begun = True
-            live.pop(self.ptr, None)  # before the call: another region may get the address right after it
+            live.discard(self.listed)  # before the call: another region may get the address right after it
             end(said, self.owned, lib.vmem_discard if discard else lib.vmem_free)
         except BaseException as e:  # including a signal's, before the call or in it
             gone = said == [0] or (discard and said == [-errno.EIO])
             if begun and not gone:
                 self.freed = False
-                live[self.ptr] = self
+                live.add(self.listed)
             if said and said[0] != 0 and not isinstance(e, Error):
                 raise e from failure(said[0])  # reported once
             raise
@@ -201,14 +207,12 @@ class Export(Owner):
         self.handle = handle
 
 
-live: "weakref.WeakValueDictionary[int, Handle]" = weakref.WeakValueDictionary()
 _inherited: List[Tuple[int, int, str]] = []  # address, bytes and label of the parents' regions
 
 
 def regions() -> List[Handle]:
-    """Returns the live handles. Other threads add and remove some at the same time, for which
-    live.values() would raise."""
-    found = [ref() for ref in live.valuerefs()]
+    """Returns the live handles."""
+    found = [ref() for ref in live.copy()]  # at once: other threads add and remove some
     return [handle for handle in found if handle is not None]
 
 
@@ -261,7 +265,6 @@ def shutdown() -> None:
     """Stops libvmem's threads and returns its memory; the next call starts it again. Refused while
     regions made from Python are alive, because their arrays would lose their memory. Regions made
     by C or C++ code are freed."""
-    _dlpack.sweep()
     sweep()
     left = [h.label for h in regions() if not h.freed]
     if left:

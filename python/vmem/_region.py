@@ -129,7 +129,7 @@ class Region(Range):
         _dlpack.sweep()
         # Remaining exports keep the region alive: an error here would hide the exception that ends
         # the block.
-        if not any(True for _ in self._handle.exports):
+        if not self._handle.exports:
             self.free()
 
     def __len__(self) -> int:

@@ -88,6 +88,23 @@ def test_the_end_of_a_range_for_kernels_that_is_interrupted_never_ends_another()
     finish()
 
 
+def test_no_python_code_runs_where_an_array_or_garbage_goes(host):
+    """It would take the exception of a signal handler, which the interpreter then prints and drops."""
+    np = pytest.importorskip("numpy")
+    region = vmem.alloc(MIB)
+    arrays = [region.numpy(), region.array("float32", 1000), np.asarray(region.array("float64"))]
+    arrays.append(np.from_dlpack(region.array()))
+    ran = []
+    sys.setprofile(lambda frame, event, _: ran.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        del arrays
+        gc.collect()
+    finally:
+        sys.setprofile(None)
+    assert not ran
+    region.free()
+
+
 def test_a_free_that_is_interrupted_frees_or_leaves_the_region(host):
     for at in itertools.count(1):
         region = vmem.alloc(MIB)

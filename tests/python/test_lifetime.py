@@ -12,7 +12,6 @@ import pytest
 
 import vmem
 from conftest import MIB, python
-from vmem import _memory
 
 
 def regions():
@@ -212,34 +211,6 @@ def test_threads_that_free_and_look_at_one_region_get_an_array_or_an_error(host)
             t.join()
         assert not wrong, wrong
     assert regions() == 0
-
-
-def test_regions_are_found_while_other_threads_make_and_free_some(host):
-    region = vmem.alloc(MIB)
-    others = []
-
-    class Other:
-        ptr = size = 0
-        freed, label = True, "other"
-
-    def turn(frame, event, _):
-        if frame.f_code.co_filename == weakref.__file__:
-            others.append(Other())
-            _memory.live[(1 << 60) + len(others)] = others[-1]
-            return turn
-        return None
-
-    before = sys.gettrace()
-    sys.settrace(turn)
-    try:
-        found = _memory.find(region.ptr)
-        with pytest.raises(vmem.Error, match="1 regions"):
-            vmem.shutdown()
-    finally:
-        sys.settrace(before)
-    assert found is region._handle and others
-    del found
-    region.free()
 
 
 def test_changes_of_a_shared_file_reach_it_at_exit(make_file):

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import errno
 import os
-import weakref
 
 import numpy as np
 import pytest
@@ -400,13 +399,3 @@ def test_an_offset_that_c_cannot_have_is_refused(offset, make_file):
             region.array("uint8", 16, offset)
         with pytest.raises(ValueError):
             region.array("float64", [2**62, 2**62])
-
-
-def test_an_array_whose_end_an_interrupt_kept_from_being_noted_keeps_no_region(host):
-    class Gone:
-        pass
-
-    region, gone = vmem.alloc("1MiB"), Gone()
-    region._handle.exports.data.add(weakref.ref(gone))
-    del gone
-    region.free()

@@ -8,7 +8,7 @@ import contextlib
 import errno
 import operator
 import weakref
-from typing import Any, ContextManager, Iterable, Union
+from typing import Any, ContextManager, Dict, Iterable, Union
 
 import torch
 
@@ -135,7 +135,7 @@ def resolve(device: Any) -> Target:
 
 # Budgets requested by live models, by location. device_budget is one setting for all devices: it is
 # set to the largest sum over the models of one location.
-_asked: "weakref.WeakKeyDictionary[Any, tuple]" = weakref.WeakKeyDictionary()
+_asked: Dict["weakref.ref[Any]", tuple] = {}
 
 
 def ask_budget(owner: Any, target: Target, budget: Union[int, str, None]) -> int:
@@ -148,7 +148,7 @@ def ask_budget(owner: Any, target: Target, budget: Union[int, str, None]) -> int
     if wanted <= 0:
         raise Error(errno.EINVAL, f"device_budget {budget!r} is less than a block, {device_block() >> 20} MiB")
     if target.location != HOST:
-        _asked[owner] = (target.location, wanted)
+        _asked[weakref.ref(owner, _asked.pop)] = (target.location, wanted)
         try:
             _set_budget()
         except Error:
@@ -170,16 +170,14 @@ def use_host_memory(target: Target) -> None:
 def give_budget(owner: Any) -> None:
     """Withdraws the budget of a model that is gone; others keep theirs. The last budget stays as it
     is."""
-    if _asked.pop(owner, None) is not None:
+    if _asked.pop(weakref.ref(owner), None) is not None:
         with contextlib.suppress(Error):  # other leases may hold more at this moment; that is no worse than before
             _set_budget()
 
 
 def _set_budget() -> None:
     sums: dict = {}
-    for owner in [ref() for ref in _asked.keyrefs()]:  # other threads may add and remove owners
-        location, bytes_ = _asked.get(owner, (HOST, 0)) if owner is not None else (HOST, 0)
-        if bytes_:
-            sums[location] = sums.get(location, 0) + bytes_
+    for location, bytes_ in list(_asked.values()):  # other threads may add and remove owners
+        sums[location] = sums.get(location, 0) + bytes_
     if sums:
         _status.set("device_budget", max(sums.values()))
