@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <chrono>
 #include <condition_variable>
+#include <future>
 #include <mutex>
 #include <thread>
 
@@ -127,6 +128,28 @@ TEST_F(PagerExitFlush, ABlockThatDoesNotComeToRestIsGivenUpAfterTheTimeOut) {
   engine.until_idle();
   EXPECT_TRUE(exit_writes.flush_shared().ok());
   EXPECT_FALSE(r.unfinished);
+}
+
+TEST_F(PagerExitFlush, ABlockOnItsWayToASlowDiskIsWaitedForWithoutLimit) {
+  tunables.fault_timeout_ms = 30;
+  Region& r = changed(Backing::file_shared);
+  engine.hold(Io::Op::write, true);
+  Transition* m = nullptr;
+  {
+    BigLock lock(map.mutex());
+    map.withdraw(r.table[0].aux);
+    m = isolator.begin_take(r, 0, false, false);
+    ASSERT_NE(m, nullptr);
+  }
+  write_back.evict_batch({&m, 1});
+  engine.until_held(1);
+  auto at_exit = std::async(std::launch::async, [&] { return exit_writes.flush_shared(); });
+  EXPECT_EQ(at_exit.wait_for(std::chrono::milliseconds(150)), std::future_status::timeout);
+  engine.hold(Io::Op::write, false);
+  engine.let_go();
+  EXPECT_TRUE(at_exit.get().ok());
+  EXPECT_FALSE(r.unfinished);
+  EXPECT_EQ(written(), 1u);
 }
 
 TEST_F(PagerExitFlush, WhatADeviceStoresUnderALeaseIsWaitedForAndWritten) {

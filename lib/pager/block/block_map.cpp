@@ -264,6 +264,15 @@ void BlockMap::free_transition(Transition* m) {
 bool BlockMap::wait_stable(Lock& lock, Region& r, BlockIndex b, RangeScan* scan) {
   if (r.dying || !core::in_transition(r.table[b].state)) return !r.dying;
   for (BlockWaiter waiter(waiters_, r, b); !r.dying && core::in_transition(r.table[b].state);) {
+    // Only the disk is in the way: it has as long as it needs. (At exit the limit of the whole counts.)
+    const core::Block& block = r.table[b];
+    const bool written = block.state == State::writing_back ||
+                         (block.state == State::isolating && !frame_table_[block.aux].lent_to_kernels);
+    if (written && scan != nullptr && scan->wait == RangeScan::Wait::while_it_goes_on) {
+      scan->progress.look(now_ns(), true);
+      lock.sleep(waiter.changed);
+      continue;
+    }
     if (wait_on(lock, scan, waiter.changed)) continue;
     scan->leave(b);
     return true;

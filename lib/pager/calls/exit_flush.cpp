@@ -94,8 +94,8 @@ Status ExitFlush::write_region(Lock& lock, Region& r, RangeScan* scan, bool agai
   r.unfinished = !scan->left.empty() || scan->more_left;
   if (s.ok() && again && r.unfinished) {
     s = error(ETIMEDOUT,
-              "%llu blocks did not settle for %u ms: a stream has not reached their release, or they are moving; later "
-              "changes of them are lost. The first: %s",
+              "%llu blocks did not settle for %u ms: a stream has not reached their release, or a device is at work on "
+              "them; their changes are lost. The first: %s",
               static_cast<unsigned long long>(scan->left.size()), ctx_.tunables.fault_timeout_ms,
               ctx_.map.describe_locked(r, scan->left.empty() ? 0 : scan->left.begin()->first).c_str());
   }
