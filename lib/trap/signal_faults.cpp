@@ -114,6 +114,8 @@ Status SignalFaults::start(int userfaultfd, int pagemap) {
 }
 
 void SignalFaults::serve_by(Trap::Serve server, void* user) {
+  server_.store(nullptr);
+  while (serving_.load() != 0) usleep(100);  // the last server may end now
   user_ = user;
   server_.store(server);
 }
@@ -173,10 +175,9 @@ void SignalFaults::park(Parked& mine, const sigset_t& interrupted) {
   }
 }
 
-bool SignalFaults::serve_here(const Fault& fault) {
-  const Trap::Serve server = server_.load();
+bool SignalFaults::serve_here(Trap::Serve server, const Fault& fault) const {
   bool served = false;
-  const auto body = [&] { served = server != nullptr && server(fault, user_); };
+  const auto body = [&] { served = server(fault, user_); };
   using Body = decltype(body);
   // Alternate stacks are small, and a look at the bounds of a stack may need memory.
   if (!core::on_own_stack([](void* b) { (*static_cast<const Body*>(b))(); },
@@ -199,10 +200,12 @@ bool SignalFaults::serve(const Fault& fault, const sigset_t& interrupted) {
   const core::NoCancellation whole;
   Parked mine{fault};
   list(mine);
-  bool ours = true;
-  if (server_.load() != nullptr) {
-    ours = serve_here(fault);
-  } else if (ours = waits(fault); ours) {
+  serving_.fetch_add(1);
+  const Trap::Serve server = server_.load();
+  bool ours = server != nullptr && serve_here(server, fault);
+  serving_.fetch_sub(1);
+  if (server == nullptr && waits(fault)) {
+    ours = true;
     const uint64_t one = 1;
     [[maybe_unused]] const ssize_t n = write(news_, &one, sizeof one);
   }

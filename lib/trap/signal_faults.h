@@ -33,7 +33,7 @@ class SignalFaults {
   // Installs the handler. -EBUSY: another object has it. The arguments outlive this object.
   core::Status start(int userfaultfd, int pagemap);
   // Calls server(fault, user) for each fault from now on, on the thread that made it. Without it,
-  // take() reports faults.
+  // take() reports faults. nullptr: returns when no thread is inside the last one.
   void serve_by(Trap::Serve server, void* user);
   // Lets threads that are parked at a page of the range make their access again.
   void wake(uintptr_t start, size_t size);
@@ -47,7 +47,7 @@ class SignalFaults {
   static void on_signal(int number, siginfo_t* info, void* context);
   static void pass_on(int number, siginfo_t* info, void* context);
   bool serve(const Fault& fault, const sigset_t& interrupted);
-  bool serve_here(const Fault& fault);
+  bool serve_here(Trap::Serve server, const Fault& fault) const;
   bool waits(const Fault& fault) const;
   void park(Parked& mine, const sigset_t& interrupted);
   void list(Parked&one), unlist(Parked&one);
@@ -55,7 +55,8 @@ class SignalFaults {
   int news_ = -1, fd_ = -1, pagemap_ = -1;
   std::atomic<Trap::Serve> server_{nullptr};
   void* user_ = nullptr;
-  core::Mutex mutex_;  // leaf
+  std::atomic<unsigned> serving_{0};  // threads that may be inside the server
+  core::Mutex mutex_;                 // leaf
   Parked* first_ VMEM_GUARDED_BY(mutex_) = nullptr;
 };
 

@@ -100,6 +100,32 @@ TEST_F(TrapSignal, ASignalThatIsDueIsHandledWhileAThreadIsParked) {
   sigaction(SIGUSR1, &before, nullptr);
 }
 
+TEST_F(TrapSignal, NoThreadIsInsideAServerThatHasBeenTakenAway) {
+  static std::atomic<bool> inside, go_on;
+  inside = go_on = false;
+  ASSERT_TRUE(trap_->serve_by(
+      [](const Fault&, void*) {
+        inside = true;
+        while (!go_on) usleep(1000);
+        inside = false;
+        return true;
+      },
+      nullptr));
+  uint64_t value = 0;
+  std::thread faults([&] { EXPECT_EQ(load(words(), &value), 0); });
+  ASSERT_TRUE(eventually([&] { return inside.load(); }));
+  std::thread lets([] {
+    usleep(50000);
+    go_on = true;
+  });
+  trap_->serve_by(nullptr, nullptr);
+  EXPECT_FALSE(inside);
+  ASSERT_TRUE(trap_->fill(range_, kSize, frame_, Transfer::copy, Protect::no).ok());
+  faults.join();
+  lets.join();
+  EXPECT_EQ(value, pattern(1, 0));
+}
+
 TEST_F(TrapSignal, ASigbusOfAnotherGoesToTheHandlerThatWasThere) {
   ASSERT_TRUE(trap_->serve_by([](const Fault&, void*) { return false; }, nullptr));
   const int file = memfd_create("empty", MFD_CLOEXEC);
