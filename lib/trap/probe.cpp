@@ -292,7 +292,7 @@ core::Status probe(const UserfaultOptions& options, Probed* out) {
   probed.caps.write_protect = options.allow_write_protect && wp && probe_write_protect(fd);
   probed.caps.poison = options.allow_poison && (wanted & os::kFeaturePoison) != 0 && probe_poison(fd);
   if (options.in_signal_handler && ((wanted & sigbus) == 0 || !probed.caps.poison)) {
-    return give_up(core::error(ENOTSUP,
+    return give_up(core::error(ENOSYS,
                                "this kernel cannot serve faults in a signal handler (UFFD_FEATURE_SIGBUS and "
                                "UFFDIO_POISON, Linux 6.6); set trap to uffd"));
   }
