@@ -61,7 +61,8 @@ bool FaultHandler::serve_here(const trap::Fault& fault) {
     const Block& block = r->table[r->index(reinterpret_cast<void*>(fault.address))];
     on_fault(fault, now, after);
     // The access gets SIGBUS, and the handler cannot tell that from a fault.
-    failed = block.state == State::poisoned && (block.flags & core::kUnanswered) == 0;
+    failed = r->dying ? block.state != State::resident && !core::in_transition(block.state)
+                      : block.state == State::poisoned && (block.flags & core::kUnanswered) == 0;
     host_.readahead.pump_speculative(after);
   }
   host_.page_in.run_here(after);

@@ -1,6 +1,6 @@
-// The threads that serve faults. If the trap can, these are the threads that make them. Else an I/O thread reads the
-// trap's events if the engine watches the trap's descriptor, else the fault thread does. The renewing thread keeps a
-// trap that has a deadline from giving accesses up.
+// The threads that serve faults. With a trap that can, these are the threads that make them. Otherwise
+// an I/O thread reads the trap's events if the engine watches the trap's descriptor, else the fault
+// thread does. The renewing thread keeps a trap that has a deadline from giving accesses up.
 #pragma once
 
 #include <atomic>
